@@ -4,7 +4,14 @@ import importlib
 
 __version__ = "0.1.0"
 
-_FROM = {"load": "api", "LoadedRun": "api", "Figure": "api", "Engine": "servers.engine"}
+_FROM = {
+    **dict.fromkeys(("Bound", "Figure", "LoadedRun", "bound", "load", "run"), "api"),
+    "Snapshot": "bench.progress",
+    "Engine": "servers.engine",
+    "EngineError": "servers.messages",
+    "WorkloadError": "workloads.request",
+    "RooflineError": "roofline.errors",
+}
 """The public names and their modules, imported on first use; their types stand in `__init__.pyi`."""
 
 

@@ -1,21 +1,47 @@
-"""The Python API: `burstline.load(run)` opens what `burstline run` wrote: pandas tables, typed values."""
+"""The Python API: `run` sends a load, `load` opens a run that has ended, `bound` asks the roofline.
+
+Options have the names of the command's flags with `_` for `-`, and a suite's types: `requests=200`,
+`arrival="poisson"`, `slo=["ttft.p99<=2s"]`. WorkloadError and RooflineError (both ValueError) say what is
+wrong with them, EngineError what is wrong with the server.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import Any, Final
 
 import pandas as pd
 
+from burstline.bench.progress import Called, Progress, Snapshot
+from burstline.bench.run import carry_out
+from burstline.bench.run_settings import Settings as RunSettings
+from burstline.bench.run_settings import words_of_run
+from burstline.console.server_options import API_KEY_VARIABLE, ServerOptions
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.verdict import Verdict
+from burstline.machine.hints import Hints
+from burstline.reports.formats.bound_text import told
 from burstline.reports.formats.csv import request_frame
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page.figure_files import figure_files
+from burstline.reports.page.files import figure_files
+from burstline.servers.redact import learn_from
+from burstline.servers.settings import Settings
+from burstline.suites.toml_table import TomlTable
+from burstline.verbs.bound import BoundOptions, analyse, check
+from burstline.verbs.run import checked_spec
+from burstline.workloads.options import as_text, options_of
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import Goals, LoadSpec
+
+Value = str | float | bool | PathLike[str] | Sequence[str] | None
+"""The value of an option; None leaves it unset."""
+_OF_A_RUN: Final = (ServerOptions, Settings, LoadSpec, Goals, Hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +81,7 @@ class LoadedRun:
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:
-        """What was sampled: one row per sample with `at_ns`, `source`, `name`, `value`, `note`."""
+        """The samples: one row each, with `at_ns`, `source`, `name`, `value`, `note`."""
         found = self._run.telemetry
         return pd.DataFrame(columns=["at_ns", "source", "name", "value", "note"]) if found is None else found
 
@@ -66,6 +92,15 @@ class LoadedRun:
             raise WorkloadError(f"{self.path} has no summary.json; `burstline report {self.path}` writes it")
         return self._run.summary
 
+    @cached_property
+    def numbers(self) -> pd.DataFrame:
+        """The same as a table, by path (`metrics.ttft.p99`): title, point, low, high, level, n, unit.
+
+        A number that is absent has no point, and says why in `absent`.
+        """
+        rows = {row.name: {"title": row.title} | row.figure.to_json() for row in self.summary.rows()}
+        return pd.DataFrame.from_dict(rows, orient="index")
+
     @property
     def verdict(self) -> Verdict:
         """The run's state (`VALID`, ...) with its reasons."""
@@ -73,11 +108,13 @@ class LoadedRun:
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
-        """Every figure of the report, by name: `ecdf-ttft`, ..."""
+        """Every figure of the report, by name: `ttft_cdf`, ..."""
         drawn = figure_files(alone(view_of(self._run)))
-        names = [Path(name).stem for name in drawn if name.endswith(".svg")]
+        stems = [Path(file).stem for file in drawn if file.endswith(".svg")]
+        names = {stem.replace("-", "_"): stem for stem in stems}
         return {
-            name: Figure(name, drawn[f"{name}.svg"].decode(), drawn.get(f"{name}.png", b"")) for name in names
+            name: Figure(name, drawn[f"{stem}.svg"].decode(), drawn.get(f"{stem}.png", b""))
+            for name, stem in names.items()
         }
 
     def figure(self, name: str) -> Figure:
@@ -94,3 +131,101 @@ def load(run: str | PathLike[str]) -> LoadedRun:
     """
     path = Path(run)
     return LoadedRun(open_run(path.parent if path.is_file() else path))
+
+
+def run(
+    *,
+    out: str | PathLike[str] = "runs",
+    canary: bool = True,
+    engine_args: Sequence[str] = (),
+    progress: Callable[[str | Snapshot], object] | None = None,
+    **options: Value,
+) -> LoadedRun:
+    """Send a load to a server, write the run with its report below `out`, and open it.
+
+    `options` are the flags of `burstline run`: of the server (`engine`, `url`, `model`, `max_num_seqs`, ...),
+    of the load (`requests`, `rate`, `prompt_tokens`, ...) and `slo`. `engine_args` go to the engine as they
+    are; the API key comes from BURSTLINE_API_KEY. `canary=False` does not measure the client's own error.
+    `progress` is called with each phase as a text, and some times a second during the load with a `Snapshot`,
+    whose `str` is a line: `progress=print` shows both.
+
+    Raises WorkloadError where the options make no sense, EngineError where the server does not start or ends
+    early; KeyboardInterrupt where it is interrupted. What was sent until then is kept and reported.
+    """
+    table = _table("burstline.run", _OF_A_RUN, options)
+    goals, hints = Goals(**table.options(Goals)), Hints(**table.options(Hints))
+    where = ServerOptions(
+        **table.options(ServerOptions),
+        settings=Settings(**table.options(Settings)),
+        engine_args=tuple(engine_args),
+        api_key=os.environ.get(API_KEY_VARIABLE),
+    )
+    asked = LoadSpec(**table.options(LoadSpec))
+    argv = words_of_run(where, Path(out), asked, goals, hints)
+    learn_from(argv, os.environ)
+    spec = checked_spec(asked, goals, where)
+    settings = RunSettings(where, spec, goals, Path(out), canary=canary, hints=hints, argv=argv)
+    ended = carry_out(settings, Progress() if progress is None else Called(progress))
+    if ended.error is not None:
+        raise ended.error
+    if ended.interrupted:
+        raise KeyboardInterrupt(f"what was sent is kept in {ended.run.path}")
+    return load(ended.run.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A prediction for the hardware. Its text is that of `burstline bound`, `document` that of its `--json`.
+
+    Times are seconds unless a key says microseconds (`*_us`).
+    """
+
+    document: Mapping[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return told(self.document)
+
+    @property
+    def latency_s(self) -> dict[str, float]:
+        """Seconds for the whole batch, by what they are computed with: `ceiling`, then each calibration."""
+        return dict(self.document["latency_s"])
+
+    @property
+    def output_tok_per_s(self) -> dict[str, float]:
+        """Output tokens a second of all replicas, likewise."""
+        return dict(self.document["output_tok_per_s"])
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """One row per phase and operation: shape, flops, bytes, what bounds it, ideal and predicted time."""
+        phases: Mapping[str, Any] = self.document["phases"]
+        return pd.DataFrame([{"phase": name} | op for name, phase in phases.items() for op in phase["ops"]])
+
+
+def bound(model: str | PathLike[str], device: str | PathLike[str], **options: Value) -> Bound:
+    """What a device could do for a model: which operation bounds prefill and decode, how many requests fit.
+
+    `model` is a bundled name or has a config.json, `device` an id, a driver's name or a device file;
+    `options` are the other flags of `burstline bound`: `batch`, `prompt`, `output`, `tp`, `quant`, ...
+    Raises RooflineError where one is unknown, or nothing fits.
+    """
+    table = _table("burstline.bound", (BoundOptions,), options)
+    asked = BoundOptions(**table.options(BoundOptions))
+    check(asked)
+    return Bound(analyse(asked, str(model), str(device)))
+
+
+def _table(function: str, kinds: Sequence[type], options: Mapping[str, Value]) -> TomlTable:
+    """The options as a suite's table has them: texts, numbers, switches and lists."""
+    known = {name: row for kind in kinds for name, row in options_of(kind).items()}
+    raw: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, str | int | float):
+            raw[name] = value
+        elif isinstance(value, Sequence):
+            raw[name] = list(value) if name in known and known[name].many else as_text(tuple(value))
+        elif value is not None:
+            raw[name] = as_text(value)
+    table = TomlTable(raw, function)
+    table.only(*known)
+    return table

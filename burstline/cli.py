@@ -13,70 +13,50 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from burstline import __version__, exit_codes
+from burstline import __version__
+from burstline.console import exit_codes, memory_limits
+from burstline.console.stdout import outlets
 from burstline.roofline.errors import RooflineError
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import learn_from
-from burstline.stdout import outlets
+from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
 
 TRACEBACK = "BURSTLINE_TRACEBACK"
 N_BETWEEN_COLLECTIONS = 20_000
 """New objects from one collection of the youngest to the next; Python's own 700 suit programs that last."""
 
-VERBS: dict[str, tuple[str, str]] = {
-    "run": ("burstline.verbs.run", "send a workload to an engine and write the report"),
-    "certify": (
-        "burstline.verbs.certify",
-        "measure the client's own error under this load",
-    ),
-    "compare": ("burstline.verbs.compare", "compare runs, if they did the same work"),
-    "make-model": (
-        "burstline.verbs.make_model",
-        "make a model folder: config, tokenizer, random weights",
-    ),
-    "engines": ("burstline.verbs.engines", "list engines: installed, running, how to install the others"),
-    "serve": ("burstline.verbs.serve", "start an engine by itself and print its URL"),
-    "verify": ("burstline.verbs.verify", "check that a run's figures follow from what was captured"),
-    "report": (
-        "burstline.verbs.report",
-        "make a run's page again, print the run, or write it in other formats",
-    ),
-    "bound": ("burstline.verbs.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
-    "study": ("burstline.verbs.study", "what binds inference across devices, memories and generations"),
-    "calibrate": ("burstline.verbs.calibrate", "measure this machine for the roofline"),
-}
-
 
 GONE: dict[str, str] = {
     "accuracy": "in a clone, `make accuracy` checks the roofline model against measured data",
-    "export": "say `burstline report RUN --to DIR --format csv`",
-    "show": "say `burstline report RUN --format text`",
-    "--arrival-times": "say --arrival file:FILE",
-    "--burstiness": "say --arrival gamma:SHAPE, e.g. --arrival gamma:0.5",
-    "--cancel-after": "say it after the share, e.g. --cancel-share 20%,after=4..12",
-    "--data-column": "say it after the file, e.g. --data FILE,prompt=question",
+    "completion": "use `burstline --print-completion bash` (or zsh, tcsh)",
+    "export": "use `burstline report RUN --to DIR --format csv`",
+    "show": "use `burstline report RUN --format text`",
+    "--arrival-times": "use --arrival file:FILE",
+    "--burstiness": "use --arrival gamma:SHAPE, e.g. --arrival gamma:0.5",
+    "--cancel-after": "write it after the share, e.g. --cancel-share 20%,after=4..12",
+    "--data-column": "write it after the file, e.g. --data FILE,prompt=question",
     "--data-filter": "keep the rows you want in a file of their own",
     "--data-order": "rows are shuffled by --seed; --arrival replay keeps the file's order",
-    "--data-split": "say it after the name, e.g. --data NAME,split=test",
-    "--enforce-eager": "say --cuda-graphs 0",
+    "--data-split": "write it after the name, e.g. --data NAME,split=test",
+    "--enforce-eager": "use --cuda-graphs 0",
     "--fan-out": "an agent's branches are not simulated",
-    "--groups": "say them after the prefix, e.g. --shared-prefix 256,groups=4",
+    "--groups": "write them after the prefix, e.g. --shared-prefix 256,groups=4",
     "--max-rate": "give --rate R for R starts a second; --concurrency alone has no ceiling",
     "--no-calibrate": "drop it: a run no longer measures this CPU; `burstline calibrate --device cpu` does",
     "--no-certify": "drop it: a run no longer certifies first; `burstline certify` does",
-    "--prefix-hit": "say --shared-prefix with a share, e.g. --shared-prefix 60%",
-    "--ramp-to": "say --arrival ramp:FIRST..LAST, e.g. --arrival ramp:2..20",
-    "--steps": "say --arrival steps:RxS,..., e.g. --arrival steps:5x30,10x30",
-    "--tool-s": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
-    "--tool-share": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
-    "--trace-speed": "say it after the file, e.g. --trace FILE,speed=2",
-    "--trace-window": "say it after the file, e.g. --trace FILE,window=600..1200",
-    "--worker-resources": "say it after the address, e.g. --ray HOST:PORT,client=1",
+    "--prefix-hit": "use --shared-prefix with a share, e.g. --shared-prefix 60%",
+    "--ramp-to": "use --arrival ramp:FIRST..LAST, e.g. --arrival ramp:2..20",
+    "--steps": "use --arrival steps:RxS,..., e.g. --arrival steps:5x30,10x30",
+    "--tool-s": "give all pauses with --think-s, e.g. --think-s lognormal:2,3",
+    "--tool-share": "give all pauses with --think-s, e.g. --think-s lognormal:2,3",
+    "--trace-speed": "write it after the file, e.g. --trace FILE,speed=2",
+    "--trace-window": "write it after the file, e.g. --trace FILE,window=600..1200",
+    "--worker-resources": "write it after the address, e.g. --ray HOST:PORT,client=1",
     "--url-by": "requests take turns at several URLs, conversations stay at one",
-    "--vllm-python": "say --engine-python PATH",
+    "--vllm-python": "use --engine-python PATH",
     "--warmup-handover": "drop it: what counts begins once the load has filled the server",
     **{
         f"run {flag}": f"the engine's settings say it; else `burstline report RUN {flag}` states it"
@@ -92,15 +72,16 @@ GONE: dict[str, str] = {
             "--expert-share",
         )
     },
-    "run --usd-per-hour": "say `burstline report RUN --usd-per-hour USD`",
+    "run --usd-per-hour": "use `burstline report RUN --usd-per-hour USD`",
 }
-"""Verbs and flags that there were, those of one verb with its name, and what to do instead."""
+"""Commands and flags that earlier commits had (with a command: of that one only), and what replaces them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is one of `burstline.exit_codes`, also if stdout is closed early."""
-    if argv is None:
-        _collect_rarely()
+    """Run the command; the exit code is one of `console.exit_codes`, also if stdout is closed early."""
+    if argv is None:  # a process of our own: nearly all of its objects live to its end
+        gc.set_threshold(N_BETWEEN_COLLECTIONS)
+        atexit.register(gc.freeze)  # else Python looks at them all once more (0.2 s)
     for descriptor in range(3):  # of a standard stream that is closed a socket would take the number
         try:
             os.fstat(descriptor)
@@ -112,15 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _main(words)
 
 
-def _collect_rarely() -> None:
-    """For a process of our own: nearly all of its objects live to its end, which no collection need see.
-
-    By default Python looks at them all several times, and twice more at the end (0.2 s each).
-    """
-    gc.set_threshold(N_BETWEEN_COLLECTIONS)
-    atexit.register(gc.freeze)
-
-
 def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
@@ -128,24 +100,25 @@ def _main(argv: list[str]) -> int:
     if argv[0] in ("-V", "--version"):
         print(f"burstline {__version__}")
         return exit_codes.DONE
+    if argv[0].startswith("--print-completion"):
+        parser = Parser(prog="burstline", description="")
+        importlib.import_module("burstline.completion").add_completion(parser)
+        parser.parse_args(argv)
     if argv[0] in GONE:
         return _fail(f"{argv[0]} is gone: {GONE[argv[0]]}", exit_codes.USAGE)
     if argv[0] not in VERBS:
-        near = nearest(argv[0], VERBS)
-        wanted = near or f"; expected one of: {', '.join(VERBS)}"
-        return _fail(f"unknown verb {argv[0]!r}{wanted}", exit_codes.USAGE)
-    return _run_verb(argv[0], argv[1:])
-
-
-def _run_verb(name: str, argv: list[str]) -> int:
+        wanted = nearest(argv[0], VERBS) or f"; expected one of: {', '.join(VERBS)}"
+        return _fail(f"unknown command {argv[0]!r}{wanted}", exit_codes.USAGE)
+    if (too_little := memory_limits.refusal()) is not None:
+        return _fail(too_little, exit_codes.USAGE)
     try:
         with terminable():
-            return _terminable_verb(name, argv)
+            return _run_verb(argv[0], argv[1:])
     except KeyboardInterrupt:
         return _fail("interrupted", exit_codes.INTERRUPTED)
 
 
-def _terminable_verb(name: str, argv: list[str]) -> int:
+def _run_verb(name: str, argv: list[str]) -> int:
     module_name, summary = VERBS[name]
     verb = importlib.import_module(module_name)
     parser = Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
@@ -153,9 +126,11 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
     parser.brief = getattr(verb, "BRIEF", frozenset())
     if parser.brief:
         parser.add_argument("--help-all", action="help", help="show every flag")
-    own, engine_args = _split_at_dashes(argv)
-    if engine_args is not None:
-        parser.set_defaults(engine_args=tuple(engine_args))
+    own = argv
+    if "--" in argv:  # what stands after it is the engine's
+        at = argv.index("--")
+        own = argv[:at]
+        parser.set_defaults(engine_args=tuple(argv[at + 1 :]))
     for flag in (word.partition("=")[0] for word in own if word.startswith("--")):
         instead = GONE.get(flag) or GONE.get(f"{name} {flag}")
         if instead is not None:
@@ -177,10 +152,12 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
     except Exception as error:
         refused = _refused(args, error) or _damaged(args, error)
         code = exit_codes.USAGE if refused else _exit_code_of(error)
-        if code == exit_codes.OUR_BUG and not _explains_itself(error):
+        if code == exit_codes.OUR_BUG and not isinstance(error, ChildLostError):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
             return code
         told = error.strerror if isinstance(error, OSError) and error.filename is None else None
+        if isinstance(error, MemoryError):
+            told = f"out of memory: {error}; ask for less, or raise the limit (`ulimit -v`, the container's)"
         return _fail(refused or told or str(error), code)
 
 
@@ -191,21 +168,21 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
     place = Path(str(error.filename)).absolute()
     for named in (value.absolute() for value in vars(args).values() if isinstance(value, Path)):
         if place == named or named in place.parents or place in named.parents:
-            return f"{error.filename}: {error.strerror}; name a place that is there and may be used"
+            return f"{error.filename}: {error.strerror}; choose an existing, accessible path"
     return None
 
 
 def _damaged(args: argparse.Namespace, error: Exception) -> str | None:
-    """Which run that the user named is damaged, and where; None where the error is another's, or ours."""
+    """Which file of a run that the user named cannot be read; None where the error is another's, or ours."""
     if _exit_code_of(error) != exit_codes.OUR_BUG or os.environ.get(TRACEBACK):
         return None
     from burstline.verbs.verify import checks_of
 
     for run in _runs_in(args):
-        for check in checks_of(run):
+        for check in checks_of(run, again=False):
             if check.problem is not None:
                 return (
-                    f"{run} is damaged, or not of this version: {check.what}: {check.problem}; "
+                    f"{run} is damaged or from another version: {check.what}: {check.problem}; "
                     f"`burstline verify` says what can still be read ({TRACEBACK}=1 shows where it failed)"
                 )
     return None
@@ -221,23 +198,10 @@ def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
 def _exit_code_of(error: Exception) -> int:
     if isinstance(error, EngineError):
         return exit_codes.ENGINE_FAILED
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or isinstance(error, WorkloadError | RooflineError):
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    if full or isinstance(error, MemoryError | WorkloadError | RooflineError):
         return exit_codes.USAGE
     return exit_codes.OUR_BUG
-
-
-def _explains_itself(error: Exception) -> bool:
-    """Whether a traceback would tell no more: a helper process was killed from outside."""
-    return isinstance(error, ChildLostError)
-
-
-def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str] | None]:
-    """What stands before `--` is ours, what stands after it is the engine's; None where there is no `--`."""
-    if "--" not in argv:
-        return argv, None
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -283,8 +247,9 @@ def _help() -> str:
     return (
         f"burstline {__version__}: benchmarks LLM inference servers, measures its own error,\n"
         "and compares the result with the hardware's roofline.\n\n"
-        f"usage: burstline VERB [OPTIONS]\n\n{verbs}\n\n"
-        "`burstline VERB --help` says more. Begin with: burstline run"
+        f"usage: burstline COMMAND [OPTIONS]\n\n{verbs}\n\n"
+        "Run `burstline COMMAND --help` for the flags. Start with: burstline run\n"
+        'Completion in bash: eval "$(burstline --print-completion bash)"'
     )
 
 

@@ -14,16 +14,25 @@ from burstline.loadgen.record.verdict import Reason
 MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 """The mark of each result of an SLO."""
 
+Numbers = tuple[tuple[str, str], ...]
+"""Keys of numbers, and the words that show them in a sentence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: `text`, the number of the table's note on it, a smaller line under it, where it links to."""
+    """One cell: `text`, the number of the table's note on it, a smaller line under it, where it links to.
+
+    `key` is the place in summary.json of the number that it shows, of several runs behind the case and the
+    contender; numbers of one key are equal everywhere. `unit` is that of a number with a key.
+    """
 
     text: str
     detail: str = ""
     href: str = ""
     note: int | None = None
     tone: str = ""
+    key: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,7 @@ class Plot:
 
     `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
     table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand
-    along the figure's y axis, from 1.
+    along the figure's y axis, from 1. `numbers` are those of the finding, as (key, text), in their order.
     """
 
     kind: ClassVar[str] = "plot"
@@ -118,6 +127,7 @@ class Plot:
     drawings: tuple[Drawing, ...]
     table: Table | str
     rows: tuple[int, ...] = ()
+    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +148,12 @@ class TargetLine:
     text: str
     measured: str
     reason: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """A verdict with its reasons; `error` is what the instrument adds to every number, `name` what is judged
-    where there are several."""
+    """A verdict with its reasons; `name` is what is judged where there are several."""
 
     kind: ClassVar[str] = "banner"
     state: str
@@ -151,7 +161,6 @@ class Banner:
     mark: str
     sentence: str
     reasons: tuple[Reason, ...]
-    error: str = ""
     targets: tuple[TargetLine, ...] = ()
     name: str = ""
 
@@ -164,6 +173,7 @@ class Tile:
     value: str
     unit: str
     detail: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +186,15 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the page says first: one sentence, and under it what limits it or what to look at next."""
+    """What the page says first: one sentence, and under it what limits it or what to look at next.
+
+    `numbers` are those of the summary in them, as (key, text), in their order.
+    """
 
     kind: ClassVar[str] = "answer"
     sentence: str
     details: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The large numbers with small figures beside them."""
-
-    kind: ClassVar[str] = "overview"
-    tiles: Tiles
-    plots: tuple[Plot, ...]
+    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,4 @@ class Folded:
     id: str = ""
 
 
-Block = (
-    Heading | Banner | Answer | Overview | Plot | Table | Tiles | Side | Command | Note | Findings | Folded
-)
+Block = Heading | Banner | Answer | Plot | Table | Tiles | Side | Command | Note | Findings | Folded

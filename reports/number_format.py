@@ -11,7 +11,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")),
     "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
     "fraction": ((1e-2, "%"),),
-    "1/s": ((1.0, "/s"),),
+    "1/s": ((1.0, "req/s"),),
     "1": ((1.0, ""),),
     "s/request": ((1.0, "s/request"), (1e-3, "ms/request"), (1e-6, "µs/request")),
 }
@@ -59,6 +59,13 @@ def number(value: float, half_width: float | None = None) -> str:
         return f"{mantissa} × 10{str(int(exponent)).translate(RAISED)}".replace("-", "−")
     rounded = round(value, decimals)
     return f"{rounded:,.{max(decimals, 0)}f}".replace("-", "−")
+
+
+def ratio_text(value: float) -> str:
+    """A ratio, as 1 only where it is 1: `1.0004`."""
+    if not math.isfinite(value) or value == 1 or round(value, 2) != 1:
+        return number(value)
+    return f"{value:.{-math.floor(math.log10(abs(value - 1)))}f}"
 
 
 def duration(value_s: float) -> str:
@@ -109,12 +116,17 @@ def interval(figure: Figure, scale: Scale) -> str:
     return f"{below}, {above}"
 
 
+def with_unit(figure: Estimate) -> str:
+    """`1.23 s`."""
+    scale = scale_of([figure])
+    return f"{point(figure, scale)} {scale.unit}".rstrip()
+
+
 def with_interval(figure: Figure) -> str:
     """`1.23 s [1.20, 1.31]`, a dash where there is no number."""
     if isinstance(figure, Absent):
         return "–"
-    scale = scale_of([figure])
-    return " ".join(part for part in (point(figure, scale), scale.unit, interval(figure, scale)) if part)
+    return f"{with_unit(figure)} {interval(figure, scale_of([figure]))}".rstrip()
 
 
 def _half_width(figure: Estimate, scale: Scale) -> float | None:

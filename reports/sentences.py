@@ -17,133 +17,212 @@ REPEATS: Final = "REPEATS"
 
 STATES: Final[Mapping[str, tuple[str, str, str]]] = {
     State.VALID: ("good", "✓", "Every check passed: these numbers can be used."),
-    State.FAILED: (
-        "bad",
-        "✕",
-        "Nothing was served, or too many requests failed: do not use these numbers.",
-    ),
-    State.CLIENT_BOUND: (
-        "bad",
-        "✕",
-        "The client's times are not reliable: do not use the percentiles graded unreliable.",
-    ),
-    State.DISTURBED: (
+    State.FAILED: ("bad", "✕", "Nothing was served, or too many requests failed: do not use these numbers."),
+    State.CLIENT_BOUND: ("bad", "✕", "The client was late: do not use the percentiles graded unreliable."),
+    State.DISTURBED: ("warn", "!", "Other processes took CPU time from the client or the server."),
+    State.NOT_STATIONARY: ("warn", "!", "No steady state: these numbers depend on the length of the run."),
+    State.NOT_COMPARABLE: ("warn", "!", "The server did not do the requested work: do not compare this run."),
+    State.COLD: (
         "warn",
         "!",
-        "Other work on this machine took CPU time from the client or the server.",
+        "The first requests were slower than the rest, and these numbers include them.",
     ),
-    State.NOT_STATIONARY: (
-        "warn",
-        "!",
-        "The server did not reach steady state: these numbers depend on the run's length.",
-    ),
-    State.NOT_COMPARABLE: (
-        "warn",
-        "!",
-        "The server did other work than asked: do not compare these numbers.",
-    ),
-    State.COLD: ("warn", "!", "The first requests were slower than the rest, and the figures count them."),
-    INTERRUPTED: (
-        "warn",
-        "!",
-        "The run was interrupted: these numbers describe its first part, which passed every check.",
-    ),
+    INTERRUPTED: ("warn", "!", "The run was interrupted: these numbers cover the part before that."),
 }
 """A run's verdict: its tone, its mark and what it means."""
 
 COMPARED: Final[Mapping[str, tuple[str, str, str]]] = {
     **STATES,
-    SWEEP: ("good", "✓", "One system at several loads: throughput against latency."),
-    REPEATS: ("good", "✓", "One system, several runs: numbers over all of them."),
-    COMPARABLE: ("good", "✓", "The engines did the same work under the same settings: the numbers compare."),
-    ALONE: ("warn", "!", "Only one system: its runs are shown, nothing is compared."),
+    SWEEP: ("good", "✓", "One system at several loads: how throughput and latency change."),
+    REPEATS: ("good", "✓", "Several runs of one system: the numbers cover all of them."),
+    COMPARABLE: (
+        "good",
+        "✓",
+        "All did the same work with the same settings. Each run alone is VALID: it passed its own checks.",
+    ),
+    ALONE: ("warn", "!", "Only one system has finished runs: there is nothing to compare."),
     State.NOT_COMPARABLE: ("bad", "✕", "These runs did different work: they are not ranked."),
 }
-"""The same of a comparison's state."""
+"""The same for a comparison's state."""
 
 MEANT_BY: Final[Mapping[str, str]] = {
     "died": "The server died: do not use these numbers.",
+    "no-start": "No request was sent.",
     "no-request": "The plan has no requests.",
     "no-success": "Nothing was served.",
     "mostly-failed": "Too many requests failed: do not use these numbers.",
     "too-many-failures": "Too many requests failed: do not use these numbers.",
-    "read-lag": "The client read too late: do not use the percentiles graded unreliable.",
+    "read-lag": "The client read replies too late: do not use the percentiles graded unreliable.",
     "instrument-error": "The client's time stamps are wrong: do not use the percentiles graded unreliable.",
-    "read-unknown": "How late the client read is not known: do not use the percentiles graded unreliable.",
+    "read-unknown": "The client may have read replies late: do not use the percentiles graded unreliable.",
 }
 """What a state means in this run, by the code of the reason for it."""
 
 SENTENCES: Final[Mapping[str, str]] = {
     # What limited a run: what it was, then how that shows.
-    "limit.client": "What limited the run is not known: the client's own times are not reliable",
+    "limit.client": "What limited {whom} is unknown: the client's own times are not reliable",
     "limit.overloaded": (
-        "Limited by the server: requests came faster than it served them, and its queue kept growing"
+        "Limited by the server: requests arrived faster than it served them, and its queue kept growing"
     ),
-    "limit.load": "Limited by the load: the server kept up with {load}, with at most {most} in flight",
-    "limit.one-at-a-time": "Limited by the concurrency: 1 request at a time",
-    "limit.concurrency": "Limited by the concurrency: {n} at a time, {waits}",
-    "limit.one-in-flight": "Limited by the load: never more than 1 request in flight",
-    "limit.unknown": "What limited the run is not known: the server's queue was not recorded ({reason})",
+    "limit.refused": "{who} refused {n}, probably because its queue was full",
+    "limit.others": "The {n} that succeeded were limited",
+    "limit.load": "Limited only by the load: the server kept up with {load}, with at most {most} in flight",
+    "limit.concurrency": (
+        "{who} had room for {all} requests at once, so throughput depended only on the concurrency and on "
+        "how fast {it} ran the model: {n} at a time{waits}"
+    ),
+    "limit.concurrency-unwatched": "Limited by the concurrency of the load: {n} at a time, but "
+    "whether any waited in the server is not known ({reason})",
+    "limit.one-in-flight": "Limited only by the load: never more than 1 request in flight",
+    "limit.too-short": "What limited {whom} is unknown: the run was too short to watch the server's queue",
+    "limit.unknown": "What limited {whom} is unknown: the server's queue was not recorded ({reason})",
     "limit.steps": (
-        "Limited by the speed of the server's steps, not by its queue: at most {n} in flight, {waits}"
+        "{who} had room for {all} requests at once, so the time went into running the model, not "
+        "into waiting for a place in the batch: at most {n} in flight{waits}"
     ),
-    "limit.gaps": "Limited by the load: at most {n} in flight, {waits}",
-    "limit.batch": "Limited by the batch limit of {slots}: {ran}",
+    "limit.gaps": "Limited by the load: at most {n} in flight{waits}",
+    "limit.batch": "Limited by the batch limit of {slots}{flag}: {ran}",
     "limit.kv-cache": "Limited by the KV cache: {ran}",
-    "limit.token-budget": "Limited by the token budget of {budget} a step: {ran}",
-    "limit.own-batch": "Limited by the server's batch: {ran}",
+    "limit.token-budget": ("Limited by the budget of {budget} tokens a step{flag}: {ran}"),
+    "limit.own-batch": "Limited by the batch size: {ran}",
     "limit.queue": "Limited by the server: {ran}",
+    "limit.not-measured": "What limited the server was not measured.",
+    "limit.not-why": "Why the engines differ in speed was not measured.",
+    "limit.not-why-slower": "Why {names} slower was not measured.",
+    "limit.not-why-cases": (
+        "{name} is significantly slower than the fastest in {n} of {cases} cases{others}; the cause was not "
+        "measured."
+    ),
+    "no-slo": "No SLOs were set; --slo sets them.",
+    "no-target": "for information: no goodput SLO is set",
+    "rates.of-succeeded": (
+        "The rates count the {n} that succeeded; for latency, a failed request counts as infinitely late."
+    ),
+    "rates.apart": (
+        "Tokens count when they arrive, requests when they end: over this window the output rate is not "
+        "exactly {tokens} tokens times the request rate."
+    ),
     # What late reading did to a percentile.
-    "read.widened": "late reading may have moved it by {by}, which its interval includes",
-    "read.unreliable": "unreliable: late reading may have moved it by {by}",
-    "read.unknown": "unreliable: how late it was read is not known",
+    "read.widened": "the client read late, which may have changed it by {by}; its interval includes that",
+    "read.unreliable": "unreliable: the client read late, which may have changed it by {by}",
+    "read.unknown": "unreliable: it is unknown how late the client read it",
     # Why nothing is compared.
     "missing": "No finished run: {what}.",
-    "nothing": "No run came to its end: there is nothing to compare.",
+    "other-tool": "{name}: {tool}, {served} succeeded. {means}",
+    "unknown-error": "{name}: the measurement error of {tool} is unknown, and its work may differ.",
+    "others-are-read": "Results of other tools are shown but not ranked.",
+    "nothing": "No run finished: there is nothing to compare.",
     "not-compared": "Not compared: {why}.",
     "no-e2e": "{label} has no E2E p50",
-    "not-ranked": "Not ranked: {names}. The others did the same work: their numbers compare.",
+    "not-ranked": "Not ranked: {names}. The other cases can be compared.",
     "not-usable": "Not usable: {names}.",
-    "nothing-ranked": "Not all runs are valid ({state}): nothing is ranked.",
-    "no-ratio": "{one} against {other}: nothing can be compared.",
-    "no-e2e-ratio": "{one} and {other} cannot be compared in E2E p50",
+    "not-all-valid": "{n} of {of} runs are not VALID ({states}): do not rely on these numbers.",
+    "nothing-ranked": "Not all runs are valid ({state}), so nothing is ranked.",
+    "no-e2e-ratio": "{one} and {other} cannot be compared by E2E p50",
     # Who is faster.
     "equal": "{one} and {other} are equally fast (E2E p50 within {percent}%{ends})",
-    "equally-long": "{one} and {other} take equally long (E2E p50){ends}",
+    "equally-long": "{one} and {other} take the same time (E2E p50){ends}",
+    "undecided": (
+        "No significant difference between {one} and {other} (E2E p50): {one} was {times}, "
+        "95% CI {ends}; with this many runs, only differences of {percent} or more can be detected"
+    ),
     "faster": "{one} is {times} than {other} (E2E p50){ends}",
     "fastest": "{first} is fastest in {n} of {cases} cases: {by} faster than {next} (E2E p50).",
     "lowest": "{first} has the lowest E2E p50 in {n} of {cases} cases; {sure}.",
-    "lead": "the lead over the next is significant in {n}",
-    "no-lead": "no lead over the next is significant",
+    "lead": "its lead is significant in {n}",
+    "no-lead": "its lead over {others} is not significant",
     # Why a difference is open.
     "open": "not significant",
-    "open.one-run": "not significant, as one run does not show the noise between runs",
-    "open.corrected": "not significant after correcting for {n} compared numbers",
+    "open.one-run": "not significant, since one run each does not show the noise",
+    # What to do next.
+    "next.looser": "loosen {slo}, which is out of reach: {metric} was {least} at the lowest{most}.",
+    "next.most": " and {most} at the highest",
+    "next.room": "raise {flags} to about {n}, which the KV cache can hold.",
+    "next.all": "raise {flags} to {n}, so that all requests run at once.",
+    "next.raise": "raise {flags}.",
+    "next.repeat": "Next: run each of them three times (--repeats 3) to see whether this is more than noise.",
+    "next.more": "Next: run {names} {times} each{per} ({n} runs) to settle which is faster.",
     # How the words of a comparison are meant.
     "words.no-noise": (
-        "The noise between runs of one system is unknown, so nothing is called different or the same: "
-        "{n} runs of each measure it (`burstline run --repeats {n}`)."
+        "The noise between runs is unknown, so no difference is called significant: "
+        "run each {n} times to measure it (`burstline run --repeats {n}`)."
     ),
-    "words.different": "Different: significant at 5% after correcting for all compared numbers.",
-    "words.same": "Same: within {margin}.",
+    "words.different": "Different: significant at 5%, corrected for the number of comparisons.",
+    "words.same": "Same: the interval lies within {margin} of equal.",
     "words.inconclusive": (
-        "Inconclusive: neither; it detects a difference of the size given in four of five cases."
+        "Inconclusive: neither. A difference of the size given would be detected with 80% power."
     ),
-    "words.more-runs": "{many} runs of each would decide what is inconclusive now.",
     "words.best": "★: significantly better than every other.",
-    "words.noise": "A/A noise: two runs of one system differ by more only once in twenty.",
+    "words.noise": "A/A noise: 95% of pairs of runs of one system differ by less.",
     # What a sweep shows.
-    "sweep.best": "Most output that meets all SLOs for certain",
-    "sweep.none": "No load meets all SLOs for certain: {labels}.",
+    "highest.several": "Highest load that meets the SLOs: {loads}.",
+    "highest.found": "{who} meets {slos} up to {low}, but not at {high}; the chance that this is wrong is "
+    "at most {error}.",
+    "highest.open": "The limit of {who} is {known}, not confirmed.",
+    "highest.between": "between {held} (holds) and {missed} (misses)",
+    "highest.above": "above {held} (holds)",
+    "highest.below": "below {missed} (misses)",
+    "highest.unknown": "unknown",
+    "highest.none": "{who} misses {slo} even at {least}, the lowest load: no load meets all SLOs.",
+    "highest.none-seen": "No load probed met all SLOs: even at {least}, {who} misses {slo}.",
+    "highest.change": "Next: try a looser SLO, shorter prompts or a faster setting; no lower load helps.",
+    "highest.lower": "Next: try a lower load, then a looser SLO, shorter prompts or a faster setting.",
+    "highest.basis": "This rests on {probes} with {n} in all{valid}.",
+    "highest.doubtful": "Probes that are not VALID: {states}. What disturbed them may have moved the limit.",
+    "highest.more": (
+        "Next: run again with --budget-s {budget}; about {more} more requests ({more_s}) "
+        "would confirm both loads."
+    ),
+    "highest.state-confirmed": "The lower load was probed again and met the SLOs again; "
+    "the higher was probed again and missed one again.",
+    "highest.state-open": (
+        "The search, with a budget of {budget}, ended before fresh probes had confirmed both loads: "
+        "its first probes find the limit only roughly."
+    ),
+    "highest.state-none": "Even the lowest load misses an SLO.",
+    "highest.figure": "Horizontal axis: {latency} of each probe with its 95% interval. Vertical "
+    "axis: {load}. The number beside each point is the place of its probe in the search.",
+    "highest.explained": "Green is where the SLO is met; a hollow point is inconclusive.",
+    "sweep.best": "Highest output that meets all SLOs",
+    "sweep.none": "{labels}: no load is shown to meet all SLOs.",
     "sweep.highest": "Highest output",
     "sweep.highest-kept-up": "Highest output of the loads that the server kept up with",
     "sweep.highest-reliable": "Highest output of the reliable loads",
-    "sweep.hollow": "Hollow points cannot be relied on: {points}.",
-    "sweep.lacks": "{title} lacks {points}.",
-    "sweep.not-drawn": "{p} is not drawn against the load: {reason} ({label}, {load}).",
-    "sweep.steady": "Percentiles count the requests of a run's steady state, often fewer than were sent.",
+    "sweep.next-higher": "Next: try loads above {load}, at which all SLOs are still met.",
+    "sweep.next-rising": "Next: try loads above {load}, where the output still rises.",
+    "sweep.next-limit": "Next: narrow the limits down with `burstline limit`: {between}.",
+    "sweep.next-slo": "Next: choose an SLO; `burstline limit --slo` finds the highest load within it.",
+    "sweep.next-longer": "Next: run each load longer, until its SLOs are decided.",
+    "sweep.hollow": "Hollow points are not compared or not reliable: {points}.",
+    "sweep.lacks": "Missing from “{title}”: {points}.",
 }
+
+NEXT: Final[Mapping[str, str]] = {
+    "limit.overloaded": "lower the load, or try a faster device, a smaller data type or more devices.",
+    "limit.load": "find the highest load within your SLOs with `burstline limit`.",
+    "limit.concurrency": "raise --concurrency.",
+    "limit.concurrency-unwatched": "raise --concurrency.",
+    "limit.one-in-flight": "send more requests at once.",
+    "limit.steps": "try a faster device, a smaller data type or more devices.",
+    "limit.batch": "raise the batch limit in the server's settings.",
+    "limit.kv-cache": "give the KV cache more memory.",
+    "limit.token-budget": "raise the budget of tokens a step in the server's settings.",
+    "limit.own-batch": "raise the batch size in the server's settings.",
+    "limit.queue": "look at the server's scheduler settings.",
+    "limit.too-short": "send more requests.",
+    "limit.unknown": "turn on the server's metrics to see its queue.",
+}
+"""What to try after a valid run, by what limited it."""
 
 
 def say(code: str, **values: object) -> str:
     return SENTENCES[code].format(**values)
+
+
+def say_next(advice: str) -> str:
+    return f"Next: {uncapitalised(advice)}" if advice else ""
+
+
+def uncapitalised(sentence: str) -> str:
+    """The sentence as it follows a colon."""
+    return f"{sentence[:1].lower()}{sentence[1:]}"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # check-wheel.sh [PYTHON]: builds the sdist and the wheel, installs the wheel alone into an empty environment, and
-# runs every verb there: from an empty folder, and from one with packages called like ours.
+# runs every verb there: from an empty folder, and from one with packages called like ours, beside PyPI's `reports`.
 set -eu
 python=${1:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -46,6 +46,10 @@ verbs() {
     passes 0 burstline report "$1" --to exported --format csv
     passes 0 burstline verify "$1"
     passes "0 4" burstline compare "$1" "$2" --anyway
+    passes 0 burstline report "$1" --to exported
+    passes 0 burstline run laptop --dry-run
+    passes 0 python -P -c "import burstline; print(burstline.load('$1').numbers, burstline.bound('llama-3.1-8b', 'h100-sxm5-80g'))"
+    passes 0 python -P -c "import importlib.resources as r; r.files('burstline.loadgen.record').joinpath('summary.schema.json').read_text()"
     passes 0 burstline bound --model llama-3.1-8b --device h100-sxm5-80g --batch 32
     passes 0 burstline engines
     passes 130 timeout --signal INT --preserve-status 8 burstline serve reference
@@ -61,5 +65,6 @@ mkdir "$work/hostile" && cd "$work/hostile"
 for name in loadgen servers workloads reports roofline research; do
     mkdir "$name" && echo 'raise SystemExit("a module of the working folder was imported")' >"$name/__init__.py"
 done
+"$work/env/bin/pip" install --quiet reports
 export PYTHONPATH=.
 verbs

@@ -1,22 +1,39 @@
-"""What an engine is: the class that every adapter subclasses.
+"""`Engine`: the base class of every adapter.
 
 An adapter is one file of pure functions: it says *how* its engine is launched, probed, asked, read and
 stopped; `servers/host/` and `loadgen/` do the I/O. Nothing here opens a socket, a file or a clock.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Ask, Call, Get, HttpReply, Reply, Target
-from burstline.servers.protocol.openai import decode_completion
+from burstline.servers.messages import Ask, Call, Event, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.introspection import Mean, gauges_in
+from burstline.servers.protocol.openai import generated, take
+from burstline.servers.protocol.replies import Tally, decode_reply
 from burstline.servers.settings import SETTINGS, Setting, Settings, Spelling, plain
 from burstline.workloads.request import Request
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Profiler:
+    """An engine's own profiler, which writes PyTorch's traces.
+
+    `body` is that of /start_profile, for a folder and a number of steps after which it stops by itself;
+    `flag` says how the server must be started for it to be there.
+    """
+
+    body: Callable[[Path, int], Mapping[str, object]]
+    flag: str
 
 
 class Engine:
@@ -28,7 +45,7 @@ class Engine:
 
     name: str
     title: str
-    capabilities: Capabilities
+    capabilities: Capabilities = Capabilities()
     how_to_get: str
 
     probe_path: str | None = "/health"
@@ -66,8 +83,12 @@ class Engine:
     """It cannot start from a folder that has a config.json alone."""
     weight_files: Sequence[str] = ("safetensors", "bin", "pt", "pth", "gguf")
     """By their endings, the files that it reads weights from."""
+    profiler: Profiler | None = None
+    """Its own profiler, as far as a client can turn it on."""
     admission: Admission | None = None
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
+    names_early: bool = False
+    """Its prefix cache finds a prompt's blocks once the prompt is scheduled, others once it is computed."""
     self_describing: bool = False
     """One device, no quantisation and no speculative decoding: its identity says all of how it computes."""
     settings: Mapping[str, Spelling] = {}
@@ -82,6 +103,19 @@ class Engine:
     """How long its counters must not have moved after a load to be complete."""
     load_flags: frozenset[str] = frozenset()
     """Flags that the adapter sets to the number of requests at once."""
+    gauge_names: Mapping[str, Sequence[str]] = {}
+    """By the name of a field of `Gauges`, its own names for it in the body of `metrics_path`."""
+    latencies: Mapping[str, str] = {}
+    """By what they measure (`Gauges.latencies`), its histograms."""
+    means: Mapping[str, Mean] = {}
+    """By name, what else it counts of which the mean tells."""
+    cause: re.Pattern[str] | None = None
+    """A line of its log that says why it failed, or the group of it that does.
+
+    It must not begin anywhere in a line: that takes a minute for a line of 80,000 characters.
+    """
+    last_cause: bool = False
+    """Of several such lines the last says why; else those after the first only say that it failed."""
 
     def lacks_weights(self, folder: Path) -> bool:
         """Whether the folder is a model's and holds no weights that this engine can read."""
@@ -99,14 +133,9 @@ class Engine:
 
     def ready_call(self, target: Target) -> Call:
         """A request for one real token: a server is ready when it has generated one."""
-        raise NotImplementedError
-
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
-        """One real token, asked for by a client of the engine's own; EngineError where nothing answers.
-
-        None where there is no such client, or it cannot tell what was answered: `ready_call` is sent then.
-        """
-        return None
+        if self.capabilities.token_id_prompts:
+            return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
+        return self.encode(Request(0, None, "Hello", 1, 1), target)
 
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:  # noqa: ARG002
         """Asked once when the server is ready: the target with the extras it takes, and what it lacks.
@@ -116,7 +145,7 @@ class Engine:
         return target, ()
 
     def capabilities_of(self, target: Target) -> Capabilities:  # noqa: ARG002
-        """What this probed server can do."""
+        """The capabilities of this probed server."""
         return self.capabilities
 
     def identify(self, get: Get, log: str) -> Identity:
@@ -128,8 +157,19 @@ class Engine:
         raise NotImplementedError
 
     def decode(self, reply: HttpReply) -> Reply:
-        """What the server answered; never raises: what cannot be understood is an `error`."""
-        return decode_completion(reply)
+        """Decode the server's reply; never raises: an invalid reply has an `error`."""
+        return decode_reply(reply, self.take)
+
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        """One JSON value of a reply, which ends at an offset of the body: an event, added to the tally.
+
+        Raises what plain look-ups raise where it is no value of this engine's.
+        """
+        return take(tally, answer, end)
+
+    def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:
+        """What the JSON values of a whole reply say: token ids where they came, else the text."""
+        return generated(answers)
 
     def tokenizer(self, identity: Identity) -> "Tokenizer | None":  # noqa: ARG002
         """The tokenizer of a model that the engine brings itself, where no file has one."""
@@ -139,9 +179,9 @@ class Engine:
         """After how many events the client ends the stream; None where the server itself stops as asked."""
         return None
 
-    def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
+    def gauges(self, metrics: str) -> Gauges:
         """The common gauges out of the body of `metrics_path`."""
-        return Gauges()
+        return gauges_in(metrics, self.gauge_names, self.latencies, self.means)
 
     def doomed(self, log: str) -> str | None:  # noqa: ARG002
         """Why a start has failed although the launcher still lives; None while it may succeed."""
@@ -151,9 +191,10 @@ class Engine:
         """Why a server that was ready serves no more although its launcher still lives; None while it may."""
         return None
 
-    def root_cause(self, log: str) -> str | None:  # noqa: ARG002
+    def root_cause(self, log: str) -> str | None:
         """The line of a failed server's log that says why it failed, None where no line does."""
-        return None
+        found = [each[each.lastindex or 0] for each in self.cause.finditer(log)] if self.cause else []
+        return found[-1 if self.last_cause else 0].strip() if found else None
 
     def model_config(self, identity: Identity) -> Mapping[str, object] | None:  # noqa: ARG002
         """The model's config.json where the server itself tells it."""
@@ -162,7 +203,7 @@ class Engine:
     def settings_read(
         self, identity: Identity, asked: Settings, sent: Mapping[str, str]
     ) -> tuple[Setting, ...]:
-        """What was asked, what was sent for it and what the server says it uses, by setting."""
+        """Each setting as requested, as sent, and as used by the server."""
         actual = {name: getattr(identity, name) for name in SETTINGS}
         wanted = asked.asked
         return tuple(
@@ -177,7 +218,7 @@ class Engine:
         )
 
     def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:  # noqa: ARG002
-        """What this server will do with such a load that its user should know before it is fired."""
+        """Notices about this load at this server, printed before it is sent."""
         notes = []
         limit, slots = identity.admission_limit, identity.max_num_seqs
         if limit is not None and n_at_once > limit:
@@ -202,11 +243,6 @@ class Engine:
         """`admission` of a server that says so much of itself."""
         return self.admission
 
-    def cpu_setup(
-        self,
-        identity: Identity,  # noqa: ARG002
-        argv: Sequence[str],  # noqa: ARG002
-        log: str,  # noqa: ARG002
-    ) -> CpuSetup | None:
-        """How a server that was started here by `argv` computes on the CPU; None where it does not."""
+    def cores_of(self, identity: Identity) -> int | None:  # noqa: ARG002
+        """On how many cores it computes in fp32; None where it does not, or does not say."""
         return None

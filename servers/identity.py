@@ -1,4 +1,4 @@
-"""What a server is and can do, in its own words."""
+"""A server's identity and capabilities, as it reports them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -11,7 +11,7 @@ from burstline.servers.redact import printable
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a server says of itself; None means "not provided", never 0.
+    """A server's properties as it reports them; None means "not provided", never 0.
 
     What `Settings` can set has its name here too.
     `kv_tok` is the KV cache's capacity in tokens; `max_num_seqs` how many requests decode at once,
@@ -96,22 +96,22 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One row of the capability matrix: what fairness depends on.
+    """One row of the capability matrix: what fairness depends on. The defaults are those of most engines.
 
     `per_event_tok` names what counts an event's tokens: "ids", "usage", "one-per-event" or "no".
     """
 
-    token_id_prompts: bool
-    forced_output_length: bool
-    prefix_cache_control: bool
-    per_event_tok: str
-    queue_depth: bool
-    graceful_overload: bool
+    token_id_prompts: bool = True
+    forced_output_length: bool = True
+    prefix_cache_control: bool = True
+    per_event_tok: str = "usage"
+    queue_depth: bool = True
+    graceful_overload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What tells an engine at a URL: the regular expression `pattern` matches the body of `path`."""
+    """How to recognise an engine at a URL: the regular expression `pattern` matches the body of `path`."""
 
     path: str
     pattern: bytes
@@ -130,15 +130,3 @@ class Admission:
     reserve_output: bool = False
     mixed_steps: bool = True
     ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSetup:
-    """How an engine computes on this machine's CPU: by numpy, or by torch where `torch_python` has it.
-
-    `dtype` is fp32, bf16 or fp16.
-    """
-
-    threads: int
-    torch_python: str | None
-    dtype: str

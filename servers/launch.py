@@ -22,11 +22,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What the user asks of a server that we start. `model` is a folder or a name the engine knows.
+    """The user's options for a server that Burstline starts. `model` is a folder or a name the engine knows.
 
     `n_concurrent` is how many requests will be there at once, `n_request_tok` how many tokens the longest
     has, prompt and answer together; None where unknown. With `image` the command is to run inside that
-    image, which has the model and `run_dir` at the same paths.
+    image, which has the model and `run_dir` at the same paths. With `profile_dir`
+    its profiler is to be there, off, and to write there.
     """
 
     model: str
@@ -39,6 +40,7 @@ class LaunchOptions:
     n_concurrent: int | None = None
     n_request_tok: int | None = None
     image: str | None = None
+    profile_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""What crosses between us and a server: where it is, what is asked, and what came back."""
+"""Messages between Burstline and a server: its address, requests, and replies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from burstline.servers.redact import learn, printable, redacted
 
@@ -33,7 +33,7 @@ class Read:
 
 
 class Kind(IntEnum):
-    """What an event of a stream carries. Only ANSWER, REASONING and TOOL events carry tokens.
+    """The kind of a stream's event. Only ANSWER, REASONING and TOOL events carry tokens.
 
     EMPTY has no text and no count: it may hold a token whose UTF-8 is not complete yet, or nothing.
     """
@@ -77,7 +77,7 @@ class HttpReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
-    """What a server says of the time it took for one request, by its own clock, in seconds.
+    """A server's own times of one request, by its clock, in seconds.
 
     None where it does not say. `queue_s` is how long the request waited in the scheduler's queue, `prefill_s`
     from the first forward pass of its prompt to the end of the last, `first_token_s` from the request's
@@ -91,7 +91,7 @@ class ServerTimes:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an engine answered to one request, decoded.
+    """The decoded reply of an engine to one request.
 
     Counts are the server's own, None where it gave none: `n_output_ids` counts token ids that came
     back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
@@ -180,7 +180,8 @@ def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
             "expected something like http://127.0.0.1:8000 (special characters of a password as %XX)"
         )
     if parts.query or parts.fragment:
-        raise ValueError("expected no ? or # in a base URL; an API key belongs into the environment")
+        learn(parts.fragment, *(value for _, value in parse_qsl(parts.query)))
+        raise ValueError("expected no ? or # in a base URL; pass an API key in BURSTLINE_API_KEY")
     login = None
     if parts.username is not None:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

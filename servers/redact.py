@@ -1,4 +1,4 @@
-"""What may be written down: secrets are taken out, and text of a server cannot steer a terminal.
+"""Redaction: remove secrets, and escape server text so that it cannot control a terminal.
 
 `without_secrets` knows secrets by their names and forms, and by value once `learn` has seen them: the values
 of the command line and the environment are learned when the command begins, so that they are also removed
@@ -24,26 +24,33 @@ _FOLDERS: Final = frozenset({"PWD", "OLDPWD"})
 _PLACEHOLDERS: Final = frozenset({"EMPTY", "empty", "dummy", "false", "False"})
 
 LEAST_OF_VARIABLE: Final = 8
-_WORDS: Final = re.compile(r"[A-Za-z]+(?:[_ -][A-Za-z]+)*")
+_WORDS: Final = re.compile(r"[A-Z]?[a-z]+(?:[_ -][A-Za-z]+)*")
 """What reads as words is no secret of its own: replies and logs are full of them."""
 _INNOCENT_HEADERS: Final = frozenset(
     {"accept", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
 )
-_HEADER_NAME: Final = re.compile(r"auth|cookie|credential|key|passw|secret|session|token", re.IGNORECASE)
-_BODY_NAME: Final = re.compile(r"(?:^|[_-])(?:auth|key|passw(?:or)?d|secret|token)$", re.IGNORECASE)
+_OF_TEXT: Final = re.sub(
+    r"\w+",
+    r"(?<!\g<0>)",
+    "audio bos cls draft each end eos first image input last mask max new next num output pad per prompt sep "
+    "special start stop think unk video",
+).replace(" ", "")
+"""What a token is of that is no secret: eos_token, time_per_token."""
 
+# The names of secrets, each by its end, in text, options, variables, headers and JSON.
 _NAME: Final = (
-    r"(?:api[_-]?key|[a-z0-9][_-]key|secret|passw(?:or)?d|passphrase|(?<![a-z])pwd|authorization|credentials?"
-    r"|cookie|(?:(?:hf|hub|auth|access|bearer|api|id|refresh|session|security|secret)[_-]?|(?<=--)|(?<=[?&]))token)"
+    r"(?:(?i:api[_-]?key|[a-z0-9][_-]key|secret|passw(?:or)?d|passphrase|(?<![a-z])pwd|authorization|credentials?"
+    rf"|cookie|signature|(?<![a-z])auth|{_OF_TEXT}[_-]token"
+    r"|(?:hf|hub|auth|access|bearer|api|refresh|session|security)token)|[a-z0-9](?:Key|Token|Auth))"
 )
-_SECRET_NAME: Final = re.compile(rf"(?i:{_NAME}$|^token$)|^[A-Z0-9_]+_TOKEN$")
-_VARIABLE: Final = r"\b[A-Z0-9_]+_TOKEN"
-# `Authorization: Bearer X`, `--api-key=X`, `X-API-Key: X`, `{"api_key": "X"}`, `api_key=['X']`, `?api_key=X`.
+_SECRET_NAME: Final = re.compile(rf"(?:{_NAME}|^(?i:auth|key|token))$")
+# `Authorization: Bearer X`, `--api-key=X`, `X-API-Key: X`, `{"api_key": "X"}`, `api_key=['X']`, `?key=X`.
+_SCHEME: Final = r"(?i:bearer|basic|digest|token)\s+"
 _ASSIGNED: Final = re.compile(
-    rf"((?:(?i:{_NAME})|{_VARIABLE})(?:\\?[\"'])?\s*(?:=|:|%3D|%3A)\s*"
-    r"(?!\(removed\)|(?i:bearer|basic)\s+\(removed\))"  # twice redacted is once redacted
-    r"[\[(]?+(?:\\?[\"'])?+(?:(?i:bearer|basic)\s+)?+)"
-    r"(?!\(removed\))([^\s\"'\\,;&#)\]}]+)"
+    rf"((?:{_NAME}|(?<=[?&\"'])(?i:token)|(?<=[?&])(?i:key|sig))(?:\\?[\"'])?\s*(?:=|:|%3D|%3A)\s*"
+    rf"(?:\\?[\"'])?+(?:{_SCHEME})?+)"
+    r"(?!\(removed\))"  # twice redacted is once redacted
+    r"(\[[^\]\n]*\]?+|[^\s\"'\\,;&#)\]}]+)"
 )
 _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)\s+)([\w.~+/=-]{5,})", re.IGNORECASE)
 _URL_USER: Final = re.compile(r"(\w+://)((?:[^\s/@\"'<>:]*:[^\s\"'<>]*)|[^\s/@\"'<>:]+)@")
@@ -56,7 +63,7 @@ _known_bytes: re.Pattern[bytes] | None = None
 
 
 def without_secrets(value: Any) -> Any:
-    """The JSON value with every key, token and password replaced by "(removed)".
+    """The JSON value with every key, token and password replaced by "(removed)", its text printable.
 
     Names decide (`api_key`, `HF_TOKEN`, `--api-key VALUE`, `X-API-Key: VALUE`, `{"password": "VALUE"}`),
     forms (`Bearer ...`, `https://user:password@host`), and values that were learned.
@@ -64,7 +71,7 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: REMOVED if _names_secret(k) and v else without_secrets(v) for k, v in value.items()}
     if isinstance(value, str):
-        return redacted(value)
+        return printable(redacted(value))
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [REMOVED if hidden else without_secrets(item) for item, hidden in _marked(value)]
     return value
@@ -99,7 +106,7 @@ def _prints(c: str) -> bool:
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:
-    """What a server says, on one line, printable and without secrets: it cannot forge lines of ours."""
+    """A server's text on one line, printable and without secrets, so that it cannot forge our output."""
     return printable(" ".join(redacted(text[: 4 * limit]).split()), limit)
 
 
@@ -109,7 +116,7 @@ def learn(*secrets: str | None) -> None:
     for secret in secrets:
         if secret and len(secret) >= LEAST_KNOWN and secret not in _PLACEHOLDERS:
             _learned.add(secret)
-            _known.update(form for form in _encodings(secret) if len(form) >= LEAST_KNOWN)
+            _known.update(_encodings(secret))
     if _known:
         longest_first = sorted(_known, key=lambda form: (-len(form), form))
         _known_text = re.compile("|".join(map(re.escape, longest_first)))
@@ -135,31 +142,30 @@ def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def learn_header(name: str, value: str) -> None:
-    """Learn a header that each request carries, a secret one also by each part that may be quoted."""
-    names_secret = _HEADER_NAME.search(name) is not None
-    if name.lower() in _INNOCENT_HEADERS or (_WORDS.fullmatch(value) and not names_secret):
-        return
-    learn(value)
-    if not names_secret:
+    """Learn a header that each request carries, and each part of it that may be quoted alone."""
+    is_secret = _names_secret(name)
+    if name.lower() in _INNOCENT_HEADERS or (_WORDS.fullmatch(value) and not is_secret):
         return
     words = re.split(r"[\s;,]+", value)
     parts = [*words, *(word.partition("=")[2] for word in words)]
     if words[0].lower() == "basic" and len(words) == 2:
         with suppress(ValueError):
             parts += base64.b64decode(words[1], validate=True).decode(errors="replace").split(":", 1)
-    learn(*(part for part in parts if not _WORDS.fullmatch(part)))
+    learn(value, *(part for part in parts if not _WORDS.fullmatch(part)))
+    if is_secret and len(words) == 2:  # the first is the scheme
+        learn(words[1])
 
 
-def learn_body(value: Any) -> None:
-    """Learn what an object of JSON that each request carries names as a secret, at any depth."""
+def learn_body(value: Any, name: str = "") -> None:
+    """Learn what JSON that each request carries names as a secret, at any depth; `name` is its own."""
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if isinstance(inner, str) and _BODY_NAME.search(name):
-                learn(*([] if _WORDS.fullmatch(inner) and name.lower().endswith("key") else [inner]))
-            learn_body(inner)
+        for key, inner in value.items():
+            learn_body(inner, key if _names_secret(key) else name)
     elif isinstance(value, list):
         for inner in value:
-            learn_body(inner)
+            learn_body(inner, name)
+    elif name and isinstance(value, str) and not (name.lower().endswith("key") and _WORDS.fullmatch(value)):
+        learn(value)  # a key may also be one to sort by
 
 
 def known_secrets() -> tuple[str, ...]:
@@ -195,7 +201,7 @@ def _secrets_in(text: str) -> Iterator[str]:
     for form in _FORMS:
         for found in form.finditer(text):
             secret = found[2]
-            yield secret
+            yield from re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
             if form is _URL_USER:
                 user, colon, password = secret.partition(":")
                 yield password if colon else user

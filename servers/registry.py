@@ -1,4 +1,4 @@
-"""Every engine Burstline can start, watch and stop: one line each, its module imported on first use.
+"""The registry of engines: one line each; its module is imported on first use.
 
 `engine_at` says which of them answers at a URL, by the pages that it serves.
 
@@ -19,8 +19,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from burstline.servers.engine import Engine
-from burstline.servers.identity import Capabilities, Sign
-from burstline.servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.identity import Sign
+from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.workloads.request import Request
 
 _BUILT_IN: Final[Mapping[str, str]] = {
@@ -44,7 +44,8 @@ STYLES: Final[Mapping[str, str]] = {"completions": "openai", "chat": "openai-cha
 
 
 _OF_THE_DIALECT = (
-    "encode", "decode", "ready_call", "probe", "capabilities_of", "tokenizes", "capabilities", "hang_up_at",
+    "decode", "take", "generated", "ready_call", "probe", "capabilities_of", "tokenizes", "capabilities",
+    "hang_up_at",
 )  # fmt: skip
 """What belongs to the dialect; all else is the engine's."""
 
@@ -57,16 +58,15 @@ class Spoken(Engine):
 
     def __init__(self, name: str, engine: Engine, dialect: Engine, style: str) -> None:
         for attribute in dir(engine):
-            if not attribute.startswith("__") and attribute not in _OF_THE_DIALECT:
-                setattr(self, attribute, getattr(engine, attribute))
+            if not attribute.startswith("__") and attribute != "encode":
+                source = dialect if attribute in _OF_THE_DIALECT else engine
+                setattr(self, attribute, getattr(source, attribute))
         self.name = name
         self.title = f"{engine.title} ({style})"
         self.signs = ()
         if engine.lora_path is not None and len(engine.lora_path) > 1:  # inside an object of its own body
             self.lora_path = dialect.lora_path
         self.speaks = style
-        self.capabilities = dialect.capabilities
-        self.tokenizes = dialect.tokenizes
         self._dialect = dialect
         self._made_of = (name, engine, dialect, style)
 
@@ -74,24 +74,9 @@ class Spoken(Engine):
         # Decoders are other processes, and the settings that were copied hold functions that cannot be sent.
         return Spoken, self._made_of
 
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
-        return None
-
     def encode(self, request: Request, target: Target) -> Call:
         call = self._dialect.encode(request, target)
         return call if self.index_header is None else call.with_header(self.index_header, str(request.index))
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return self._dialect.decode(reply)
-
-    def ready_call(self, target: Target) -> Call:
-        return self._dialect.ready_call(target)
-
-    def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
-        return self._dialect.probe(ask, target)
-
-    def capabilities_of(self, target: Target) -> Capabilities:
-        return self._dialect.capabilities_of(target)
 
 
 GROUP: Final = "burstline.engines"
@@ -110,7 +95,9 @@ def _made(point: EntryPoint) -> Engine:
     except Exception as error:  # whatever that package does when it is imported
         raise EngineError(f"{GROUP}: {point.name} = {point.value} cannot be loaded: {error!r}") from error
     if not isinstance(engine, Engine) or engine.name != point.name:
-        raise EngineError(f"{GROUP}: {point.name} = {point.value} makes no Engine whose name is {point.name}")
+        raise EngineError(
+            f"{GROUP}: {point.name} = {point.value} does not create an Engine named {point.name}"
+        )
     return engine
 
 

@@ -1,4 +1,4 @@
-"""Settings that engines share, in one spelling: each adapter says how its engine spells them."""
+"""Settings shared by all engines, under one name; each adapter translates them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burstline.workloads.options import flag_of, given, on_or_off, option, optio
 from burstline.workloads.request import WorkloadError
 
 Group = Literal["precision", "batch-limits", "parallelism"]
-"""What a setting that must be equal is about: the code of the reason where it is not."""
+"""The group of a setting that must be equal: the code of the reason if it is not."""
 
 
 def _setting(
@@ -29,44 +29,42 @@ _EQUAL: Final = "equal"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user sets of an engine that is started here; None leaves the engine's own default.
+    """The user's settings of an engine that Burstline starts; None keeps the engine's default.
 
     `Identity` has a field of the same name for what the engine says that it uses. Flags, a suite's keys, the
     settings on the page and what the comparability gate holds equal are made from these rows.
     """
 
     max_num_seqs: int | None = _setting(
-        "requests that decode at once", int, "N", ("batch-limits", "Most requests in a batch")
+        "maximum number of requests in a batch", int, "N", ("batch-limits", "Most requests in a batch")
     )
     max_num_batched_tokens: int | None = _setting(
-        "tokens computed in one step", int, "N", ("batch-limits", "Most tokens in a step")
+        "maximum number of tokens in a step", int, "N", ("batch-limits", "Most tokens in a step")
     )
-    max_model_len: int | None = _setting("longest prompt and output together", int, "N")
+    max_model_len: int | None = _setting("maximum number of tokens of prompt and output together", int, "N")
     dtype: str | None = _setting(
-        "of weights and activations: bfloat16, float16, float32",
+        "data type of weights and activations: bfloat16, float16, float32",
         str,
         "TYPE",
         ("precision", "Precision of the weights"),
     )
     kv_cache_dtype: str | None = _setting(
-        "of the KV cache: auto, fp8, ...", str, "TYPE", ("precision", "Precision of the KV cache")
+        "data type of the KV cache: auto, fp8, ...", str, "TYPE", ("precision", "Precision of the KV cache")
     )
     quantization: str | None = _setting(
-        "as the engine calls it: awq, gptq, fp8, ...", str, "NAME", ("precision", "Quantisation")
+        "quantization, by the engine's name: awq, gptq, fp8, ...", str, "NAME", ("precision", "Quantisation")
     )
     tensor_parallel_size: int | None = _setting(
-        "devices that share each layer", int, "N", ("parallelism", "Tensor parallel over")
+        "number of devices that share each layer", int, "N", ("parallelism", "Tensor parallel over")
     )
-    pipeline_parallel_size: int | None = _setting("devices that share the layers", int, "N")
-    data_parallel_size: int | None = _setting("copies of the model", int, "N")
-    expert_parallel: bool | None = _setting("experts spread over the devices", on_or_off, "on|off")
-    prefix_cache: bool | None = _setting(
-        "reuse the KV cache of equal beginnings of prompts", on_or_off, "on|off"
-    )
-    chunked_prefill: bool | None = _setting("compute long prompts in parts", on_or_off, "on|off")
-    gpu_memory_utilization: float | None = _setting("share of the device's memory, 0 to 1", float, "X")
+    pipeline_parallel_size: int | None = _setting("number of pipeline stages", int, "N")
+    data_parallel_size: int | None = _setting("number of copies of the model", int, "N")
+    expert_parallel: bool | None = _setting("distribute experts over the devices", on_or_off, "on|off")
+    prefix_cache: bool | None = _setting("reuse the KV cache of shared prefixes", on_or_off, "on|off")
+    chunked_prefill: bool | None = _setting("compute long prompts in chunks", on_or_off, "on|off")
+    gpu_memory_utilization: float | None = _setting("share of the device's memory to use, 0 to 1", float, "X")
     cuda_graphs: int | None = _setting(
-        "largest batch that replays a CUDA graph; 0: none, and in vLLM no compilation", int, "N"
+        "largest batch with a CUDA graph; 0: no graphs, and in vLLM no compilation", int, "N"
     )
 
     @property
@@ -131,7 +129,7 @@ class Setting:
 
     @property
     def differs(self) -> bool:
-        """Whether the engine uses another value than was asked; False where no certain value is known."""
+        """Whether the engine uses another value than was requested; False where no certain value is known."""
         asked, actual = canonical(self.name, self.asked), canonical(self.name, self.actual)
         return None not in (asked, actual) and asked != actual
 
@@ -192,7 +190,7 @@ def spell(title: str, spellings: Mapping[str, Spelling], settings: Settings, ext
         if spelling is None or words is None:
             what = f"{flag_of(name)} {plain(value)}"
             raise WorkloadError(
-                f"{title} cannot be given {what}; leave it out, or pass a flag of its own after --"
+                f"{title} does not support {what}; drop it, or pass the engine's own flag after --"
             )
         if own & set(spelling.flags):
             continue
@@ -215,11 +213,10 @@ def spell(title: str, spellings: Mapping[str, Spelling], settings: Settings, ext
 
 def check(settings: Settings) -> None:
     """WorkloadError, naming the flag, for a value that no engine could take."""
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size"):
-        _at_least(name, getattr(settings, name), 1)
-    for name in ("pipeline_parallel_size", "data_parallel_size"):
-        _at_least(name, getattr(settings, name), 1)
-    _at_least("cuda_graphs", settings.cuda_graphs, 0)
+    for row in SETTINGS.values():
+        least, n = 0 if row.name == "cuda_graphs" else 1, getattr(settings, row.name)
+        if row.parse is int and n is not None and n < least:
+            raise WorkloadError(f"{row.flag} {n}: expected at least {least}")
     share = settings.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise WorkloadError(f"--gpu-memory-utilization {share:g}: expected a share above 0, at most 1")
@@ -243,8 +240,3 @@ KV_DTYPES = (
     "q8_0",
     "q4_0",
 )
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise WorkloadError(f"{flag_of(name)} {value}: expected at least {least}")

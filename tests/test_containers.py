@@ -256,12 +256,12 @@ def test_burstline_runs_as_nobody_special_and_sends_little_to_the_daemon():
 
 
 @pytest.mark.skipif(compose() is None, reason="neither docker compose nor docker-compose is installed")
-@pytest.mark.parametrize("profile", PROFILES)
-def test_compose_itself_accepts_every_profile(profile):
-    command = [*(compose() or ()), "--profile", profile, "config"]
+def test_compose_itself_accepts_every_profile():
+    profiles = [word for profile in PROFILES for word in ("--profile", profile)]
+    command = [*(compose() or ()), *profiles, "config"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"burstline-{profile}" in yaml.safe_load(done.stdout)["services"]
+    assert {f"burstline-{profile}" for profile in PROFILES} <= set(yaml.safe_load(done.stdout)["services"])
 
 
 # ---- for real

@@ -14,6 +14,10 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin"; ln -s "$(command -v false)" "$las
 """
 
 
+def test_every_script_has_its_run_bit_because_docs_call_it_by_its_path() -> None:
+    assert not [script.name for script in SCRIPTS.glob("*.sh") if not os.access(script, os.X_OK)]
+
+
 def called(tmp_path: Path, script: str, **env: str) -> list[str]:
     """What `uv` was called with by a script that ends at the first step after it."""
     commands, log = tmp_path / "bin", tmp_path / "log"

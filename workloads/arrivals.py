@@ -84,9 +84,7 @@ def replay(rate_per_s: float | None, n: int, rng: np.random.Generator, times_s: 
     if rate_per_s is None:
         return due_s
     if due_s[-1] == 0:
-        raise WorkloadError(
-            "replay: all recorded times are equal, so no rate can be given to them; drop --rate"
-        )
+        raise WorkloadError("replay: all recorded times are equal, so --rate cannot scale them; drop it")
     return due_s * float((n - 1) / due_s[-1] / rate_per_s)
 
 
@@ -114,25 +112,26 @@ def _numbers(*words: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern: how its times are made, what `--arrival` says after its name, and what `--rate` is to it.
+    """One pattern: how its times are made, its `title`, what `--arrival` says, and what `--rate` is to it.
 
     `parse` makes its parameter of that text and raises ValueError; `form` is an example.
     """
 
     due_s: Callable[..., Times]
+    title: str
     form: str
     parse: Callable[[str], Any] | None = None
     rate: Literal["needed", "taken", "ignored"] = "needed"
 
 
 ARRIVALS: dict[str, Pattern] = {
-    "burst": Pattern(burst, "burst", rate="ignored"),
-    "constant": Pattern(constant, "constant"),
-    "poisson": Pattern(poisson, "poisson"),
-    "gamma": Pattern(gamma, "gamma:0.5", _shape),
-    "ramp": Pattern(ramp, "ramp:2..20", _rates, rate="ignored"),
-    "steps": Pattern(steps, "steps:5x30,10x30", _steps, rate="ignored"),
-    "replay": Pattern(replay, "file:times.txt", rate="taken"),
+    "burst": Pattern(burst, "all at once", "burst", rate="ignored"),
+    "constant": Pattern(constant, "evenly spaced arrivals", "constant"),
+    "poisson": Pattern(poisson, "Poisson arrivals", "poisson"),
+    "gamma": Pattern(gamma, "gamma arrivals", "gamma:0.5", _shape),
+    "ramp": Pattern(ramp, "Poisson arrivals", "ramp:2..20", _rates, rate="ignored"),
+    "steps": Pattern(steps, "Poisson arrivals in steps", "steps:5x30,10x30", _steps, rate="ignored"),
+    "replay": Pattern(replay, "arrivals at recorded times", "file:times.txt", rate="taken"),
 }
 
 
@@ -184,12 +183,6 @@ class Arrivals:
     @property
     def pattern(self) -> str:
         return self.arrival.pattern
-
-    @property
-    def burstiness(self) -> float | None:
-        """The shape of gamma gaps."""
-        shape: float | None = self.arrival.parameter if self.pattern == "gamma" else None
-        return shape
 
     def due_s(self, rng: np.random.Generator) -> Times:
         """When each request is due: n seconds from the run's start, ascending, none negative."""

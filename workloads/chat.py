@@ -16,12 +16,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from burstline.workloads.data_sets import Message, Template
+from burstline.workloads.model_files import read_json
 from burstline.workloads.request import WorkloadError
 
 
 def template_of(folder: Path) -> Template | None:
     """The chat template of a model's or tokenizer's folder; None where it has none."""
-    config = _json(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     file = folder / "chat_template.jinja"
     source = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
     if isinstance(source, list):  # several, by name
@@ -52,13 +53,3 @@ def _refuse(message: str) -> None:
 
 def _text(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise WorkloadError(f"{path} cannot be read as JSON: {error}") from None
-    return parsed if isinstance(parsed, dict) else {}

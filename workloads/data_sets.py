@@ -8,7 +8,6 @@ perhaps a `reply` or `output_tokens`, which say how long the output is, a `times
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,9 @@ import numpy as np
 
 from burstline.workloads.arrivals import MOST_S
 from burstline.workloads.lengths import Lengths
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import Request, RequestKind, WorkloadError
-from burstline.workloads.rows import Row, read_rows
-from burstline.workloads.seeds import rng
+from burstline.workloads.rows import Row, number_in, read_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -186,7 +185,7 @@ def _request(index: int, item: Item, ids: list[int] | None, n_output: int, m: Ma
     """The request, or why the row does not fit."""
     if m.kind is RequestKind.RERANK:
         if not item.documents or item.prompt is None:
-            return "no documents to order"
+            return "no documents to rank"
         n_tok = sum(len(e.ids) for e in m.tokenizer.encode_batch([item.prompt, *item.documents]))
         return Request(
             index, None, item.prompt, n_tok, 1, kind=m.kind, verbatim=True, documents=item.documents
@@ -199,6 +198,11 @@ def _request(index: int, item: Item, ids: list[int] | None, n_output: int, m: Ma
     if m.max_tok is not None and n_prompt + n_output > m.max_tok:
         return f"longer than the model's limit of {m.max_tok:,} tokens"
     request = Request(index, None, None, n_prompt, n_output, kind=m.kind, verbatim=True)
+    return prompted(request, item, ids, m)
+
+
+def prompted(request: Request, item: Item, ids: list[int] | None, m: Materials) -> Request:
+    """The request with the row's prompt, in the form that the server takes."""
     if item.prompt is None:
         return replace(request, messages=json.dumps(item.messages, ensure_ascii=False))
     if m.takes_ids and ids is not None:
@@ -219,7 +223,7 @@ def _mapped(columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: str) -> Item | str:
-    """What a row asks for, or the reason why it cannot be used; WorkloadError where it is malformed."""
+    """A row's request, or the reason why it cannot be used; WorkloadError if it is malformed."""
 
     def value(name: str) -> Any:
         return next((row[column] for column in names[name] if row.get(column) is not None), None)
@@ -290,17 +294,9 @@ def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
 def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float | None:
     if value is None:
         return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = number_in(value)
     least, most = (1, MOST_TOK) if whole else (0, MOST_S)
-    if (
-        isinstance(value, bool)
-        or not math.isfinite(number)
-        or not least <= number <= most
-        or (whole and not number.is_integer())
-    ):
+    if not least <= number <= most or (whole and not number.is_integer()):
         what = f"a whole number from 1 to {most:,}" if whole else f"seconds from 0 to {most:g}"
         raise WorkloadError(f"{where}: {name} is {value!r}; expected {what}")
     return number

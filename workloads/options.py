@@ -1,6 +1,6 @@
-"""Options: what a user may say about a run, each declared once, as a field of a dataclass.
+"""Options of a run, each declared once, as a field of a dataclass.
 
-The same row makes the flag (`burstline/flags.py`), the key of a suite's table
+The same row makes the flag (`burstline/console/flags.py`), the key of a suite's table
 (`burstline/suites/toml_table.py`), the words of a command line and the entry of a manifest.
 """
 

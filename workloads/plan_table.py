@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,35 +15,38 @@ from burstline.workloads.plan import MOST_IDS, Plan, Stage
 from burstline.workloads.prompts import DrawnRequests, Segments, Vocabulary
 from burstline.workloads.request import Request, RequestKind, Sampling, Turn
 
+_Get = Callable[[Request], Any]
+_COLUMNS: Final[dict[str, tuple[pa.DataType, _Get]]] = {
+    "index": (pa.int64(), lambda r: r.index),
+    "n_prompt_tok": (pa.int64(), lambda r: r.n_prompt_tok),
+    "n_output_tok": (pa.int64(), lambda r: r.n_output_tok),
+    "ignore_eos": (pa.bool_(), lambda r: r.ignore_eos),
+    "temperature": (pa.float64(), lambda r: r.sampling.temperature),
+    "top_p": (pa.float64(), lambda r: r.sampling.top_p),
+    "sampling_seed": (pa.int64(), lambda r: r.sampling.seed),
+    "prompt_text": (pa.string(), lambda r: r.prompt_text),
+    "kind": (pa.string(), lambda r: str(r.kind)),
+    "stage": (pa.string(), lambda r: r.stage),
+    "family": (pa.int64(), lambda r: r.family),
+    "verbatim": (pa.bool_(), lambda r: r.verbatim),
+    "messages": (pa.string(), lambda r: r.messages),
+    "documents": (pa.list_(pa.string()), lambda r: list(r.documents) or None),
+    "session": (pa.int64(), lambda r: r.turn and r.turn.session),
+    "turn": (pa.int64(), lambda r: r.turn and r.turn.number),
+    "after": (pa.list_(pa.int64()), lambda r: r.turn and list(r.turn.after)),
+    "pause_ns": (pa.int64(), lambda r: r.turn and r.turn.pause_ns),
+}
+"""Of each request: the column's type, and its value."""
 PLAN: Final = pa.schema(
     {
-        "index": pa.int64(),
         "due_ns": pa.int64(),
-        "n_prompt_tok": pa.int64(),
-        "n_output_tok": pa.int64(),
-        "ignore_eos": pa.bool_(),
-        "temperature": pa.float64(),
-        "top_p": pa.float64(),
-        "sampling_seed": pa.int64(),
-        "prompt_text": pa.string(),
-        "kind": pa.string(),
-        "stage": pa.string(),
-        "family": pa.int64(),
-        "verbatim": pa.bool_(),
-        "messages": pa.string(),
-        "documents": pa.list_(pa.string()),
-        "session": pa.int64(),
-        "turn": pa.int64(),
-        "after": pa.list_(pa.int64()),
-        "pause_ns": pa.int64(),
+        **{name: kind for name, (kind, _) in _COLUMNS.items()},
         "segment_keys": pa.list_(pa.int64()),
         "segment_tok": pa.list_(pa.int64()),
         "prompt_ids": pa.list_(pa.uint32()),
     }
 )
-"""A run of an older version lacks the columns from `kind` to `segment_tok`."""
-
-WITHOUT_PROMPTS: Final = [n for n in PLAN.names if n not in ("prompt_ids", "segment_keys", "segment_tok")]
+WITHOUT_PROMPTS: Final = ["due_ns", *_COLUMNS]
 
 
 def plan_tables(plan: Plan, n_at_once: int = 10_000) -> Iterator[pa.Table]:
@@ -72,7 +75,7 @@ def plan_of_table(table: pa.Table) -> Plan:
     """The plan back, byte for byte."""
     metadata = table.schema.metadata
     drawn = json.loads(metadata.get(b"drawn", b"null"))
-    stages = [None] * len(table) if "stage" not in table.column_names else table.column("stage").to_pylist()
+    stages = table.column("stage").to_pylist()
     parts: list[Stage] = []
     begin = 0
     names = [name for k, name in enumerate(stages) if k == 0 or name != stages[k - 1]]
@@ -96,12 +99,8 @@ def plan_of_table(table: pa.Table) -> Plan:
 
 def requests_without_prompts(table: pa.Table) -> list[Request]:
     """All planned requests, for judging replies: empty `prompt_ids` stand for ids, None for other prompts."""
-    no_ids = table.column("prompt_text").is_valid().to_pylist()
-    if "messages" in table.column_names:
-        no_ids = [
-            a or b for a, b in zip(no_ids, table.column("messages").is_valid().to_pylist(), strict=True)
-        ]
-    return list(_made(table, (None if without else () for without in no_ids)))
+    texts, chats = (table.column(name).is_valid().to_pylist() for name in ("prompt_text", "messages"))
+    return list(_made(table, (None if text or chat else () for text, chat in zip(texts, chats, strict=True))))
 
 
 def _is_drawn(plan: Plan) -> bool:
@@ -123,51 +122,30 @@ def _metadata(plan: Plan) -> dict[str, str]:
     return metadata
 
 
-def _columns(requests: Sequence[Request]) -> dict[str, list[Any]]:
-    turns = [r.turn for r in requests]
-    return {
-        "index": [r.index for r in requests],
-        "n_prompt_tok": [r.n_prompt_tok for r in requests],
-        "n_output_tok": [r.n_output_tok for r in requests],
-        "ignore_eos": [r.ignore_eos for r in requests],
-        "temperature": [r.sampling.temperature for r in requests],
-        "top_p": [r.sampling.top_p for r in requests],
-        "sampling_seed": [r.sampling.seed for r in requests],
-        "prompt_text": [r.prompt_text for r in requests],
-        "kind": [str(r.kind) for r in requests],
-        "stage": [r.stage for r in requests],
-        "family": [r.family for r in requests],
-        "verbatim": [r.verbatim for r in requests],
-        "messages": [r.messages for r in requests],
-        "documents": [list(r.documents) or None for r in requests],
-        "session": [t and t.session for t in turns],
-        "turn": [t and t.number for t in turns],
-        "after": [t and list(t.after) for t in turns],
-        "pause_ns": [t and t.pause_ns for t in turns],
-    }
-
-
 def _table(requests: Sequence[Request], due_ns: NDArray[np.int64], schema: pa.Schema) -> pa.Table:
     requests = list(requests)
-    columns: dict[str, Any] = {**_columns(requests), "due_ns": due_ns}
-    columns |= {name: [None] * len(requests) for name in ("segment_keys", "segment_tok")}
-    columns["prompt_ids"] = _id_lists(requests)
-    return pa.table(
-        [
-            columns[f.name] if isinstance(columns[f.name], pa.Array) else pa.array(columns[f.name], f.type)
-            for f in PLAN
-        ],
-        schema=schema,
-    )
+    columns = {name: [of(r) for r in requests] for name, (_, of) in _COLUMNS.items()}
+    return _arrow({**columns, "due_ns": due_ns, "prompt_ids": _id_lists(requests)}, len(requests), schema)
+
+
+def _arrow(columns: Mapping[str, Any], n: int, schema: pa.Schema) -> pa.Table:
+    """A table of arrays, lists and single values; what is not given is null."""
+    arrays = []
+    for field in PLAN:
+        value = columns.get(field.name)
+        if value is None or isinstance(value, str | int | float):
+            value = [value] * n
+        arrays.append(value if isinstance(value, pa.Array) else pa.array(value, field.type))
+    return pa.table(arrays, schema=schema)
 
 
 def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.Schema) -> pa.Table:
     """Rows of drawn requests whose prompts are not made."""
-    n, sampling = len(requests), requests.sampling
-    one: dict[str, Any] = {"sampling_seed": sampling.seed, "top_p": sampling.top_p}
-    one |= {"ignore_eos": requests.ignore_eos, "temperature": sampling.temperature}
-    one |= {"kind": str(requests.kind), "stage": requests.stage, "verbatim": False}
-    columns: dict[str, Any] = {"index": requests.column("numbers"), "due_ns": due_ns}
+    sampling = requests.sampling
+    columns: dict[str, Any] = {"sampling_seed": sampling.seed, "top_p": sampling.top_p, "due_ns": due_ns}
+    columns |= {"ignore_eos": requests.ignore_eos, "temperature": sampling.temperature}
+    columns |= {"kind": str(requests.kind), "stage": requests.stage, "verbatim": False}
+    columns |= {"index": requests.column("numbers")}
     columns |= {name: requests.column(name) for name in ("n_prompt_tok", "n_output_tok")}
     if requests.segments is not None:
         segments = requests.segments.of(requests.rows)
@@ -175,16 +153,7 @@ def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.
         columns["segment_keys"] = pa.ListArray.from_arrays(starts, pa.array(segments.keys))
         columns["segment_tok"] = pa.ListArray.from_arrays(starts, pa.array(segments.n_tok))
         columns["family"] = segments.families
-    arrays = []
-    for field in PLAN:
-        value = columns.get(field.name)
-        if isinstance(value, pa.Array):
-            arrays.append(value)
-        elif value is None:
-            arrays.append(pa.array([one.get(field.name)] * n, field.type))
-        else:
-            arrays.append(pa.array(value, field.type))
-    return pa.table(arrays, schema=schema)
+    return _arrow(columns, len(requests), schema)
 
 
 def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> DrawnRequests:
@@ -212,13 +181,10 @@ def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> Dra
 
 
 def _made(table: pa.Table, prompts: Iterable[Sequence[int] | None]) -> Iterator[Request]:
-    for name in PLAN.names[9:19]:
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(len(table), PLAN.field(name).type))
-    columns = (table.column(name).to_pylist() for name in PLAN.names[:19])
+    columns = (table.column(name).to_pylist() for name in _COLUMNS)
     for ids, row in zip(prompts, zip(*columns, strict=True), strict=True):
-        index, _, n_prompt_tok, n_output_tok, ignore_eos, temperature, top_p, seed, text, *newer = row
-        kind, stage, family, verbatim, messages, documents, session, number, after, pause_ns = newer
+        index, n_prompt_tok, n_output_tok, ignore_eos, temperature, top_p, seed, text, *rest = row
+        kind, stage, family, verbatim, messages, documents, session, number, after, pause_ns = rest
         yield Request(
             index,
             ids,
@@ -227,9 +193,9 @@ def _made(table: pa.Table, prompts: Iterable[Sequence[int] | None]) -> Iterator[
             n_output_tok,
             ignore_eos,
             Sampling(temperature, top_p, seed),
-            RequestKind(kind or "generate"),
+            RequestKind(kind),
             family,
-            bool(verbatim),
+            verbatim,
             messages,
             tuple(documents or ()),
             None if session is None else Turn(session, number, tuple(after), pause_ns),
@@ -238,16 +204,12 @@ def _made(table: pa.Table, prompts: Iterable[Sequence[int] | None]) -> Iterator[
 
 
 def _id_lists(requests: Sequence[Request]) -> pa.Array:
-    prompts = [_as_uint32(request.prompt_ids) for request in requests]
-    ends = np.cumsum([0, *(len(prompt) for prompt in prompts)], dtype=np.int32)
+    prompts = [np.asarray(() if r.prompt_ids is None else r.prompt_ids, np.uint32) for r in requests]
+    ends = np.cumsum([0, *map(len, prompts)], dtype=np.int32)
     values = pa.array(np.concatenate(prompts) if prompts else np.empty(0, np.uint32))
     # A list whose offset is null is null; a mask would say the same, and import pyarrow.compute (50 ms).
     absent = np.array([*(request.prompt_ids is None for request in requests), False])
     return pa.ListArray.from_arrays(pa.array(ends, mask=absent), values)
-
-
-def _as_uint32(ids: Sequence[int] | None) -> NDArray[np.uint32]:
-    return np.asarray(() if ids is None else ids, dtype=np.uint32)
 
 
 def _prompt_ids(table: pa.Table) -> Iterator[array[int] | None]:

@@ -3,6 +3,8 @@
 A prompt is made of segments. A segment is a key and a length, its ids are a function of seed, key and
 position alone: two prompts share a prefix exactly as far as their segments have the same keys, and any prompt
 can be drawn by itself, so that a plan of a million requests holds none of them in memory.
+
+Every stream of randomness has a name and a generator of its own, so that adding one moves no other.
 """
 
 from __future__ import annotations
@@ -11,12 +13,20 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import eq
 from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from burstline.workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
+
+
+def rng(seed: int, name: str) -> np.random.Generator:
+    """The generator of the stream `name` under `seed`; seed 0 is a seed like any other."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
 
 N_SALT_TOK = 8
 OF_GROUP: Final = 1 << 62
@@ -59,7 +69,7 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _BATCH_TOK: Final = 1 << 14
-"""So many ids are drawn at a time: enough to hide what calls of NumPy cost, few enough for a cache."""
+"""Ids drawn per call: enough to amortise NumPy's overhead, few enough for the cache."""
 
 
 class Stream:
@@ -165,7 +175,7 @@ class DrawnRequests(Sequence[Request]):
             yield from self._made(rows, stream)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -223,10 +233,6 @@ class DrawnRequests(Sequence[Request]):
             begin = end
 
 
-def _same(one: Request, other: object) -> bool:
-    return one == other
-
-
 def salted(request: Request, salt: str, vocabulary: Vocabulary) -> Request:
     """The request with its first 8 ids overwritten by ids derived from `salt` and its family.
 
@@ -240,12 +246,7 @@ def salted(request: Request, salt: str, vocabulary: Vocabulary) -> Request:
     family = request.index if request.family is None else request.family
     digest = hashlib.sha256(f"{salt}/{family}".encode()).digest()
     picks = np.frombuffer(digest, dtype="<u4")[:N_SALT_TOK] % len(vocabulary.ids)
-    head = array("I", vocabulary.ids[picks].astype(np.uint32).tobytes())
-    return replace(request, prompt_ids=_overwrite_head(request.prompt_ids, head))
-
-
-def _overwrite_head(prompt_ids: Sequence[int], head: array[int]) -> array[int]:
-    ids = array("I", prompt_ids)
-    n = min(len(head), len(ids))
-    ids[:n] = head[:n]
-    return ids
+    ids = array("I", request.prompt_ids)
+    n = min(N_SALT_TOK, len(ids))
+    ids[:n] = array("I", vocabulary.ids[picks].astype(np.uint32).tobytes())[:n]
+    return replace(request, prompt_ids=ids)

@@ -1,4 +1,4 @@
-"""What a user wants generated. Knows no engine and no clock."""
+"""Requests as the user describes them, independent of engine and clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ class WorkloadError(ValueError):
 
 
 class RequestKind(StrEnum):
-    """What a server is asked for: text that goes on, a vector, or documents in order of relevance."""
+    """The kind of a request: generate text, embed, or rank documents."""
 
     GENERATE = "generate"
     EMBED = "embed"

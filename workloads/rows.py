@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -59,8 +60,16 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     if kind in ("", ".txt", ".text", ".md"):
         return ((number, {"prompt": text}) for number, text in _lines(path, what))
     raise WorkloadError(
-        f"{what} {source}: no format is known for {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet"
+        f"{what} {source}: unknown format {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet"
     )
+
+
+def number_in(value: Any) -> float:
+    """The number that a row's value is; NaN where it is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _head(path: Path, what: str) -> bytes:
@@ -159,7 +168,7 @@ def _csv(path: Path, what: str) -> Rows:
     with _opened(path, what) as file, _told(path, what, lambda: number + 1):
         # One thread: only then does an error name its row.
         options = pacsv.ReadOptions(use_threads=False)
-        names = _csv_header(path, what)
+        names = [name.strip().strip('"') for name in next(_lines(path, what))[1].split(",")]
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
         )
@@ -171,11 +180,6 @@ def _csv(path: Path, what: str) -> Rows:
                         yield number, row
         except pa.ArrowException as error:
             raise WorkloadError(f"{what} {path} row {number + 1}: {str(error).splitlines()[0]}") from None
-
-
-def _csv_header(path: Path, what: str) -> list[str]:
-    _, header = next(_lines(path, what))
-    return [name.strip().strip('"') for name in header.split(",")]
 
 
 def _parquet(path: Path, what: str) -> Rows:
@@ -199,7 +203,9 @@ def _of_library(source: str, path: Path, what: str, split: str | None) -> Rows:
         raise WorkloadError(f"{what} {source}: no such file; expected a file, a folder or a dataset's name")
     if importlib.util.find_spec("datasets") is None:
         kind = "a folder" if path.is_dir() else "a dataset's name"
-        raise WorkloadError(f"{what} {source} is {kind}, which needs the library: pip install datasets")
+        raise WorkloadError(
+            f"{what} {source} is {kind}, which needs the datasets library: pip install datasets"
+        )
     import datasets
 
     datasets.disable_progress_bars()

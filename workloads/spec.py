@@ -1,4 +1,4 @@
-"""What a user asks of a load, and its checks. Imports nothing heavy: a usage error is reported at once.
+"""The options of a load, and their checks. No heavy imports: a usage error is reported at once.
 
 `LoadSpec` is the one type of a load: flags, a suite's tables, plan and manifest are made from its rows.
 `burstline.bench.load_options` makes requests and arrivals of a checked spec.
@@ -88,7 +88,7 @@ class TraceSource:
 class Sharing:
     """How prompts begin alike: in `groups`, each with a prefix of its own.
 
-    With `shared_tok` every prompt begins with so many tokens of its group's prefix. With `hit` (0..1) each
+    With `shared_tok` every prompt begins with that many tokens of its group's prefix. With `hit` (0..1) each
     begins with as many whole cache blocks as it takes for that share of all prompt tokens to be served by a
     cache that holds the prefixes.
     """
@@ -146,43 +146,6 @@ class HangUps:
         return as_text(self.share) if self.after == "8" else f"{as_text(self.share)},after={self.after}"
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """`n` requests, 0 for none, or `seconds` of the load's own arrivals; neither: bursts until two agree."""
-
-    n: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> WarmUp:
-        """`20` requests, `10s`, `auto`, or none (`0`); where nothing is said, a fresh engine is warmed up."""
-        if text == "auto":
-            return cls()
-        try:
-            if text.endswith("s"):
-                seconds = float(text[:-1])
-                if not 0 < seconds < 86_400:
-                    raise ValueError(text)
-                return cls(seconds=seconds)
-            if (n := int(text)) < 0:
-                raise ValueError(text)
-            return cls(n=n)
-        except ValueError:
-            raise WorkloadError(
-                f"{text!r}: expected a number of requests such as 20, seconds such as 10s, auto, or 0"
-            ) from None
-
-    @property
-    def is_automatic(self) -> bool:
-        return self.n is None and self.seconds is None
-
-    @property
-    def text(self) -> str:
-        if self.is_automatic:
-            return "auto"
-        return str(self.n) if self.n is not None else f"{as_text(self.seconds)}s"
-
-
 def _kind(text: str) -> RequestKind:
     if text not in list(RequestKind):
         raise WorkloadError(f"{text}: expected {', '.join(RequestKind)}")
@@ -196,84 +159,108 @@ class LoadSpec:
     Lengths are laws that `lengths.py` reads: they need libraries and files that no check waits for.
     """
 
-    requests: int | None = option("how many (1000)", parse=int, metavar="N")
+    requests: int | None = option("number of requests (1000)", parse=int, metavar="N")
     prompt_tokens: str = option(
         "prompt lengths: 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096, "
         "file:lengths.csv (512)",
         "512",
         metavar="LENGTHS",
     )
-    output_tokens: str = option("likewise (64)", "64", metavar="LENGTHS")
+    output_tokens: str = option("output lengths, in the same forms (64)", "64", metavar="LENGTHS")
     request_kind: RequestKind = option(
-        "generate (default), embed or rerank", RequestKind.GENERATE, parse=_kind, metavar="KIND"
+        "kind of request: generate (default), embed or rerank",
+        RequestKind.GENERATE,
+        parse=_kind,
+        metavar="KIND",
     )
-    seed: int = option("of prompts, lengths and arrivals (0)", 0, parse=int, metavar="SEED")
-    salt: str = option("an earlier run's salt repeats it byte for byte", "", metavar="HEX")
+    seed: int = option("seed of prompts, lengths and arrivals (0)", 0, parse=int, metavar="SEED")
+    salt: str = option("the salt of an earlier run, to send exactly the same prompts", "", metavar="HEX")
     tokenizer: Path | None = option(
-        "whose ordinary ids prompts are drawn from; it counts replies that the server does not count",
+        "folder of the tokenizer from which prompts are drawn; also counts tokens if the server does not",
         parse=Path,
         metavar="DIR",
     )
-    vocab_size: int | None = option("if neither tokenizer nor server says it", parse=int, metavar="N")
-    temperature: float | None = option("0 is greedy (0)", parse=float, metavar="T")
-    top_p: float | None = option("of sampling, with --temperature (1)", parse=float, metavar="P")
+    vocab_size: int | None = option(
+        "vocabulary size, if neither server nor tokenizer gives it", parse=int, metavar="N"
+    )
+    temperature: float | None = option("sampling temperature; 0 is greedy (0)", parse=float, metavar="T")
+    top_p: float | None = option("nucleus sampling, with --temperature (1)", parse=float, metavar="P")
     cancel_share: HangUps | None = option(
-        "the share of requests whose clients hang up in the middle of the reply, after 8 tokens or others: "
-        "20%%, or 20%%,after=4..12",
+        "share of clients that disconnect during the reply, after 8 tokens by default: 20%%, "
+        "20%%,after=4..12",
         parse=HangUps.parse,
         metavar="P",
     )
-    deadline_s: float = option("per request, from when it was due (600)", 600.0, parse=float, metavar="S")
+    deadline_s: float = option(
+        "timeout of each request, counted from its due time (600)", 600.0, parse=float, metavar="S"
+    )
     workers: int | Literal["auto"] = option(
-        "load driver processes (1); auto: one for 2,000 requests in flight, on half the cores at most",
+        "load driver processes (1); auto: one per 2,000 requests in flight, on at most half the cores",
         1,
         parse=number_or_auto,
         metavar="N|auto",
     )
     data: DataSource | None = option(
-        "prompts: JSONL, JSON, text, CSV, Parquet, a dataset; columns of other names and a split follow: "
+        "prompts from a file (JSONL, JSON, text, CSV, Parquet) or a data set; options: "
         "q.csv,prompt=question,split=test",
         parse=DataSource.parse,
         metavar="FILE|NAME",
     )
     trace: TraceSource | None = option(
-        "a recorded load: Mooncake, Azure, BurstGPT, JSONL; faster, or some seconds of it: "
-        "t.csv,speed=2,window=600..1200",
+        "replay a trace (Mooncake, Azure, BurstGPT, JSONL); options: t.csv,speed=2,window=600..1200",
         parse=TraceSource.parse,
         metavar="FILE",
     )
     shared_prefix: Sharing | None = option(
-        "tokens that prompts begin with alike, or the share of prompt tokens to be cached: 256, 60%%; with "
-        "several prefixes 256,groups=4",
+        "length of a shared prefix, or the share of prompt tokens to serve from the cache: 256, "
+        "60%%; several prefixes: 256,groups=4",
         parse=Sharing.parse,
         metavar="N|P%",
     )
-    sessions: int | None = option("conversations instead of requests", parse=int, metavar="N")
-    turns: str | None = option("turns of a conversation (4)", metavar="LENGTHS")
-    turn_tokens: str | None = option("what each later turn adds (64)", metavar="LENGTHS")
-    think_s: str | None = option("between a reply and the next turn, e.g. 0.5..3", metavar="SECONDS")
-    warmup: WarmUp | None = option(
-        "requests, or seconds of the load, sent first and not counted",
-        parse=WarmUp.parse,
-        metavar="N|Ns|auto|0",
+    sessions: int | None = option("number of conversations, instead of --requests", parse=int, metavar="N")
+    turns: str | None = option("turns per conversation (4)", metavar="LENGTHS")
+    turn_tokens: str | None = option("tokens that each later turn adds (64)", metavar="LENGTHS")
+    think_s: str | None = option("pause between a reply and the next turn, e.g. 0.5..3", metavar="SECONDS")
+    warmup: int | Literal["auto"] | None = option(
+        "requests to send first, which are not measured; auto: small bursts until two agree",
+        parse=number_or_auto,
+        metavar="N|auto|0",
+    )
+    audit: float | None = option(
+        "share of the requests to send again after the load, alone and twice, to see whether their replies "
+        "differ under load, e.g. 2%%",
+        parse=share,
+        metavar="SHARE",
     )
     arrival: Arrival | None = option(
-        "burst (all at once), constant, poisson, gamma:0.5 (1 is Poisson, less is clumpier), ramp:2..20 "
-        "(from one rate to another), steps:5x30,10x30 (rate x seconds), file:times.txt (a time in seconds "
-        "per line), replay (the times of the data)",
+        "burst (all at once), constant, poisson, gamma:0.5 (1 is Poisson, less is burstier), ramp:2..20 "
+        "(from one rate to another), steps:5x30,10x30 (rate x seconds), file:times.txt (one time in seconds "
+        "per line), replay (the data's own times)",
         parse=parse_arrival,
         metavar="PATTERN",
     )
     rate: float | None = option("requests per second", parse=float, metavar="R")
     duration_s: float | None = option(
-        "how long requests are sent, instead of --requests", parse=float, metavar="S"
+        "send requests for S seconds, instead of --requests", parse=float, metavar="S"
     )
-    concurrency: int | None = option("a closed loop: N requests at a time", parse=int, metavar="N")
+    concurrency: int | None = option("closed loop: keep N requests in flight", parse=int, metavar="N")
 
     @property
     def of_sessions(self) -> bool:
         """Whether the load consists of conversations."""
         return self.sessions is not None or self.turns is not None
+
+    @property
+    def pattern(self) -> str:
+        """How requests arrive; a checked load says it."""
+        return self.arrival.pattern if self.arrival else "burst"
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a closed loop, a burst or an open loop, in these words."""
+        if self.concurrency is not None:
+            return "closed loop"
+        return "burst" if self.pattern == "burst" else "open loop"
 
     def salted(self) -> LoadSpec:
         """With a fresh salt where none is named."""
@@ -292,7 +279,7 @@ class LoadSpec:
         """The same back; raises ValueError where a value is none that its flag takes."""
         options = options_of(cls)
         if unknown := [name for name in row if name not in options]:
-            raise WorkloadError(f"{unknown[0]} is no option of a load")
+            raise WorkloadError(f"{unknown[0]} is not an option of the load")
         parsed: dict[str, Any] = {
             name: None if value is None else options[name].parse(as_text(value))
             for name, value in row.items()
@@ -306,16 +293,34 @@ class Goals:
 
     slo: tuple[str, ...] = option(
         "a target, e.g. 'ttft.p99<=2s' or 'output_tok_per_s>=1000'; without a percentile, e.g. 'ttft<=2s', "
-        "what each request must meet to count as goodput (repeatable; mind the quotes)",
+        "a limit for each request that counts as goodput (repeatable; quote it)",
         (),
         many=True,
         metavar="'METRIC.P<=VALUE'",
     )
     max_failures: float = option(
-        "the share of requests that may fail, e.g. 0.05 or 5%%; above it the run is not VALID (1%%)",
+        "share of requests that may fail in a VALID run, e.g. 0.05 or 5%% (1%%)",
         MAX_FAILURES,
         parse=share,
         metavar="SHARE",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """How the highest load within the SLOs is searched."""
+
+    error: float = option(
+        "allowed chance that the reported interval is wrong, e.g. 0.01 or 1%% (5%%)",
+        0.05,
+        parse=share,
+        metavar="SHARE",
+    )
+    budget_s: float = option(
+        "time limit of the search (900); what is not confirmed by then is reported as open",
+        900.0,
+        parse=float,
+        metavar="S",
     )
 
 
@@ -358,21 +363,25 @@ def _contradictions(spec: LoadSpec) -> Iterator[str]:
     if spec.arrival is not None and (spec.arrival.pattern == "steps" or spec.arrival.file):
         counts.append("arrival")
     if spec.duration_s is not None and counts:
-        yield f"{own[counts[0]][0]} says how much comes: --duration-s would be ignored; drop one"
+        yield f"{own[counts[0]][0]} sets the number of requests: --duration-s would be ignored; drop one"
     for source, names in SETS_ITSELF.items():
         there = spec.of_sessions if source == "sessions" else source in own
         for name in names:
             if there and name in own:
                 yield f"{flag_of(source)} sets {flag_of(name)}; drop one of them"
     if spec.cancel_share and spec.of_sessions:
-        yield "--cancel-share is for single requests: the turns after an abandoned one could not follow"
+        yield "--cancel-share is for single requests: turns after an abandoned one cannot follow"
     for name in ("turns", "turn_tokens", "think_s") if spec.data is None and spec.sessions is None else ():
         if name in own:
             yield f"{' '.join(own[name])} is for conversations: give --sessions N"
     if spec.sessions is not None and spec.requests is not None:
-        yield "--sessions and --requests both say how many; in sessions, --turns says the rest"
+        yield "--sessions and --requests both set the number of requests; with --sessions, use --turns"
     if spec.cancel_share and spec.request_kind != RequestKind.GENERATE:
         yield f"--cancel-share: --request-kind {spec.request_kind} has no stream to abandon"
+    if spec.audit is not None and spec.temperature:
+        yield f"--audit: replies with --temperature {spec.temperature:g} differ by chance; drop one of them"
+    if spec.audit is not None and spec.request_kind != RequestKind.GENERATE:
+        yield f"--audit compares generated text: --request-kind {spec.request_kind} has none"
     if spec.request_kind == RequestKind.RERANK and spec.data is None:
         yield "--request-kind rerank needs --data FILE whose rows have a query and documents"
 
@@ -387,9 +396,13 @@ def _check_numbers(spec: LoadSpec) -> None:
             raise WorkloadError(f"{flag_of(name)} {number}: expected at least 1")
         if number > most:
             raise WorkloadError(f"{flag_of(name)} {number}: expected at most {most:,}")
+    if isinstance(spec.warmup, int) and not 0 <= spec.warmup <= MAX_REQUESTS:
+        raise WorkloadError(f"--warmup {spec.warmup}: expected 0 or more, up to {MAX_REQUESTS:,}, or auto")
+    if spec.audit is not None and not 0 < spec.audit <= 1:
+        raise WorkloadError(f"--audit {spec.audit:g}: expected a share above 0, e.g. 2% or 0.02, at most 1")
     if not 0 < spec.deadline_s <= MOST_DEADLINE_S:
         raise WorkloadError(f"--deadline-s {spec.deadline_s}: expected seconds above 0, at most a week")
     if any(c not in "0123456789abcdefABCDEF" for c in spec.salt):
         raise WorkloadError(f"--salt {spec.salt!r}: expected hexadecimal digits, e.g. --salt 5eed")
     if spec.tokenizer is not None and not spec.tokenizer.is_dir():
-        raise WorkloadError(f"--tokenizer {spec.tokenizer} is no folder, so it has no tokenizer.json")
+        raise WorkloadError(f"--tokenizer {spec.tokenizer} is not a folder with a tokenizer.json")

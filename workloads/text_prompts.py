@@ -1,4 +1,4 @@
-"""Prompts as text, for servers that take no token ids: of an exact length by the model's own tokenizer.
+"""Text prompts, for servers that accept no token ids, with an exact length in the model's tokens.
 
 Words that are one token each are strung together and counted; where a tokenizer cannot be hit that way, the
 end of the text is searched until the count is exact. Every prompt begins with words that the salt chose, so
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from burstline.workloads.plan import Plan, fingerprint
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import Request, WorkloadError
-from burstline.workloads.seeds import rng
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,7 +78,7 @@ def words_of(tokenizer: Tokenizer) -> Words:
         fitting = tuple(word for word, cost in zip(candidates, costs, strict=True) if cost == cost_tok)
         if len(fitting) >= min(ENOUGH_WORDS, len(candidates) // 4):
             return Words(tokenizer, fitting, _first(probe, fitting, cost_tok) or fitting, cost_tok, digest)
-    raise WorkloadError("the tokenizer's words cost nothing or differ in all their costs: give another")
+    raise WorkloadError("no words of this tokenizer have a constant number of tokens: use another one")
 
 
 def as_text(plan: Plan, words: Words, salt: str, n_extra_tok: int = 0) -> Plan:

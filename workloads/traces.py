@@ -1,4 +1,4 @@
-"""Recorded loads: when each request came, how long it was, and which prefixes it shared.
+"""Recorded loads: arrival time, length and shared prefixes of each request.
 
 | format | recognised by | prefixes |
 |---|---|---|
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from burstline.workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.rows import Row, read_rows
+from burstline.workloads.rows import Row, number_in, read_rows
 
 MOONCAKE_BLOCK_TOK: Final = 512
 _HASH_MASK: Final = (1 << 60) - 1
@@ -73,7 +73,7 @@ class Trace:
         return len(self.at_s)
 
     def window(self, begin_s: float, end_s: float, n: int | None = None) -> Trace:
-        """What came in [begin_s, end_s), the first n of it, times counted from `begin_s`."""
+        """The first n requests of [begin_s, end_s), with times counted from `begin_s`."""
         low, high = np.searchsorted(self.at_s, [begin_s, end_s])
         high = high if n is None else min(high, low + n)
         if low >= high:
@@ -169,13 +169,8 @@ def _format_of(row: Row, source: str, number: int) -> Format:
 
 
 def _count(row: Row, name: str, where: str) -> int:
-    """A number of tokens, 0 or more."""
-    value = row.get(name)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not number.is_integer() or not 0 <= number <= _MAX_TOK:
+    value, number = row.get(name), number_in(row.get(name))
+    if not number.is_integer() or not 0 <= number <= _MAX_TOK:
         raise WorkloadError(f"{where}: {name} is {value!r}; expected a whole number of tokens")
     return int(number)
 
@@ -184,11 +179,8 @@ def _time(row: Row, form: Format, where: str) -> Any:
     value = row.get(form.time)
     if form.unit_s is None:
         return value
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
+    number = number_in(value)
+    if not math.isfinite(number):
         raise WorkloadError(f"{where}: {form.time} is {value!r}; expected a number")
     if number < 0:
         raise WorkloadError(f"{where}: {form.time} is {value}; expected no time before 0")

@@ -1,7 +1,9 @@
-"""Firing a plan: drivers start, begin at one moment, are watched with the server, and stop when asked to."""
+"""Send a plan: start the drivers at one moment, monitor them and the server, and stop them on request."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
@@ -12,16 +14,15 @@ from typing import Final
 
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
-from burstline.driver_processes import Driver, local_drivers
-from burstline.loadgen.driver.job import NAMES, Counters, Done, Go, Job, Ready, Stop
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
+from burstline.cluster.driver_processes import Driver, local_drivers
+from burstline.loadgen.driver.job import NAMES, STOP_S, Counters, Done, End, Go, Job, Ready, Stop
+from burstline.loadgen.record.capture import Capture, CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.loadgen.record.record import Outcome
-from burstline.servers.host.child import ChildLostError, how_it_ended
+from burstline.servers.host.child import SILENT_S, ChildLostError
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.process import Server
-from burstline.servers.host.ready import getter
+from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.introspection import log_message
 
@@ -30,16 +31,14 @@ LEAD_S = 0.05
 CLUSTER_LEAD_S = 1.0
 """The same over a cluster: a message to each of hundreds of workers takes milliseconds."""
 TICK_S = 0.25
-PREPARING_LIMIT_S: Final = 120.0
-"""How long no request may be prepared and no connection opened before the load has begun."""
-STOPPING_LIMIT_S: Final = 8.0
-"""How long drivers may take from "stop" to their report."""
+STARTING_LIMIT_S: Final = 30.0
+"""How long a driver may take to its first sign of life: it imports, and reads its job."""
 STILL_LIMIT_S: Final = 10.0
-"""How long a driver may stand still during the load: stopped, or its machine hangs."""
-CLOSING_LIMIT_S: Final = 120.0
-"""The same once its requests have ended, while it writes the last captures."""
+"""How long a driver may show no sign of life after that: stopped, or its machine or its disk hangs."""
 
 OnTick = Callable[[Snapshot], None]
+Enough = Callable[[Snapshot], bool]
+"""Whether a load may end before its plan does."""
 OnPids = Callable[[list[int]], None]
 Say = Callable[[str], None]
 
@@ -56,7 +55,8 @@ Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Sequence[Dr
 class DriveOutcome:
     """How a load went: the drivers' own reports, the start (ns, monotonic), and why drivers are missing.
 
-    `lost` are the drivers that ended during the load; `error` is what a driver failed of.
+    `lost` are the drivers that ended during the load; `error` is what a driver failed of. `ended_s` is when
+    the load had said enough.
     """
 
     reports: list[DriveReport]
@@ -64,6 +64,7 @@ class DriveOutcome:
     t0_ns: int | None = None
     lost: tuple[LostDriver, ...] = ()
     error: Exception | None = None
+    ended_s: float | None = None
 
 
 def fire(
@@ -73,10 +74,12 @@ def fire(
     on_tick: OnTick,
     drivers: Drivers | None = None,
     say: Say = lambda _: None,
+    enough: Enough = lambda _: False,
 ) -> DriveOutcome:
     """Drive the whole job, by processes of this machine unless `drivers` starts others.
 
-    `say` is told of each driver that is lost during the load.
+    `say` is called with each driver that is lost during the load. Once `enough` is true nothing more is sent,
+    and what is in flight ends by itself.
 
     An interrupt asks the drivers to stop, so that every planned request still gets its capture; a second one
     is raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
@@ -87,7 +90,7 @@ def fire(
         with (drivers or local_drivers)(parts, counters) as started:
             on_pids([driver.pid for driver in started if driver.pid])
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
-            load = _DriverControl(started, counters, parts, on_tick, early_s, say).attend()
+            load = _DriverControl(started, counters, parts, on_tick, early_s, say, enough).attend()
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
     for each in load.lost:
         _account_for_lost(parts[each.worker], captured, n_workers + each.worker, each.why)
@@ -99,12 +102,10 @@ def _account_for_lost(part: Job, captured: Set[int], file_number: int, why: str)
     spool = CaptureWriter(part.captures, file_number)
     for request, due_ns in zip(part.requests, part.due_ns, strict=True):
         if request.index not in captured:
-            spool.put(partial(_lost, request.index, due_ns, why))
+            spool.put(
+                partial(Capture, request.index, due_ns, None, None, None, None, (), Outcome.DRIVER_LOST, why)
+            )
     spool.close()
-
-
-def _lost(index: int, due_ns: int, why: str) -> Capture:
-    return Capture(index, due_ns, None, None, None, None, (), Outcome.DRIVER_LOST, why)
 
 
 class _DriverControl:
@@ -118,9 +119,10 @@ class _DriverControl:
         on_tick: OnTick,
         early_s: float,
         say: Say,
+        enough: Enough,
     ) -> None:
         self._pending = dict(enumerate(drivers))
-        self._counters, self._on_tick, self._say = counters, on_tick, say
+        self._counters, self._on_tick, self._say, self._enough = counters, on_tick, say, enough
         self._shares = [len(part.requests) for part in parts]
         self._n_unready = len(drivers)
         here = all(driver.pid for driver in drivers)
@@ -131,10 +133,9 @@ class _DriverControl:
         self._lost: list[LostDriver] = []
         self._error: Exception | None = None
         self._interrupted = False
-        self._progress: tuple[int, int] | None = None
-        self._progress_s = time.monotonic()
-        self._stop_by_s: float | None = None
-        self._beats = {k: (-1, time.monotonic()) for k in self._pending}
+        self._ended_s: float | None = None
+        self._stopped_s: float | None = None
+        self._beats = {k: (0, time.monotonic()) for k in self._pending}
 
     def attend(self) -> DriveOutcome:
         while self._pending:
@@ -146,14 +147,19 @@ class _DriverControl:
                         self._hear(k)
                     self._check_limits()
                 if self._t0_ns is not None:
-                    self._on_tick(_snapshot(self._counters, sum(self._shares), self._t0_ns))
+                    now = _snapshot(self._counters, sum(self._shares), self._t0_ns)
+                    self._on_tick(now)
+                    if self._ended_s is None and self._stopped_s is None and self._enough(now):
+                        self._ended_s = (time.monotonic_ns() - self._t0_ns) / 1e9
+                        self._tell(End())
             except KeyboardInterrupt:
                 if self._interrupted:
                     raise
                 self._interrupted = True
                 self._stop()
         reports = sorted(self._reports, key=lambda report: report.worker)
-        return DriveOutcome(reports, self._interrupted, self._t0_ns, tuple(self._lost), self._error)
+        lost = tuple(self._lost)
+        return DriveOutcome(reports, self._interrupted, self._t0_ns, lost, self._error, self._ended_s)
 
     def _hear(self, k: int) -> None:
         try:
@@ -169,7 +175,7 @@ class _DriverControl:
         match message:
             case Ready():
                 self._n_unready -= 1
-                if self._n_unready == 0 and self._stop_by_s is None:
+                if self._n_unready == 0 and self._stopped_s is None:
                     self._t0_ns = time.monotonic_ns() + int(self._lead_s * 1e9)
                     self._tell(Go(self._t0_ns))
             case Done(report):
@@ -178,7 +184,7 @@ class _DriverControl:
 
     def _lose(self, k: int, why: str) -> None:
         del self._pending[k]
-        if self._t0_ns is None and self._stop_by_s is None:
+        if self._t0_ns is None and self._stopped_s is None:
             raise DriverDiedError(f"{why}; nothing was sent")
         n_sent = self._counters.row(k)[NAMES.index("sent")]
         why = f"{why}; {n_sent:,} of its {self._shares[k]:,} requests had been sent"
@@ -187,40 +193,27 @@ class _DriverControl:
         self._say(why)
 
     def _check_limits(self) -> None:
-        at_s = time.monotonic()
-        if self._stop_by_s is not None:
-            if at_s > self._stop_by_s:
-                for k, driver in list(self._pending.items()):
-                    self._lose(k, f"{driver.name} did not stop within {STOPPING_LIMIT_S:g} s")
-        elif self._t0_ns is None:
-            totals = self._counters.totals()
-            progress = totals["prepared"], totals["connected"]
-            if progress != self._progress:
-                self._progress, self._progress_s = progress, at_s
-            elif at_s - self._progress_s > PREPARING_LIMIT_S:
-                raise DriverDiedError(
-                    f"the drivers prepared no request for {PREPARING_LIMIT_S:g} s; nothing was sent"
-                )
-
-        else:
-            for k in list(self._pending):
-                self._check_beat(k, at_s)
-
-    def _check_beat(self, k: int, at_s: float) -> None:
-        """A driver that shows no sign of life is lost."""
-        row = dict(zip(NAMES, self._counters.row(k), strict=True))
-        if row["beats"] != self._beats[k][0]:
-            self._beats[k] = row["beats"], at_s
-        ended = row["done"] + row["failed"] >= self._shares[k]
-        limit_s = CLOSING_LIMIT_S if ended else STILL_LIMIT_S
-        if at_s - self._beats[k][1] > limit_s:
-            self._lose(k, f"{self._pending[k].name} has stood still for {limit_s:g} s")
+        """A driver that shows no sign of life, or does not stop, is lost."""
+        at_s, stopped_s = time.monotonic(), self._stopped_s
+        for k, driver in list(self._pending.items()):
+            n_beats = self._counters.row(k)[NAMES.index("beats")]
+            if n_beats != self._beats[k][0]:
+                self._beats[k] = n_beats, at_s
+            limit_s = STILL_LIMIT_S if n_beats else STARTING_LIMIT_S
+            if stopped_s is not None:
+                limit_s = SILENT_S
+            still_s = at_s - max(self._beats[k][1], stopped_s or 0.0)
+            if still_s > limit_s or (stopped_s is not None and at_s - stopped_s > STOP_S):
+                if driver.pid is not None:
+                    os.kill(driver.pid, signal.SIGKILL)
+                how = "did not stop" if stopped_s is not None else f"made no progress for {limit_s:g} s"
+                self._lose(k, f"{driver.name} {how}")
 
     def _stop(self) -> None:
-        self._stop_by_s = self._stop_by_s or time.monotonic() + STOPPING_LIMIT_S
+        self._stopped_s = self._stopped_s or time.monotonic()
         self._tell(Stop())
 
-    def _tell(self, message: Go | Stop) -> None:
+    def _tell(self, message: Go | End | Stop) -> None:
         for driver in self._pending.values():
             driver.send(message)
 
@@ -239,8 +232,7 @@ def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:
 
 
 SILENCE_S = 20.0
-"""So long without a byte from any open stream is told: an engine whose model process died may not notice."""
-HEALTH_TIMEOUT_S = 2.0
+"""Report a silence of all streams after this time: an engine may not notice that its model process died."""
 
 
 class VitalSigns:
@@ -291,13 +283,13 @@ class VitalSigns:
         if server is None:
             return None
         if server.alive():
-            cause, how = engine.dead(server.log()), "while its launcher lives"
+            cause, how = engine.dead(server.log()), "while its launcher is still running"
             if cause is None:
                 return None
         else:
             cause = engine.dead(server.log()) or engine.root_cause(server.log())
             cause = cause or f"its log ends: {log_message(server.last_line()) or '(empty)'}"
-            how = how_it_ended(server.exit_code).removeprefix("was ")
+            how = server.how_it_ended().removeprefix("was ")
         died_s, n_lost = self.died_s, self._n_lost
         if died_s is None and not server.alive() and self._failing is not None:
             # The last requests failed while its process was still ending.
@@ -313,7 +305,7 @@ class VitalSigns:
         if path is None:
             return text
         try:
-            status = getter(self._site.target, timeout_s=HEALTH_TIMEOUT_S)(path).status
+            status = getter(self._site.target, timeout_s=PAGE_TIMEOUT_S)(path).status
         except EngineError:
             return f"{text}; {path} does not answer either"
         return f"{text}; the server still says healthy ({path} answers {status})"

@@ -1,10 +1,9 @@
-"""The load that a person asked for, checked before anything is started."""
+"""The requested load, checked before anything is started."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,19 +12,15 @@ from burstline.loadgen.driver.job import Job, most_open, n_drivers
 from burstline.servers.identity import Identity
 from burstline.servers.redact import known_secrets
 from burstline.workloads import arrivals, works
-from burstline.workloads.arrivals import Arrival
+from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import Materials, arrival_times, read_data
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from burstline.workloads.plan import Plan, Shape, with_sampling
-from burstline.workloads.prefixes import BLOCK_TOK
-from burstline.workloads.prompts import Vocabulary
+from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, with_sampling, with_warm_up
+from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import Sampling, WorkloadError
-from burstline.workloads.seeds import rng
-from burstline.workloads.sessions import SessionShape
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
 from burstline.workloads.traces import read_trace
-from burstline.workloads.warm_up import with_warm_up
-from burstline.workloads.works import Server, Sessions, Synthetic, Work
+from burstline.workloads.works import Server, Sessions, SessionShape, Synthetic, Work
 
 N_REQUESTS: Final = 1000
 MAX_REPEATS: Final = 1000
@@ -55,7 +50,6 @@ class Load:
 
     @property
     def has_sessions(self) -> bool:
-
         return isinstance(self.work, Sessions)
 
     @property
@@ -70,15 +64,15 @@ class Load:
         """E.g. `1,000 requests of 512 → 64 tokens, all at once`."""
         n, what = self.arrivals.n, self.work.title
         if self.until_s is not None:
-            return f"requests of {what}, {self.spec.concurrency} at a time for {self.until_s:g} s"
+            return f"requests of {what}, concurrency {self.spec.concurrency} for {self.until_s:g} s"
         many = f"{n:,}" if self.has_sessions else f"{n:,} request{'s' * (n != 1)} of"
-        rate = f" at {self.arrivals.rate_per_s:g}/s" if self.arrivals.rate_per_s else ""
-        names = {"burst": "all at once", "replay": "at recorded times"}
+        rate = f" at {self.arrivals.rate_per_s:g} req/s" if self.arrivals.rate_per_s else ""
         if self.arrivals.pattern == "ramp":
             first, last = self.arrivals.arrival.parameter
-            rate = f" from {first:g}/s to {last:g}/s"
-        pattern = names.get(self.arrivals.pattern, self.arrivals.pattern) + rate
-        return f"{many} {what}, {f'{self.spec.concurrency} at a time' if self.spec.concurrency else pattern}"
+            rate = f" from {first:g} to {last:g} req/s"
+        pattern = ARRIVALS[self.arrivals.pattern].title + rate
+        users = self.spec.concurrency
+        return f"{many} {what}, {f'concurrency {users}' if users else pattern}"
 
     @property
     def n_connections(self) -> int:
@@ -96,7 +90,6 @@ class Load:
 
         None where requests that are too long are left out, or are known only once their text is counted.
         """
-
         if isinstance(self.work, Sessions) and self.work.data is None:
             return self.work.session.longest_tok
         if not isinstance(self.work, Synthetic):
@@ -116,7 +109,6 @@ class Load:
 
         Without them, as for a server that never came up, it has as many requests of about such lengths.
         """
-
         limit, block_tok = (identity.max_model_len, identity.kv_block_tok) if identity else (None, None)
         server = Server(vocabulary, materials, block_tok or BLOCK_TOK, limit)
         work = Synthetic(self.shape) if self.work.needs_text and materials is None else self.work
@@ -125,7 +117,7 @@ class Load:
         if sampling != work.shape.sampling:
             plan = with_sampling(plan, sampling)
         warm_up = self.spec.warmup
-        return plan if warm_up is None or warm_up.n == 0 else with_warm_up(plan, warm_up, vocabulary)
+        return plan if not warm_up else with_warm_up(plan, warm_up, vocabulary)
 
     def hang_ups(self, plan: Plan) -> dict[int, int]:
         """After how many tokens which requests are abandoned, by index; drawn from the seed alone.
@@ -149,7 +141,13 @@ def checked(spec: LoadSpec) -> Load:
     spec = spec.salted()
     work, n_most, times_s = _work(spec)
     sampling_of(spec)
-    _check_hang_ups(spec, work.shape)
+    if spec.cancel_share is not None:
+        after = parse_lengths(spec.cancel_share.after, "--cancel-share after")
+        if after.low >= work.shape.output_tok.high:
+            raise WorkloadError(
+                f"--cancel-share after={after}: replies have {work.shape.output_tok} tokens, so no client "
+                "would disconnect; use fewer tokens"
+            )
     wanted = _arrivals(spec, work, n_most, times_s)
     due_s = wanted.due_s(rng(spec.seed, "arrivals"))
     if due_s.max(initial=0.0) > arrivals.MOST_S:
@@ -163,7 +161,7 @@ def checked(spec: LoadSpec) -> Load:
             f"--concurrency {spec.concurrency}: expected at least {n_workers}, one for each load driver "
             "(--workers, or one for each --url)"
         )
-    return Load(spec, work, wanted, n_workers)
+    return Load(replace(spec, arrival=wanted.arrival), work, wanted, n_workers)
 
 
 def _arrivals(
@@ -173,11 +171,16 @@ def _arrivals(
     closed, arrival = spec.concurrency is not None, spec.arrival
     if arrival is None:
         has_times = times_s is not None and not closed
-        arrival = Arrival("replay" if has_times else "constant" if spec.rate and not closed else "burst")
+        arrival = parse_arrival(
+            "replay" if has_times else "constant" if spec.rate and not closed else "burst"
+        )
     if arrival.pattern != "replay":
         times_s = None
     elif arrival.file:
-        times_s = _times_in(arrival.file)
+        try:
+            times_s = arrivals.parse_times(arrival.file.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise WorkloadError(f"--arrival file:{arrival.file} cannot be read: {error}") from None
     has_count = spec.requests is not None or times_s or arrival.pattern == "steps" or spec.duration_s
     if closed and spec.duration_s is not None:
         n_most, has_count = n_most or _n_enough(spec, work.shape), None
@@ -209,21 +212,8 @@ def _n_enough(spec: LoadSpec, shape: Shape) -> int:
     return min(n, arrivals.MAX_REQUESTS)
 
 
-def _check_hang_ups(spec: LoadSpec, shape: Shape) -> None:
-    """Refuse a load whose clients never would hang up."""
-    if spec.cancel_share is None:
-        return
-    after = parse_lengths(spec.cancel_share.after, "--cancel-share after")
-    if after.low >= shape.output_tok.high:
-        raise WorkloadError(
-            f"--cancel-share after={after}: replies have {shape.output_tok} tokens, so no client would hang "
-            "up; give fewer tokens"
-        )
-
-
 def _work(spec: LoadSpec) -> tuple[Work, int | None, tuple[float, ...] | None]:
     """What the load consists of, how many requests (or sessions) it has at most, and its own times."""
-
     output_tok = parse_lengths(spec.output_tokens, "--output-tokens")
     if spec.trace is not None:
         whole = read_trace(spec.trace.file)
@@ -253,7 +243,7 @@ def sampling_of(spec: LoadSpec) -> Sampling:
     if top_p is not None and not 0 < top_p <= 1:
         raise WorkloadError(f"--top-p {top_p:g}: expected a share above 0, at most 1")
     if top_p is not None and not temperature:
-        raise WorkloadError(f"--top-p {top_p:g} would be ignored: greedy decoding draws nothing")
+        raise WorkloadError(f"--top-p {top_p:g} would be ignored: greedy decoding does not sample")
     return Sampling(temperature, 1.0 if top_p is None else top_p, spec.seed)
 
 
@@ -288,13 +278,6 @@ def _session_shape(spec: LoadSpec, prompt_tok: Lengths, output_tok: Lengths) -> 
         output_tok=output_tok,
         think_ms=parse_seconds(spec.think_s or "0", "--think-s"),
     )
-
-
-def _times_in(path: Path) -> tuple[float, ...]:
-    try:
-        return arrivals.parse_times(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"--arrival file:{path} cannot be read: {error}") from None
 
 
 def job_of(plan: Plan, load: Load, **rest: object) -> Job:

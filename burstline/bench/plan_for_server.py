@@ -1,26 +1,30 @@
-"""The plan for a server that is there: token ids where it takes them, text of the same lengths elsewhere."""
+"""The plan for a known server: token ids if it accepts them, otherwise text of the same lengths."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import huggingface_hub as hub
+import numpy as np
 from huggingface_hub import constants
 
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
-from burstline.bench.vocabulary import ASSUMED, vocabulary_for
+from burstline.machine.host_facts import cached_config
 from burstline.servers.host.ready import send
 from burstline.servers.identity import Identity
+from burstline.servers.messages import EngineError
+from burstline.servers.protocol.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Materials
-from burstline.workloads.plan import PRIMING, Plan
-from burstline.workloads.prefixes import BLOCK_TOK, expected_hit_fraction
-from burstline.workloads.prompts import Vocabulary
+from burstline.workloads.model_files import read_json
+from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, expected_hit_fraction
+from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 from burstline.workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
 
@@ -49,7 +53,14 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
     n_extra_tok = 0 if words is None else _extra_tokens(site, words, say)
     materials = None
     if load.work.needs_text and counter is not None:
-        materials = _materials(counter, site, tokenizer, model, n_extra_tok, takes_ids=takes_ids)
+        from burstline.workloads.chat import template_of  # here: it takes jinja2
+
+        counter.no_truncation()
+        counter.no_padding()
+        places = [where for where in (tokenizer, Path(model) if model else None) if where is not None]
+        template = next((found for where in places if (found := template_of(where))), None)
+        speaks_chat, limit = site.engine.speaks == "chat", site.identity.max_model_len
+        materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
     for reason, n in plan.dropped.items():
         say(f"{n:,} rows left out: {reason}")
@@ -70,44 +81,18 @@ def _check_taken(plan: Plan, site: Site) -> None:
     path = site.engine.encode(request, site.target).path
     wanted = _PATHS.get(request.kind, "/chat/completions" if request.messages else None)
     if wanted is not None and not path.endswith(wanted):
-        raise WorkloadError(f"{site.engine.title} is asked at {path}; this load needs {wanted}")
+        raise WorkloadError(f"{site.engine.title} is used through {path}; this load needs {wanted}")
     if request.turn is not None and "completions" not in path:
-        raise WorkloadError(f"{site.engine.title} is asked at {path}; sessions need an OpenAI endpoint")
+        raise WorkloadError(f"{site.engine.title} is used through {path}; sessions need an OpenAI endpoint")
 
 
 def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokenizer | None) -> float | None:
     """The share of prompt tokens that a cache without limits could serve; None where replies decide it."""
     if load.has_sessions or load.shape.kind is not RequestKind.GENERATE:
         return None
-    if identity.prefix_cache is False:
-        return 0.0
     primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
     block_tok = identity.kv_block_tok or BLOCK_TOK
     return expected_hit_fraction(plan.requests, load.spec.salt, block_tok, primed, counter)
-
-
-def _materials(
-    counter: Tokenizer,
-    site: Site,
-    folder: Path | None,
-    model: str | None,
-    n_extra_tok: int,
-    *,
-    takes_ids: bool,
-) -> Materials:
-    from burstline.workloads.chat import template_of
-
-    counter.no_truncation()
-    counter.no_padding()
-    places = [where for where in (folder, Path(model) if model else None) if where is not None]
-    return Materials(
-        counter,
-        next((template for where in places if (template := template_of(where))), None),
-        takes_ids,
-        site.engine.speaks == "chat",
-        n_extra_tok,
-        site.identity.max_model_len,
-    )
 
 
 def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
@@ -136,8 +121,7 @@ def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokeniz
         except Exception as error:  # whatever the Hub's client makes of being offline
             why = str(error).splitlines()[0]
     raise WorkloadError(
-        f"prompts of text need the model's tokenizer to be counted: give --tokenizer DIR with its "
-        f"tokenizer.json ({why})"
+        f"text prompts need the model's tokenizer: pass --tokenizer DIR with its tokenizer.json ({why})"
     )
 
 
@@ -181,16 +165,16 @@ def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
 
 
 def _extra_tokens(site: Site, words: Words, say: Say) -> int:
-    """What the server counts beyond our count of the same text, alike for two lengths of it."""
+    """Tokens that the server adds to a text, equal for two lengths."""
     texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
     first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
     if first is None or second is None:
-        say("The server does not report prompt lengths: they rest on the tokenizer alone")
+        say("The server does not report prompt lengths: they come from the tokenizer only")
         return 0
     if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
         raise WorkloadError(
             f"texts of {PROBES_TOK[0]} and {PROBES_TOK[1]} tokens count {first} and {second} at the "
-            "server: that is not its tokenizer; give --tokenizer DIR"
+            "server: it uses another tokenizer; pass --tokenizer DIR"
         )
     return first - PROBES_TOK[0]
 
@@ -198,3 +182,91 @@ def _extra_tokens(site: Site, words: Words, say: Say) -> int:
 def _counted(site: Site, text: str, n_tok: int) -> int | None:
     call = site.engine.encode(Request(0, None, text, n_tok, 1), site.target)
     return site.engine.decode(send(site.target, call, ASK_TIMEOUT_S)).n_prompt_tok
+
+
+# Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary. An id
+# beyond it kills some servers (SGLang's scheduler, a CUDA kernel's assertion).
+
+ASSUMED = vocabulary_from_size(32_000, "assumed: no server to query")
+"""For plans that are never sent as ids."""
+LEAST_IDS = 64
+"""Fewer different ids make prompts that are no longer random."""
+N_WORDS_A_TEXT = 400
+_CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+
+
+def vocabulary_for(
+    tokenizer: Path | None, vocab_size: int | None, model: str | None, site: Site
+) -> Vocabulary:
+    """The user's word first, then the model's folder, the server's own size, its folder, its tokenizer."""
+    if vocab_size is not None:
+        return vocabulary_from_size(vocab_size, "--vocab-size")
+    if tokenizer is not None:
+        vocabulary = vocabulary_of_folder(tokenizer)
+        if vocabulary is None:
+            raise WorkloadError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json")
+        return vocabulary
+    if model is not None and (vocabulary := vocabulary_of_folder(Path(model))) is not None:
+        return vocabulary
+    if site.identity.vocab_size is not None:
+        return vocabulary_from_size(site.identity.vocab_size, "the server")
+    if site.identity.model and (folder := local_folder(site.identity.model)) is not None:
+        vocabulary = vocabulary_of_folder(folder)
+        if vocabulary is not None:
+            return vocabulary
+    return _vocabulary_by_tokenizing(site)
+
+
+def _vocabulary_by_tokenizing(site: Site) -> Vocabulary:
+    """The ids that the server's own tokenizer makes of some text: a sample, but each of them is valid."""
+    ids: set[int] = set()
+    with suppress(EngineError):  # it has no such endpoint, and closes the connection
+        for text in _texts() if site.engine.tokenizes else ():
+            made = tokens_in(send(site.target, tokenize_call(text, site.target), ASK_TIMEOUT_S))
+            if made is None:
+                break
+            ids |= set(made)
+    # The lowest ids are control tokens and bytes in many vocabularies; a tokenizer may add one to each text.
+    ordinary = sorted(token_id for token_id in ids if token_id > 2)
+    if len(ordinary) < LEAST_IDS:
+        raise WorkloadError(
+            f"the vocabulary of {site.engine.title} at {site.target.url} is unknown: the server does not "
+            "report its size, and this machine has no tokenizer of its model; pass --tokenizer DIR or "
+            "--vocab-size N"
+        )
+    return Vocabulary(np.array(ordinary, dtype=np.uint32), "the server's /tokenize")
+
+
+def _texts() -> Sequence[str]:
+    """Syllables, words of two of them, and numbers: short texts that break into many different tokens."""
+    syllables = [first + vowel + last for first in _CONSONANTS for vowel in _VOWELS for last in _CONSONANTS]
+    pairs = [a + b for a, b in zip(syllables, reversed(syllables), strict=True)]
+    words = syllables + pairs[::2] + [word.capitalize() for word in syllables[::3]]
+    words += [str(n) for n in range(0, 2000, 7)]
+    return [" ".join(words[k : k + N_WORDS_A_TEXT]) for k in range(0, len(words), N_WORDS_A_TEXT)]
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of a model on this machine: a path, or a snapshot in Hugging Face's cache."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    config = cached_config(model)
+    return config.parent if config else None
+
+
+def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
+    """The ordinary ids of a model or tokenizer folder, None where it has neither tokenizer.json nor a size.
+
+    Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
+    """
+    if not folder.is_dir():
+        return None  # a name, or a file of weights
+    size = read_json(folder / "config.json").get("vocab_size")
+    tokenizer = read_json(folder / "tokenizer.json")
+    if tokenizer:
+        vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
+        if size is None:
+            return vocabulary
+        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
+    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None

@@ -1,4 +1,4 @@
-"""The display of a run in progress: drawn in the main process, fed by what others have already written."""
+"""The progress display: drawn by the main process from files and counters that other processes write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from burstline.servers.redact import printable, without_known
 
@@ -50,24 +50,33 @@ class Snapshot:
         """At the mean pace so far; None until a twentieth is served: before, it is a guess."""
         return None if self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
 
-
-class Progress(Protocol):
-    """Says where the run is; `phase` opens a new part, `update` reports on the load itself."""
-
-    def phase(self, text: str) -> None: ...
-    def update(self, snapshot: Snapshot) -> None: ...
-    def close(self) -> None: ...
+    def __str__(self) -> str:
+        """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""
+        return ", ".join(f"{value} {word}" if word else value for value, word in _facts(self))
 
 
-class Quiet:
-    """Says nothing."""
+class Progress:
+    """Says where the run is; this one is silent. `phase` opens a new part, `update` reports on the load."""
 
     def phase(self, text: str) -> None: ...
     def update(self, snapshot: Snapshot) -> None: ...
     def close(self) -> None: ...
 
 
-class Plain:
+@dataclass(frozen=True, slots=True)
+class Called(Progress):
+    """Calls a function with each phase as a text, and during the load with each snapshot."""
+
+    call: Callable[[str | Snapshot], object]
+
+    def phase(self, text: str) -> None:
+        self.call(printable(without_known(text)))
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.call(snapshot)
+
+
+class Plain(Progress):
     """A line per phase, and one every five seconds of load: for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -81,12 +90,10 @@ class Plain:
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.elapsed_s >= self._next_s:
             self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
-            print("  " + describe(snapshot), file=self._stream, flush=True)
-
-    def close(self) -> None: ...
+            print(f"  {snapshot}", file=self._stream, flush=True)
 
 
-class Rich:
+class Rich(Progress):
     """One live line under the phases, redrawn only when told (no thread of its own)."""
 
     def __init__(self, console: Console) -> None:
@@ -119,18 +126,13 @@ class Rich:
 def progress_for(quiet: bool, stream: TextIO | None = None) -> Progress:
     """The display that suits the stream (standard error): live on a terminal, plain lines elsewhere."""
     if quiet:
-        return Quiet()
+        return Progress()
     stream = stream or sys.stderr
     if not stream.isatty():
         return Plain(stream)
     from rich.console import Console
 
     return Rich(Console(file=getattr(stream, "raw", stream)))
-
-
-def describe(snapshot: Snapshot) -> str:
-    """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 0.4 GB, 21 s left`."""
-    return ", ".join(f"{value} {word}" if word else value for value, word in _facts(snapshot))
 
 
 def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
@@ -155,7 +157,7 @@ def _live_line(snapshot: Snapshot) -> Table:
 
     line = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=1.0, completed=snapshot.share, width=16)
-    line.add_row("  ", bar, describe(snapshot))
+    line.add_row("  ", bar, str(snapshot))
     return line
 
 

@@ -1,4 +1,4 @@
-"""Count the tokens of replies whose server did not, from their text.
+"""Count the tokens of replies without a count, from their text.
 
 The counts are taken while the server is still there and kept with the run, so that everything else can be
 made again from its files.
@@ -7,7 +7,8 @@ made again from its files.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -55,31 +56,23 @@ def recount(
     with suppress(KeyboardInterrupt):
         for batch in iter(lambda: list(islice(texts, N_BATCH)), []):
             if not parts:
-                say("Replies came without a count of their tokens: their text is tokenized again")
+                say("Replies came without a token count: tokenizing their text")
                 counters = {"tokenize": _server(site, ask), "tokenizer": _local(site, tokenizer, model, say)}
-            parts.append(_counted(batch, counters))
+            indices, replies = zip(*batch, strict=True)
+            counts = {name: count(replies) for name, count in counters.items()}
+            parts.append(pa.table({"index": indices, **counts}, schema=COUNTS))
             say(f"  {sum(map(len, parts)):,} replies")
-            if not _known(parts):
+            if not any(part.column(name).null_count < len(part) for part in parts for name in RECOUNTS):
                 say("Cannot count tokens: no /tokenize endpoint and no local tokenizer (--tokenizer DIR)")
                 return
     if parts:
-        run.save_counts(pa.concat_tables(parts))
-
-
-def _counted(batch: Sequence[tuple[int, str]], counters: Mapping[str, Count]) -> pa.Table:
-    indices, texts = zip(*batch, strict=True)
-    counts = {name: count(texts) for name, count in counters.items()}
-    return pa.table({"index": indices, **counts}, schema=COUNTS)
-
-
-def _known(parts: Sequence[pa.Table]) -> bool:
-    return any(part.column(name).null_count < len(part) for part in parts for name in RECOUNTS)
+        run.save("counts.parquet", parts)
 
 
 def _server(site: Site, ask: bool) -> Count:
     """The server's own tokenizer, for a minute; silent for good once it does not answer.
 
-    Some requests at a time and so many a second: the server may be somebody else's.
+    Limits concurrency and rate, because the server may have other users.
     """
     import asyncio  # these here: a run whose server counts never needs them
 
@@ -130,7 +123,15 @@ def _server(site: Site, ask: bool) -> Count:
             return await asyncio.gather(*(one(client, throttler, text) for text in texts))
 
     def count(texts: Sequence[str]) -> list[int | None]:
-        return asyncio.run(every(texts)) if until_s else [None] * len(texts)
+        nonlocal until_s
+        if not until_s:
+            return [None] * len(texts)
+        with ThreadPoolExecutor(1) as apart:  # in a notebook this thread has a loop of its own
+            try:
+                return apart.submit(asyncio.run, every(texts)).result()
+            except KeyboardInterrupt:
+                until_s = 0.0
+                raise
 
     return count
 

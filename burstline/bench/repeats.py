@@ -1,9 +1,4 @@
-"""`burstline run --repeats N`: the same run several times, one page over all, and the noise between them.
-
-The A/A noise is kept per host, engine, model and workload: that of repeats of one start of the server, and
-with `--restart` that of fresh starts. A later single run of the same system cites that of fresh starts where
-it is known, since a run that starts its own server is one.
-"""
+"""`burstline run --repeats N`: the same run several times, and one page over all."""
 
 from __future__ import annotations
 
@@ -12,12 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from burstline import exit_codes
 from burstline.bench.load_options import MAX_REPEATS
-from burstline.bench.noise import remember
 from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
+from burstline.console import exit_codes
+from burstline.console.server_options import ServerOptions
+from burstline.console.terminal import show
 from burstline.loadgen.metrics.slo import judge_over_runs, parse_goal
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.verdict import State
@@ -25,9 +21,7 @@ from burstline.reports.model.comparison import Contender, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import write_all
-from burstline.server_options import ServerOptions
 from burstline.servers.engine import Engine
-from burstline.terminal import show
 from burstline.workloads.request import WorkloadError
 
 
@@ -58,7 +52,7 @@ def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int
         raise WorkloadError(f"--repeats {n}: expected 2 to {MAX_REPEATS}; 3 give intervals between runs")
     if restart_after is not None and settings.where.url is not None:
         raise WorkloadError(
-            f"--restart: the server at {settings.where.url} was not started here; leave --restart out"
+            f"--restart: the server at {settings.where.url} was not started by Burstline; drop --restart"
         )
     if restart_after is not None and not 1 <= restart_after < n:
         raise WorkloadError(f"--restart {restart_after}: expected 1 or more, and less than --repeats {n}")
@@ -76,8 +70,12 @@ def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int
     finally:
         server.close()
     runs = [open_run(path) for path in sorted(set(settings.out.glob("*")) - before) if path.is_dir()]
-    _page_over(runs, settings.out)
-    remember(runs)
+    folder = settings.out / f"{runs[0].name}-repeats"
+    folder.mkdir()
+    comparison = comparison_of(runs, folder, anyway=True)
+    page = write_all(comparison, folder)
+    show(digest(comparison))
+    print(f"\nReport over {n} repeats: {page}")
     return _code_of(runs, codes)
 
 
@@ -96,13 +94,3 @@ def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
         print(f"{row.result}: {row.target} over {len(runs)} runs: {row.reason}")
     failed = exit_codes.INCONCLUSIVE if any(s.verdict.state == State.FAILED for s in summaries) else 0
     return exit_codes.worst([exit_codes.of_results(row.result for row in results), failed])
-
-
-def _page_over(runs: list[Run], out: Path) -> None:
-    """One page over the repeats; its short form is printed."""
-    folder = out / f"{runs[0].name}-repeats"
-    folder.mkdir()
-    comparison = comparison_of(runs, folder, anyway=True)
-    page = write_all(comparison, folder)
-    show(digest(comparison))
-    print(f"\nReport over {len(runs)} repeats: {page}")

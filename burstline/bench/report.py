@@ -1,35 +1,61 @@
-"""What follows a load: records, summary, page, headline and exit code, from the run's own files."""
+"""Everything after the load: records, summary, page, headline and exit code, from the run's files."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from burstline import exit_codes
-from burstline.bench.noise import known_for
+import numpy as np
+import orjson
+
+from burstline.console import exit_codes
+from burstline.console.terminal import show
+from burstline.loadgen.metrics.audit import audit
 from burstline.loadgen.metrics.slo import state_decides
-from burstline.loadgen.record.decode import decode_run
-from burstline.loadgen.record.manifest import Status
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.decode import decode_run, generated_by
+from burstline.loadgen.record.files import TRACES, write_json
+from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, Run, RunDir, open_run
+from burstline.loadgen.record.summary import Audit, Instrument, Summary
 from burstline.loadgen.record.tables import keep_pandas_out
+from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.figure import Absent
 from burstline.loadgen.summarize import summarize_run
-from burstline.machine.efficiency import beside_others, reconciled, suspect
-from burstline.machine.hardware import note_hardware
-from burstline.machine.hints import Hints
+from burstline.loadgen.verdict.replies import replies_differ
+from burstline.machine.forecast import forecast_load, read_forecast, scored
+from burstline.machine.host_facts import MOST_OTHERS
+from burstline.machine.roofline_input import LackingError, seen_in, setup_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.reports.page.page import render
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.predict.forecast import Forecast, NoForecast
+from burstline.roofline.profile.attribute import Profile, profile_of
+from burstline.roofline.profile.compare import compare
+from burstline.roofline.profile.composition import SentRequest, first_difference
+from burstline.roofline.reconcile.reconcile import reconcile
+from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
 from burstline.servers.engine import Engine
-from burstline.terminal import show
+from burstline.servers.registry import ENGINES
 
 
 def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
     keep_pandas_out()
     opened = open_run(run.path)
-    roofline = reconciled(opened)
+    forecast = read_forecast(opened)
+    roofline = reconciled(opened, forecast)
+    found = audited(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
-    summary = replace(summary, roofline=beside_others(roofline, summary.instrument))
+    verdict = summary.verdict
+    summary = replace(
+        summary,
+        verdict=replace(verdict, warnings=(*verdict.warnings, *replies_differ(found))),
+        roofline=beside_others(roofline, summary.instrument),
+        forecast=scored(forecast, opened, summary),
+        profile=profiled(opened),
+        audit=found,
+    )
     run.save_summary(summary)
     page = open_run(run.path)  # with the summary that was just written
     page.columns = opened.columns
@@ -37,25 +63,19 @@ def write_report(run: RunDir) -> Summary:
     return summary
 
 
-def note_facts(run: RunDir, hints: Hints) -> None:
-    """What the load ran on, and how far runs of this system are known to differ."""
-    note_hardware(run, hints)
-    run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
+def conclude(run: RunDir, engine: Engine) -> Summary:
+    """Decode the captures and write records, summary and page, all of which can be made again from them.
 
-
-def conclude(run: RunDir, engine: Engine, status: Status) -> Summary:
-    """Give the run its status, then decode the captures and write records, summary and page.
-
-    In this order: how the load ended is known, and all that follows can be made again from the captures.
+    The manifest says already how the load ended.
     """
-    run.save_manifest(replace(run.manifest, status=status))
     run.save_records(decode_run(run.path, engine.decode))
     return write_report(run)
 
 
 def said(run: RunDir, summary: Summary) -> int:
     """Say in a few lines how it went and where the page is; the exit code of a run that came to its end."""
-    show(headline(view_of(open_run(run.path))))
+    view = view_of(open_run(run.path))
+    show(headline(alone(view), view))
     print(f"Report: {run.report}")
     return of_summary(summary)
 
@@ -64,3 +84,88 @@ def of_summary(summary: Summary) -> int:
     """The exit code of a run that ended."""
     state = exit_codes.INCONCLUSIVE if state_decides(summary) else exit_codes.DONE
     return exit_codes.worst([exit_codes.of_results(target.result for target in summary.targets), state])
+
+
+def reconciled(run: Run, forecast: Forecast | NoForecast | None) -> Reconciliation | NotReconciled:
+    """The summary's `roofline`, from the run's own files alone: the same files give the same answer."""
+    hardware = run.manifest.hardware
+    try:
+        setup, assumed = setup_of(run)
+        found = reconcile(seen_in(run, assumed), setup, forecast_load(forecast, run))
+    except (LackingError, RooflineError) as why:
+        return NotReconciled(str(why))
+    assert hardware is not None
+    model = replace(found.model, config_from=hardware.model_from, device_from=hardware.device_from)
+    return replace(found, model=model)
+
+
+def profiled(run: Run) -> Profiled | NotReconciled | None:
+    """The summary's `profile`: the engine's own, from its traces or from what was read of them before."""
+    kept, traces = run.path / PROFILE, run.path / TRACES
+    if not kept.exists() and not traces.is_dir():
+        return None
+    try:
+        setup, _ = setup_of(run)
+        if not kept.exists():
+            keep_profile(run, traces)
+        profile = from_json(Profile, orjson.loads(kept.read_bytes()), PROFILE)
+        c = run.columns
+        context_tok = np.nanmean(c.planned_prompt_tok) + np.nanmean(c.output_tok) / 2
+        return compare(profile, setup, float(context_tok))
+    except (LackingError, RooflineError, MismatchError, ValueError) as why:
+        return NotReconciled(str(why))
+
+
+def audited(run: Run) -> Audit | None:
+    """The summary's `audit`, from the captures of the load and those of the same requests alone."""
+    if run.manifest.asked.audit is None:
+        return None
+    if not all((run.path / folder).is_dir() for folder in AUDIT):
+        return Audit.absent(Absent("the run ended before its audit", "not-audited"))
+    generated = ENGINES[run.manifest.engine].generated
+    alone, again = (generated_by(run.path / folder, generated, range(len(run.asked))) for folder in AUDIT)
+    loaded = generated_by(run.path / "captures", generated, alone.keys() & again.keys())
+    return audit([(loaded[k], alone[k], again[k]) for k in sorted(loaded)])
+
+
+def keep_profile(run: Run, traces: Path) -> None:
+    """Read the traces once; what counts of them is kept in the run's folder."""
+    deployment = setup_of(run)[0].deployment
+    profile = profile_of(traces, deployment.model, deployment.parallel)
+    sent = run.path / PROFILED_LOAD
+    has_one_scheduler = deployment.parallel.n_devices == deployment.parallel.tp
+    if traces == run.path / TRACES and sent.exists() and has_one_scheduler:
+        requests = from_json(tuple[SentRequest, ...], orjson.loads(sent.read_bytes()), PROFILED_LOAD)
+        if why := first_difference([(step.prompts, step.decodes) for step in profile.steps], requests):
+            profile = replace(
+                profile, notes=(*profile.notes, f"the steps are not the load that was sent: {why}")
+            )
+    write_json(run.path / PROFILE, to_json(profile))
+
+
+def beside_others(
+    found: Reconciliation | NotReconciled, instrument: Instrument
+) -> Reconciliation | NotReconciled:
+    """The same, with a word on who else used the CPU it ran on: their share is no gap of the engine's."""
+    others = instrument.others_cpu_fraction
+    if isinstance(found, NotReconciled) or found.device.measured_spread is None:
+        return found
+    if isinstance(others, Absent) or others.point <= MOST_OTHERS:
+        return found
+    warning = f"Other processes used {others.point:.0%} of this machine meanwhile, which is part of the gap."
+    return replace(found, sentence=f"{found.sentence} {warning}")
+
+
+def suspect(found: Reconciliation | NotReconciled) -> tuple[Reason, ...]:
+    """Reasons not to believe a run: rates above what the hardware can do under every possible set-up."""
+    if isinstance(found, NotReconciled):
+        return ()
+    return tuple(
+        Reason(
+            "beats-the-ceiling",
+            f"Impossible rate: {each.what} exceeds the ceiling of {found.device.name} by {each.excess:.0%}"
+            f" (tolerance {each.tolerance:.0%}).",
+            f"Look for the cause: {'; or '.join(each.causes)}.",
+        )
+        for each in found.suspicions
+    )

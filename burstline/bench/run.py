@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 
-from burstline import exit_codes
-from burstline.bench.fire import DriveOutcome, Drivers, VitalSigns, fire
-from burstline.bench.load_options import Load, checked, job_of
-from burstline.bench.plan_for_server import plan_for
+from burstline.bench.audit import audit_load, check_audit, n_audited
+from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
+from burstline.bench.load_options import Load, checked
+from burstline.bench.plan_for_server import ASSUMED, plan_for
+from burstline.bench.profile import check_profile, check_profiler, profile_load
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, manifest_of, server_facts
@@ -26,24 +26,23 @@ from burstline.bench.server_session import (
     Serving,
     Site,
     check_start,
-    check_where,
     choose_engine,
     serving,
 )
-from burstline.bench.stages import send_stages
-from burstline.bench.vocabulary import ASSUMED
+from burstline.bench.stages import job_at, send_stages
+from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
-from burstline.driver_processes import local_drivers
+from burstline.console import exit_codes
+from burstline.console.server_options import ServerOptions
 from burstline.loadgen.driver.canary import TruthProcess, canary
-from burstline.loadgen.driver.job import Job
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.capture import Capture, CaptureWriter
 from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.hardware import check_hints
+from burstline.machine.forecast import seal_forecast
+from burstline.machine.hardware import check_hints, note_hardware
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
@@ -55,15 +54,29 @@ from burstline.servers.reference.steplog import load_steps
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import WarmUp, check_goals
 
+EnoughOf = Callable[["RunDir", "ReadyLoad", Snapshot], bool]
+"""Whether a load, whose captures are in the run's folder, may end before its plan does."""
 LATE_S = 0.5
 """Counters that need longer to stand still are let settle before the load, too."""
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """A run with its report; `error` is why it failed after the load had begun.
+
+    `tell` says on standard output how it went, and gives the exit code of a run that came to its end.
+    """
+
+    run: RunDir
+    tell: Callable[[], int]
+    interrupted: bool
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a load left behind besides its captures. `engine_error` is why the server ended under it."""
+    """The results of a load other than its captures. `engine_error` is why the server ended under it."""
 
     done: DriveOutcome
     engine_error: str | None
@@ -80,52 +93,103 @@ class RunOutcome:
 
 
 def run_once(settings: Settings, serve: Serving = serving) -> int:
-    """The whole run; its exit code. From the first moment on, every planned request is accounted for."""
+    """The whole run and its headline on standard output; its exit code."""
+    ended = carry_out(settings, progress_for(settings.quiet), serve)
+    code = ended.tell()
+    if ended.error is not None:
+        raise ended.error
+    return exit_codes.INTERRUPTED if ended.interrupted else code
+
+
+def carry_out(
+    settings: Settings, progress: Progress, serve: Serving = serving, enough: EnoughOf | None = None
+) -> Ended:
+    """The whole run. From the first moment on, every planned request is accounted for.
+
+    Raises EngineError, WorkloadError, ChildLostError or KeyboardInterrupt where it ended before its report.
+    """
     keep_pandas_out()
     load, engine = check(settings)
-    where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     run = RunDir.create(settings.out, manifest_of(settings, load, engine))
-    progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
+    failure: BaseException | None = None
     with terminable():
-        with (
-            _accounted_for(run, engine, load, progress),
-            _cluster(settings.ray, run, load, progress) as fleet,
-        ):
-            progress.phase("Waiting until the server has generated a token")
-            has_canary = settings.canary and fleet is None
-            with (
-                canary() if has_canary else nullcontext() as truth,
-                Watcher() as watcher,
-                serve(engine, where, run.path, progress.phase) as site,
-            ):
-                if fleet is not None:
-                    fleet.check_reach(site.target.url)
-                    load = replace(load, n_workers=len(fleet.drivers))
-                ready = make_ready(run, site, load, settings, progress.phase)
-                drivers = local_drivers if fleet is None else fleet.connected
-                fired = fire_watched(run, ready, drivers, watcher, truth, progress)
-                whole = fired.status == "complete"
-                recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
-            _keep_steps(run, site.launch, fired.t0_ns)
-        from burstline.bench.report import conclude, note_facts, said  # the load does not wait for it
+        try:
+            fired = serve_and_fire(run, engine, load, settings, progress, serve, enough)
+        except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
+            if isinstance(error, WorkloadError) and not run.captures.exists():
+                shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
+                raise
+            account_for_the_rest(run, load, error)
+            failure = error
+        finally:
+            progress.close()
+        from burstline.bench.report import conclude, said  # the load does not wait for it
 
         with finishing(_report_first):
-            progress.phase("Decoding what was captured, and writing the report")
-            note_facts(run, settings.hints)
-            summary = conclude(run, engine, fired.status)
-        code = said(run, summary)
-    if fired.engine_error:
-        raise EngineError(fired.engine_error)
-    if fired.done.error:
-        raise fired.done.error
-    return exit_codes.INTERRUPTED if fired.done.interrupted else code
+            progress.phase("Decoding the captures and writing the report")
+            summary = conclude(run, engine)
+    if failure is not None:
+        print(f"Partial run: {run.path}", file=sys.stderr)
+        raise failure
+    why = EngineError(fired.engine_error) if fired.engine_error else fired.done.error
+    return Ended(run, partial(said, run, summary), fired.done.interrupted, why)
+
+
+def serve_and_fire(
+    run: RunDir,
+    engine: Engine,
+    load: Load,
+    settings: Settings,
+    progress: Progress,
+    serve: Serving,
+    enough: EnoughOf | None,
+) -> RunOutcome:
+    """Everything that needs the server or the drivers; what is known at its end is on disk."""
+    where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
+    with _cluster(settings.ray, run, load, progress) as fleet:
+        progress.phase("Waiting until the server has generated a token")
+        with (
+            canary() if settings.canary and fleet is None else nullcontext() as truth,
+            Watcher() as watcher,
+            serve(engine, where, run.path, progress.phase) as site,
+        ):
+            if fleet is not None:
+                fleet.check_reach(site.target.url)
+                load = replace(load, n_workers=len(fleet.drivers))
+            if settings.where.profile is not None:
+                check_profiler(site)
+            ready = make_ready(run, site, load, settings, progress.phase)
+            note_hardware(run, settings.hints)
+            seal_forecast(run, ready.plan, progress.phase)
+            drivers = local_drivers if fleet is None else fleet.connected
+            may_end = partial(enough, run, ready) if enough else lambda _: False
+            fired = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
+            whole, ended_ns = fired.status == "complete", time.monotonic_ns()
+            if whole:
+                try:
+                    _send_after(run, ready, settings.where, (ended_ns - fired.t0_ns) / 1e9, progress.phase)
+                except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
+                    progress.phase(f"What follows the load ended: {str(error) or 'interrupted'}")
+            recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
+        _keep_steps(run, site.launch, fired.t0_ns, ended_ns)
+    return fired
+
+
+def _send_after(run: RunDir, ready: ReadyLoad, where: ServerOptions, took_s: float, say: Say) -> None:
+    """What no figure counts: the audit and the profiled load, as far as they are asked for."""
+    if ready.load.spec.audit is not None:
+        audit_load(run, ready.site, ready.load, ready.plan, ready.vocabulary, say)
+    if where.profile is not None:
+        profile_load(run, ready.site, ready.load, where, took_s, say)
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
-    """The load and the engine; refuses what cannot be, before anything starts."""
+    """The load and the engine; refuses what cannot be, before anything starts.
+
+    The flags were checked each by itself as they were read (`verbs.run.checked_spec`).
+    """
     load = checked(settings.spec)
-    check_goals(settings.goals)
     if settings.goals.slo:
         from burstline.loadgen.metrics.slo import parse_goal  # statistics: only the report needs them else
 
@@ -133,13 +197,14 @@ def check(settings: Settings) -> tuple[Load, Engine]:
             parse_goal(target)
     if settings.hints.device or settings.hints.model_config:
         check_hints(settings.hints)
-    check_where(settings.where)
+    check_profile(engine := choose_engine(settings.where), settings.where)
+    if load.spec.audit is not None:
+        check_audit(settings.where)
     ensure_fd_limit(load.n_connections)
-    engine = choose_engine(settings.where)
     check_start(engine, settings.where, load.longest_tok or 0)
     if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
         # Fresh starts differ by what they compile for the first shapes.
-        load = replace(load, spec=replace(load.spec, warmup=WarmUp()))
+        load = replace(load, spec=replace(load.spec, warmup="auto"))
     return load, engine
 
 
@@ -151,18 +216,6 @@ class ReadyLoad:
     load: Load
     plan: Plan
     vocabulary: Vocabulary
-
-    def job(self, run: RunDir, canary_port: int | None) -> Job:
-        return job_of(
-            self.plan,
-            self.load,
-            engine=self.site.engine.name,
-            target=self.site.target,
-            vocabulary=self.vocabulary,
-            captures=run.captures,
-            counters=run.path / "counters",
-            canary_port=canary_port,
-        )
 
 
 def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say) -> ReadyLoad:
@@ -180,6 +233,9 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
         title = replace(load, arrivals=replace(load.arrivals, n=len(plan.requests))).title
     begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256, title=title)
     run.save_manifest(replace(begun, load=facts))
+    if load.spec.audit is not None:
+        n = n_audited(load, len(plan.requests))
+        say(f"After the load at most {n:,} of its requests are sent again, alone and twice: {2 * n:,} in all")
     say(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
     return ReadyLoad(site, load, plan, vocabulary)
 
@@ -204,48 +260,24 @@ def fire_watched(
     watcher: Watcher,
     truth: TruthProcess | None,
     progress: Progress,
+    enough: Enough,
 ) -> RunOutcome:
     """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk."""
     site = ready.site
     if truth and site.launch and site.launch.n_cores:
         truth.leave_to_server(site.launch.n_cores)
-    job = ready.job(run, truth.port if truth else None)
+    job = job_at(
+        run, site, ready.load, ready.plan, ready.vocabulary, canary_port=truth.port if truth else None
+    )
     sent = send_stages(ready.plan, job, site.engine, progress.phase)
-    if sent.facts:
+    if sent:
         assert run.manifest.load is not None
-        run.save_manifest(replace(run.manifest, load=replace(run.manifest.load, stages=sent.facts)))
+        run.save_manifest(replace(run.manifest, load=replace(run.manifest.load, stages=sent)))
     counts = site.engine.metrics_path is not None
     if counts and site.engine.counters_settle_s > LATE_S:
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
     telemetry, signs = run.path / "telemetry.jsonl", VitalSigns(site, progress.phase)
-    with watcher.watch(telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target):
-        if counts and not watcher.await_baseline():
-            progress.phase("The server's metrics did not answer: its counters are not used")
-        run.save_plan(ready.plan)
-
-        def watch_clients(pids: list[int]) -> None:
-            watcher.add_clients([*pids, *([truth.pid] if truth else ())])
-
-        on_tick = _display(LiveTelemetry(telemetry), signs, progress, int(ready.plan.output_tok.sum()))
-        done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase)
-    fired = RunOutcome(done, signs.death())
-    if signs.silences and run.manifest.server is not None:
-        notes = (*run.manifest.server.notes, *signs.silences)
-        run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
-    with uninterrupted():
-        error = fired.engine_error or (str(done.error) if done.error else None)
-        run.save_manifest(replace(run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error))
-        _keep_telemetry(run, telemetry, fired.t0_ns)
-        if sent.records:
-            run.save_warm_up(sent.table(fired.t0_ns))
-        job.counters.unlink()
-    return fired
-
-
-def _display(
-    live: LiveTelemetry, signs: VitalSigns, progress: Progress, planned_tok: int
-) -> Callable[[Snapshot], None]:
-    """What is done at each look at a load: show it, and see whether the server lives."""
+    live, planned_tok = LiveTelemetry(telemetry), int(ready.plan.output_tok.sum())
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()
@@ -253,49 +285,52 @@ def _display(
         watched = replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
         progress.update(replace(watched, planned_tok=planned_tok, tok=live.tok))
 
-    return on_tick
+    def watch_clients(pids: list[int]) -> None:
+        watcher.add_clients([*pids, *([truth.pid] if truth else ())])
+
+    with watcher.watch(telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target):
+        if counts and not watcher.await_baseline():
+            progress.phase("The server's metrics did not answer: its counters are not used")
+        run.save_plan(ready.plan)
+        done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase, enough)
+    fired = RunOutcome(done, signs.death())
+    if signs.silences and run.manifest.server is not None:
+        notes = (*run.manifest.server.notes, *signs.silences)
+        run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
+    with uninterrupted():
+        error = fired.engine_error or (str(done.error) if done.error else None)
+        ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error)
+        if done.ended_s is not None and not ready.load.has_sessions:
+            n_sent = sum(report.n_sent for report in done.reports)
+            asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
+            ended = replace(ended, title=asked.title, ended_s=done.ended_s)
+        run.save_manifest(replace(ended, status=fired.status))  # a second interrupt may end all that follows
+        run.save_telemetry(load_telemetry(telemetry), fired.t0_ns)
+        telemetry.unlink()
+        job.counters.unlink()
+    return fired
 
 
-def _keep_telemetry(run: RunDir, path: Path, t0_ns: int) -> None:
-    """What the watcher saw, on the run's clock."""
-    run.save_telemetry(load_telemetry(path), t0_ns)
-    path.unlink()
-
-
-def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
-    """The engine's own step log, where it wrote one, on the run's clock."""
+def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int, ended_ns: int) -> None:
+    """The engine's own step log of the load, where it wrote one, on the run's clock."""
     if launch is None or launch.step_log is None or not launch.step_log.exists():
         return
-
     header, columns = load_steps(launch.step_log)
+    n = sum(start_ns < ended_ns for start_ns in columns.get("start_ns", ()))  # a profiled load may follow
+    columns = {name: values[:n] for name, values in columns.items()}
     for name in ("start_ns", "end_ns"):
         columns[name] = [at_ns - t0_ns for at_ns in columns.get(name, [])]
     if columns["start_ns"]:
-        run.save_steps(pa.table(columns))
+        run.save("steps.parquet", [pa.table(columns)])
     run.save_manifest(replace(run.manifest, step_log=header))
     launch.step_log.unlink()
 
 
-@contextmanager
-def _accounted_for(run: RunDir, engine: Engine, load: Load, progress: Progress) -> Iterator[None]:
-    """Where it fails or is interrupted, what is there is reported before the error goes on."""
-    try:
-        yield
-    except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
-        progress.close()
-        if isinstance(error, WorkloadError) and not run.captures.exists():
-            shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
-        else:
-            _account_for_the_rest(run, engine, load, error)
-        raise
-    finally:
-        progress.close()
-
-
-def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
+def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
     """A record of every planned request, "not_sent" where the server never got one."""
     why = str(error) or _interrupted(run)
-    run.save_manifest(replace(run.manifest, error=why))
+    status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    run.save_manifest(replace(run.manifest, error=why, status=status))
     if not (run.path / "plan.parquet").exists():
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
@@ -304,12 +339,6 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
         for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
             spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
         spool.close()
-    from burstline.bench.report import conclude
-
-    status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-    with finishing(_report_first):
-        conclude(run, engine, status)
-    print(f"Kept of this run: {run.path}", file=sys.stderr)
 
 
 def _interrupted(run: RunDir) -> str:
@@ -317,7 +346,7 @@ def _interrupted(run: RunDir) -> str:
     if run.manifest.drivers:
         return "interrupted after the load"
     if run.captures.exists():
-        return "interrupted before the drivers had stopped; the replies that they had not kept are lost"
+        return "interrupted before the drivers had stopped; unsaved replies are lost"
     return "interrupted before the load began"
 
 

@@ -1,25 +1,27 @@
-"""What a person asks of a run, and what its manifest keeps of that, of the server and of this machine."""
+"""The settings of a run, and the manifest's facts about them, the server and this machine."""
 
 from __future__ import annotations
 
 import platform
 import shlex
-import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import __version__
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
-from burstline.loadgen.record.manifest import ArrivalFacts, Manifest, ServerFacts
+from burstline.console.server_options import ServerOptions
+from burstline.loadgen.record.manifest import Manifest, ServerFacts
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
-from burstline.server_options import ServerOptions
 from burstline.servers.engine import Engine
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.redact import without_secrets
+from burstline.workloads.options import words_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import DrawnRequests
 from burstline.workloads.spec import Goals, LoadSpec
@@ -30,7 +32,7 @@ if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a person may say about a run."""
+    """Everything that a person may say about a run; `argv` is the command that says it, after `burstline`."""
 
     where: ServerOptions = field(default_factory=ServerOptions)
     spec: LoadSpec = field(default_factory=LoadSpec)
@@ -40,15 +42,27 @@ class Settings:
     canary: bool = True
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
+    argv: tuple[str, ...] = ()
+
+
+def words_of_run(where: ServerOptions, out: Path, *options: object, verb: str = "run") -> tuple[str, ...]:
+    """The command-line arguments of this run; `options` are the other dataclasses of its flags."""
+    flags = chain.from_iterable(map(words_of, (where, where.settings, *options)))
+    args = ("--", *where.engine_args) if where.engine_args else ()
+    return (verb, *flags, "--out", str(out), *args)
 
 
 def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
-    """The manifest of a run that begins."""
+    """The manifest of a run that begins; `repeat` is the command that asks for the same bytes again."""
+    again = ["burstline", *settings.argv]
+    if "--salt" not in again:
+        at = again.index("--") if "--" in again else len(again)
+        again[at:at] = ["--salt", load.spec.salt]
     return Manifest(
         engine=engine.name,
         workload=load.name,
         version=__version__,
-        argv=("burstline", *sys.argv[1:]),
+        argv=("burstline", *settings.argv),
         commit=host_facts.commit(),
         python=platform.python_version(),
         libraries=host_facts.libraries(),
@@ -56,23 +70,10 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         devices=host_facts.devices(),
         title=load.title,
         asked=load.spec,
-        concurrency=load.spec.concurrency,
-        arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
         targets=settings.goals.slo,
         max_failures=settings.goals.max_failures,
-        seed=load.spec.seed,
-        salt=load.spec.salt,
-        repeat=_command_to_repeat(load.spec.salt),
+        repeat=shlex.join(without_secrets(again)),
     )
-
-
-def _command_to_repeat(salt: str) -> str:
-    """The command that asks for the same bytes again."""
-    argv = ["burstline", *sys.argv[1:]]
-    if "--salt" not in argv:
-        at = argv.index("--") if "--" in argv else len(argv)
-        argv[at:at] = ["--salt", salt]
-    return shlex.join(without_secrets(argv))
 
 
 def server_facts(site: Site, model: str | None) -> ServerFacts:
@@ -82,7 +83,10 @@ def server_facts(site: Site, model: str | None) -> ServerFacts:
         from burstline.models.model_folder import made_notes  # here: it imports tokenizers
 
         made = made_notes(Path(model))
-    launch = site.launch
+    launch, n_addresses = site.launch, None
+    with suppress(EngineError, OSError):  # they may not resolve here
+        urls = (site.target.url, *site.target.replicas)
+        n_addresses = len({address for url in urls for _, address in Destination.of(url).addresses()})
     return ServerFacts(
         url=site.target.url,
         model=site.target.model,
@@ -97,17 +101,9 @@ def server_facts(site: Site, model: str | None) -> ServerFacts:
         startup_stages=site.startup.stages,
         capabilities=site.capabilities,
         settings=site.settings,
-        addresses=_n_addresses(site),
+        addresses=n_addresses,
+        n_cores=launch.n_cores if launch else None,
     )
-
-
-def _n_addresses(site: Site) -> int | None:
-    """How many addresses the server's URLs resolve to; None where they do not resolve here."""
-    urls = (site.target.url, *site.target.replicas)
-    try:
-        return len({address for url in urls for _, address in Destination.of(url).addresses()})
-    except (EngineError, OSError):
-        return None
 
 
 def form_of(plan: Plan) -> str:

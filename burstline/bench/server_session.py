@@ -12,18 +12,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from burstline.server_options import START, ServerOptions
+from burstline.console.server_options import START, ServerOptions
+from burstline.loadgen.record.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
 from burstline.servers.host.process import Server, free_port, require_free_port, start
-from burstline.servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
+from burstline.servers.host.ready import (
+    PAGE_TIMEOUT_S,
+    RefusalError,
+    Startup,
+    getter,
+    identified,
+    send,
+    wait_ready,
+)
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
+from burstline.servers.protocol.introspection import first_model
 from burstline.servers.redact import learn_body, learn_header, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
+from burstline.workloads.model_files import read_json
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 
@@ -32,7 +43,7 @@ PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 only where a user asks for it
 SLOW_STOP_S = 3.0
-"""A stop that takes longer is told: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
+"""Report a stop that takes longer: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
 Say = Callable[[str], None]
 
@@ -94,13 +105,13 @@ def check_requests(where: ServerOptions) -> None:
             raise WorkloadError(f"--extra-body {where.extra_body}: expected a JSON object, such as {{}}")
         learn_body(extra)
     if where.ca_bundle is not None and not Path(where.ca_bundle).is_file():
-        raise WorkloadError(f"--ca-bundle {where.ca_bundle} is no file; expected certificates in PEM")
+        raise WorkloadError(f"--ca-bundle {where.ca_bundle} is not a file; expected certificates in PEM")
     if where.insecure and where.ca_bundle is not None:
         raise WorkloadError("--insecure trusts any certificate, so --ca-bundle would be ignored; give one")
     tls = where.url is not None and where.url.startswith("https:")
     if (where.insecure or where.ca_bundle is not None) and not tls:
         flag = "--insecure" if where.insecure else "--ca-bundle"
-        raise WorkloadError(f"{flag} would be ignored: it is for a --url that begins with https")
+        raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
         _header(header)
     for url in where.urls:
@@ -139,8 +150,15 @@ def _engine_of(where: ServerOptions) -> Engine:
 def check_where(where: ServerOptions) -> None:
     """A bad URL, port or model is the user's error, reported before anything is started."""
     check_requests(where)
-    if where.url is not None:
-        _check_nothing_is_ignored(where)
+    if where.url is not None:  # a server that runs already has its settings
+        given = [flag_of(name) for name in START if getattr(where, name) is not None]
+        given += [flag_of(name) for name in where.settings.asked]
+        given += [" ".join(("--", *where.engine_args))] if where.engine_args else []
+        if given:
+            raise WorkloadError(
+                f"{', '.join(given)} would be ignored: --url names a server that already runs; leave out one "
+                "or the other"
+            )
         return
     check_settings(where.settings)
     if where.port is not None:
@@ -150,38 +168,22 @@ def check_where(where: ServerOptions) -> None:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
         check_model(where.model, ENGINES.get(where.engine or ""))
-    elif where.engine is not None and where.engine in ENGINES and needs_model(ENGINES[where.engine]):
+    elif (engine := ENGINES.get(where.engine or "")) and not (engine.brings_model or engine.attach_only):
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
             "(`burstline make-model` makes a folder without any download)"
         )
 
 
-def needs_model(engine: Engine) -> bool:
-    return not engine.brings_model and not engine.attach_only
-
-
-def _check_nothing_is_ignored(where: ServerOptions) -> None:
-    """A server that runs already has its settings: flags that would start one are refused."""
-    given = [flag_of(name) for name in START if getattr(where, name) is not None]
-    given += [flag_of(name) for name in where.settings.asked]
-    given += [" ".join(("--", *where.engine_args))] if where.engine_args else []
-    if given:
-        raise WorkloadError(
-            f"{', '.join(given)} would be ignored: --url names a server that already runs; leave out one or "
-            "the other"
-        )
-
-
 def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
-    """What can be known to fail before anything is started: no installation, no weights, too long requests.
+    """Failures that are certain before anything is started: no installation, no weights, too long requests.
 
     `longest_tok` is the longest prompt and output together.
     """
     if where.lora and engine.lora_path is None:
         raise WorkloadError(
-            f"--lora {','.join(where.lora)}: a request to {engine.title} cannot name an adapter; leave it "
-            "out, or pass a field of the engine's own with --extra-body"
+            f"--lora {','.join(where.lora)}: {engine.title} cannot select an adapter by request; drop "
+            "it, or pass the engine's own field with --extra-body"
         )
     if where.url is not None:
         if where.engine is not None:  # else it is what answered
@@ -189,7 +191,9 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         check_length(engine, where, longest_tok)
         return
     if engine.attach_only:
-        raise WorkloadError(f"--engine {engine.name} needs --url URL: it is driven where it already runs")
+        raise WorkloadError(f"--engine {engine.name} needs --url URL: it cannot be started, only attached to")
+    if where.model is not None and where.engine is None:
+        check_model(where.model, engine)  # now that the engine is known
     if where.container is None and engine.installed(where.engine_python) is None:
         raise EngineError(f"{engine.title} is not installed. {engine.how_to_get}")
     spelled(engine, where)
@@ -200,8 +204,8 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         kinds = ", ".join(f"*.{kind}" for kind in engine.weight_files)
         flag = "--format gguf" if engine.weight_files == ("gguf",) else "--weights"
         raise WorkloadError(
-            f"--model {where.model} holds no weights ({kinds}), and {engine.title} does not start without; "
-            f"`burstline make-model {flag}` writes some"
+            f"--model {where.model} holds no weights ({kinds}), which {engine.title} needs; "
+            f"`burstline make-model {flag}` generates random ones"
         )
     limit = where.settings.max_model_len or context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:
@@ -213,7 +217,7 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
 
 
 def _check_who_answers(engine: Engine, where: ServerOptions) -> None:
-    """What answers at the URL is the engine that was named; nothing may answer yet: it may be starting."""
+    """Check that the server at the URL is the named engine. No answer is accepted: it may be starting."""
     target, get = _asking(where)
     meant = engine.name.partition("+")[0]
     answering = engine_at(get, meant)
@@ -222,8 +226,8 @@ def _check_who_answers(engine: Engine, where: ServerOptions) -> None:
     known = ENGINES[answering].is_public and not ENGINES[answering].attach_only
     if known and answering != meant and not engine.attach_only:
         raise WorkloadError(
-            f"--engine {meant}: what answers at {target.url} is {ENGINES[answering].title}; leave --engine "
-            f"out, or pass --engine {answering}"
+            f"--engine {meant}: the server at {target.url} is {ENGINES[answering].title}; drop --engine, "
+            f"or pass --engine {answering}"
         )
 
 
@@ -244,18 +248,14 @@ def check_length(engine: Engine, where: ServerOptions, longest_tok: int) -> None
 
 
 def _asking(where: ServerOptions) -> tuple[Target, Get]:
-    """The URL's server, and how to ask it by GET."""
     target = dressed(target_at(where.urls[0], where.model or "", where.api_key), where)
-    return target, getter(target, timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
+    return target, getter(target, timeout_s=PAGE_TIMEOUT_S, within_s=ATTACH_TIMEOUT_S)
 
 
 def context_limit(folder: Path) -> int | None:
     """The longest sequence by a model's config.json; None where it does not say, or scales its positions."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise WorkloadError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from None
-    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    config = read_json(folder / "config.json")
+    limit = config.get("max_position_embeddings")
     return limit if isinstance(limit, int) and not config.get("rope_scaling") else None
 
 
@@ -294,7 +294,7 @@ def check_model(model: str, engine: Engine | None = None) -> None:
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
-"""What the hub takes for a repository: ORG/NAME, or the bare name of an old one."""
+"""A repository name on the hub: ORG/NAME, or the bare name of an old one."""
 
 
 Serving = Callable[[Engine, ServerOptions, Path, Say], AbstractContextManager[Site]]
@@ -310,7 +310,7 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
     require_free_port(where.host, port)
     launch = _launch(engine, where, port, run_dir, say)
     if launch.n_cores is not None:
-        kept = f"the server runs on {launch.n_cores} of this machine's cores: one is left to the client"
+        kept = f"the server runs on {launch.n_cores} of this machine's cores: one is reserved for the client"
         launch = replace(launch, notes=(*launch.notes, kept))
     served_name = launch.served_name or _our_name(engine, where)
     near = HOST if where.host in EVERYWHERE else where.host
@@ -327,10 +327,12 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
         identity = replace(
             identity, version=identity.version or launch.version, model=identity.model or target.model
         )
-        pid = _engine_pid(launch) or server.keeper_pid
+        # In a container the engine is no child of ours: its first process has to be asked for.
+        inside = engine_pid(find_runtime(), launch.after[-1]) if launch.image else None
+        pid = inside or server.keeper_pid
         settings = engine.settings_read(identity, where.settings, spelled(engine, where).sent)
         told = tuple(
-            f"{flag_of(each.name)} {each.asked} was asked; {engine.title} uses {each.actual}"
+            f"{flag_of(each.name)} {each.asked} was requested; {engine.title} uses {each.actual}"
             for each in settings
             if each.differs
         )
@@ -348,7 +350,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
         yield
     finally:
         grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}; what has not ended after {grace_s:.0f} s is killed"
+        text = f"Stopping {engine.title}; killing it after {grace_s:.0f} s is killed"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()
@@ -370,6 +372,7 @@ def _launch(engine: Engine, where: ServerOptions, port: int, run_dir: Path, say:
         (*words.arguments, *where.engine_args),
         where.n_concurrent,
         where.n_request_tok,
+        profile_dir=None if where.profile is None else (run_dir / TRACES).resolve(),
     )
     if where.container is None:
         launch = engine.launch(options)
@@ -381,24 +384,23 @@ def _our_name(engine: Engine, where: ServerOptions) -> str:
     return Path(where.model or "").name or engine.name
 
 
-def _engine_pid(launch: Launch) -> int | None:
-    """In a container the engine is no child of ours: its first process has to be asked for."""
-    return engine_pid(find_runtime(), launch.after[-1]) if launch.image else None
-
-
 def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
     target = dressed(target_at(where.urls[0], where.model or "", where.api_key), where)
     try:
         if not target.model:
             identity = identified(engine, getter(target, within_s=ATTACH_TIMEOUT_S), "")
-            target = replace(target, model=_served_name(identity) or "default")
+            # What /v1/models lists is not always the model's own name or folder.
+            listed = first_model(identity.raw.get("models")).get("id")
+            target = replace(target, model=str(listed or identity.model or "default"))
         startup = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
     except RefusalError:
         raise  # it runs, and its own words say what it lacks
     except EngineError as error:
-        hint = "`burstline engines` says what answers on this machine"
+        hint = "`burstline engines` lists the servers on this machine"
+        is_closed = isinstance(error.__cause__, ConnectionError)
+        what = f"nothing answers at {target.url} ({error.__cause__})" if is_closed else str(error)
         raise EngineError(
-            f"{error}\nExpected a running {engine.title} at --url {target.url}; {hint}"
+            f"{what}\nExpected a running {engine.title} at --url {target.url}; {hint}"
         ) from error
     identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), "")
     for url in target.replicas:
@@ -421,8 +423,8 @@ def _check_replica(engine: Engine, target: Target, first: Identity) -> None:
         one, other = getattr(first, name), getattr(identity, name)
         if one != other:
             raise WorkloadError(
-                f"--url {target.url} is no replica: its {name.replace('_', ' ')} is {other}, the first URL's "
-                f"is {one}"
+                f"--url {target.url} is not a replica: its {name.replace('_', ' ')} is {other}, that of "
+                f"the first URL is {one}"
             )
 
 
@@ -434,22 +436,14 @@ def _probed(site: Site, say: Say) -> Site:
     except EngineError:
         raise
     except Exception as error:  # whatever a server's words can make an adapter do
-        raise EngineError(f"{site.engine.title} answers what makes no sense: {error}") from error
+        raise EngineError(f"{site.engine.title} sent an invalid reply: {error}") from error
     for note in lacks:
         say(note)
     return replace(site, target=target, capabilities=site.engine.capabilities_of(target), notes=notes + lacks)
 
 
-def _served_name(identity: Identity) -> str | None:
-    """The name to ask for: what /v1/models lists, which is not always the model's own name or folder."""
-    models = identity.raw.get("models")
-    listed = models.get("data") if isinstance(models, dict) else None
-    first = listed[0].get("id") if isinstance(listed, list) and listed else None
-    return str(first) if first else identity.model
-
-
 def _every(period_s: float, say: Say) -> Callable[[float, str], None]:
-    """Progress of a start, told once a period: engines take minutes, and a person wants to see why."""
+    """Report a start's progress once a period, because engines take minutes."""
     next_s = time.monotonic() + period_s
 
     def told(waited_s: float, state: str) -> None:

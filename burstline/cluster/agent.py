@@ -1,4 +1,4 @@
-"""An agent: on a node of a cluster, between one load driver there and the run, whose connection it dials.
+"""An agent on a cluster node: connects to the run and relays between it and one load driver.
 
     agent -> WorkerFacts       once, and once on a second connection, for the clock
     agent <- Reach             answered by why not, None where this node can connect
@@ -32,10 +32,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from burstline.driver_processes import Driver, local_drivers
+from burstline.cluster.driver_processes import Driver, local_drivers
 from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockAnswers
-from burstline.loadgen.driver.job import Counters, Done, Go, Job, Stop
+from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
 from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
 from burstline.servers.host.sources import HostCpu
@@ -43,13 +43,12 @@ from burstline.servers.host.sources import HostCpu
 TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
 REACH_S: Final = 5.0
-STOP_S: Final = 8.0
-"""How long a driver may take to end its requests once its agent stops it."""
+"""How long a node may take to connect, to home or to the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker says of itself before it gets work; the `token` is on both of its connections."""
+    """A worker's facts, sent before it gets work; the `token` identifies both of its connections."""
 
     host: str
     token: bytes
@@ -86,7 +85,7 @@ def main() -> None:
 
 
 def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection:
-    peer = socket.create_connection((host, port), timeout=30.0)
+    peer = socket.create_connection((host, port), timeout=REACH_S)
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     home = Connection(peer.detach())
@@ -144,7 +143,7 @@ class _Agent:
                 self._start(message)
             case Go() | Stop() if self._driver is not None:
                 if isinstance(message, Go):
-                    self._cpu, self._begun_s = HostCpu(_own_cpu_s), time.monotonic()
+                    self._cpu, self._begun_s = HostCpu(time.process_time), time.monotonic()
                     threading.Thread(target=self._mind_home, args=(self._driver,), daemon=True).start()
                 self._driver.send(message)
 
@@ -173,7 +172,6 @@ class _Agent:
             self._home.send(message)
 
     def _machine(self, report: DriveReport) -> MachineUse | None:
-        """What this machine did since "go"; None where there was none."""
         if self._cpu is None:
             return None
         seen = self._cpu.read()
@@ -210,13 +208,7 @@ class _Agent:
         os._exit(1)  # the other thread may wait for home for ever
 
 
-def _own_cpu_s() -> float:
-    used = psutil.Process().cpu_times()
-    return used.user + used.system
-
-
 def _refusal(url: str) -> str | None:
-    """Why this node cannot connect to the server, None where it can."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

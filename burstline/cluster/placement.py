@@ -86,7 +86,7 @@ def knock(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S) as peer:
             peer.sendall(_HTTP2_HELLO)
             said = peer.recv(9)
-        why = "" if said[3:4] == b"\x04" else "what listens there is no Ray head"
+        why = "" if said[3:4] == b"\x04" else "the service there is not a Ray head node"
     except socket.gaierror:
         why = f"there is no host {host!r}"
     except ConnectionRefusedError:
@@ -126,7 +126,11 @@ def main(home: Connection, task: Placement) -> None:
     ray = connected(task.options.address)
     bundle = task.options.bundle
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    room = [(node["NodeManagerHostname"], _n_fit(node["Resources"], bundle)) for node in nodes]
+
+    def n_fit(has: Mapping[str, float]) -> int:
+        return int(min(has.get(name, 0.0) // amount for name, amount in bundle.items()))
+
+    room = [(node["NodeManagerHostname"], n_fit(node["Resources"])) for node in nodes]
     n = task.options.n_workers or min(task.most, sum(fit > 0 for _, fit in room))
     if n > sum(fit for _, fit in room) or not n:
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
@@ -155,10 +159,6 @@ def main(home: Connection, task: Placement) -> None:
                         )
                     )
                 )
-
-
-def _n_fit(has: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    return int(min(has.get(name, 0.0) // amount for name, amount in bundle.items()))
 
 
 @contextmanager

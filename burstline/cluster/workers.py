@@ -27,9 +27,9 @@ from burstline.cluster.agent import Reach, Tail, WorkerFacts
 from burstline.cluster.placement import RayOptions, placed
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockClient
 from burstline.loadgen.driver.job import Counters, Done, Go, Job
-from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
+from burstline.loadgen.record.capture import CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import ClockError, ClockMap, Offset
-from burstline.servers.host.child import Child, ChildLostError, Failed
+from burstline.servers.host.child import Child, ChildLostError, Failed, limit_waits
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import redacted
 
@@ -76,14 +76,12 @@ class RemoteDriver:
                 heard_s = time.monotonic()
             except ClockError:
                 if time.monotonic() - heard_s > SILENCE_S:
-                    self._lose()
+                    gone = f"did not answer for {SILENCE_S:g} s: the node, or the network to it, is gone"
+                    self.lost = f"{self.name} {gone}"
+                    # `fire` sees the connection end.
+                    with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as peer:
+                        peer.shutdown(socket.SHUT_RDWR)
                     return
-
-    def _lose(self) -> None:
-        """From any thread: `fire` sees the connection end."""
-        self.lost = f"{self.name} did not answer for {SILENCE_S:g} s: the node, or the network to it, is gone"
-        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as peer:
-            peer.shutdown(socket.SHUT_RDWR)
 
     def send(self, message: object) -> None:
         if isinstance(message, Go):
@@ -118,7 +116,11 @@ class RemoteDriver:
         """How the node's clock was mapped to ours; None where the load never began."""
         if self._go is None:
             return None
-        return ClockMap.of(self.before, self._after(), self.during)
+        after = self.during[-1] if self.during else self.before
+        if self.lost is None:
+            with suppress(ClockError):
+                after = self.clock.offset()
+        return ClockMap.of(self.before, after, self.during)
 
     def keep(self) -> None:
         """Write what came home once more, in our clock. After the load: it takes 0.7 us an event."""
@@ -135,12 +137,6 @@ class RemoteDriver:
                 spool.drain()  # what waits to be written is held in memory
         spool.close()
         shutil.rmtree(folder)
-
-    def _after(self) -> Offset:
-        if self.lost is None:
-            with suppress(ClockError):
-                return self.clock.offset()
-        return self.during[-1] if self.during else self.before
 
 
 def _folder_of(job: Job) -> Path:
@@ -218,7 +214,7 @@ def fleet_of(options: RayOptions, most: int, log: Path) -> Iterator[Fleet]:
 
 
 def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) -> tuple[Connection, str]:
-    """The next connection of an agent, and its address; whoever lacks the key is sent away."""
+    """The next connection of an agent, and its address. Connections without the key are refused."""
     end = time.monotonic() + HOME_S
     door.settimeout(0.2)
     while time.monotonic() < end:
@@ -229,9 +225,7 @@ def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) ->
         except TimeoutError:
             continue
         # A peer that goes silent in the middle of a message must not hold us.
-        patience = struct.pack("ll", int(SILENCE_S), 0)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        limit_waits(peer, SILENCE_S, SILENCE_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(peer.detach())
         try:
@@ -251,5 +245,5 @@ def _answer(connection: Connection, who: str) -> Any:
         if connection.poll(ANSWER_S):
             return connection.recv()
     except (EOFError, OSError):
-        raise EngineError(f"{who} ended before it had work") from None
+        raise EngineError(f"{who} ended before it received work") from None
     raise EngineError(f"{who} did not answer within {ANSWER_S:g} s")

@@ -1,4 +1,4 @@
-"""On what a run ran: its model's config and its device, determined once and kept in the run's folder.
+"""A run's hardware: its model's config and its device, determined once and kept in the run's folder.
 
 The device is the one that was named, else what the driver calls it, else this machine's CPU, where
 `burstline calibrate` has measured it for the model (`burstline/machine/cpu_calibration.py`).
@@ -6,20 +6,20 @@ The device is the one that was named, else what the driver calls it, else this m
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
 from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.manifest import LOOPBACK, HardwareFacts, Manifest, ServerFacts
+from burstline.loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
 from burstline.loadgen.record.rundir import RunDir
 from burstline.machine import host_facts
-from burstline.machine.cpu_calibration import cpu_of, how_to_calibrate, kept
+from burstline.machine.cpu_calibration import cores_of, kept
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
@@ -77,6 +77,8 @@ def note_hardware(run: RunDir, hints: Hints, *, force: bool = True) -> None:
                 _refuse_another(run, hints)
             text, device_from = _device(manifest, config, hints, run)
             write_bytes(run.path / DEVICE_FILE, text.encode())
+            if usd := tomllib.loads(text).get("usd_per_hour"):
+                manifest = replace(manifest, usd_per_hour=usd * max(1, len(manifest.devices)))
             facts = replace(facts, device_from=device_from)
     except (UnknownHardwareError, RooflineError) as why:
         facts = replace(facts, absent=str(why))
@@ -105,7 +107,6 @@ def _refuse_another(run: RunDir, hints: Hints) -> None:
 
 
 def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
-    """The model's config.json and where it was found."""
     earlier, server = manifest.hardware, manifest.server or ServerFacts()
     identity = manifest.identity or Identity(manifest.engine)
     if hints.model_config is not None:
@@ -123,13 +124,7 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
         except RooflineError:
             continue
     said = f"no config.json of {names[0]!r}" if names else "no model's name"
-    raise UnknownHardwareError(f"{said} is at hand: name its folder or a bundled model with --model-config")
-
-
-def _name_of(manifest: Manifest, hints: Hints) -> str:
-    """By which name `config_at` finds the run's model; the embedded engine's built-in one is bundled."""
-    server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
-    return hints.model_config or server.model_asked or identity.model or server.model or "reference"
+    raise UnknownHardwareError(f"{said} is available: name its folder or a bundled model with --model-config")
 
 
 def config_at(name: str) -> dict[str, Any]:
@@ -149,27 +144,26 @@ def config_at(name: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise RooflineError(f"{path} holds no object, as a config.json does")
+        raise RooflineError(f"{path} is not a JSON object")
     return config
 
 
 def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:
-    """The text of the device's file, and how the device is known."""
     if hints.device not in (None, "cpu"):
         return _file_of(str(hints.device)), f"--device {hints.device}"
-    text = run.server_log.read_text("utf-8", errors="replace") if run.server_log.exists() else ""
-    cpu = cpu_of(manifest, text, quant_of(config).activations, named=hints.device == "cpu")
-    if cpu is not None:
-        known = kept(cpu, config)
+    server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
+    n_cores = cores_of(manifest, quant_of(config).activations, named=hints.device == "cpu")
+    if n_cores is not None:
+        known = kept(n_cores, config, manifest.engine)
         if known is None:
+            model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
             raise UnknownHardwareError(
-                "this CPU is not calibrated for this model: run "
-                f"`{how_to_calibrate(cpu, _name_of(manifest, hints))}` (20 s, once), "
+                "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
+                f"--model {shlex.quote(model)} --threads {n_cores}` (20 s, once), "
                 f"then `burstline report {run.path} --device cpu`"
             )
         return known, "having been measured for this model"
-    server = manifest.server
-    if server is not None and server.attached and urlsplit(str(server.url)).hostname not in LOOPBACK:
+    if not manifest.on_this_machine:
         raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")
     names = list(dict.fromkeys(device.name for device in manifest.devices))
     if len(names) != 1:

@@ -1,4 +1,4 @@
-"""What a user says about the hardware that cannot be found out."""
+"""Facts about the hardware that only the user can state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE_FILE: Final = "device.toml"
 
 
 DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""What engines call their number formats, and we."""
+"""Engines' names of number formats, and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,18 @@ class Stated:
     experts that a batch touches, as a share of what uniform routing would touch.
     """
 
-    tp: int | None = option("tensor-parallel ranks of the server", parse=int, metavar="N")
-    pp: int | None = option("pipeline-parallel ranks of the server", parse=int, metavar="N")
-    dp: int | None = option("data-parallel ranks of the server", parse=int, metavar="N")
-    ep: int | None = option("expert-parallel ranks of the server", parse=int, metavar="N")
-    quant: str | None = option("how its weights are stored: bf16, fp8, awq, nvfp4, ...", metavar="NAME")
-    kv_dtype: str | None = option("of its KV cache: bf16, fp16, fp8, fp4", metavar="DTYPE")
-    token_budget: int | None = option("new tokens that it computes in a step", parse=int, metavar="N")
-    draft_tokens: int | None = option("speculative decoding; 0: none", parse=int, metavar="N")
+    tp: int | None = option("tensor-parallel size of the server", parse=int, metavar="N")
+    pp: int | None = option("pipeline-parallel size of the server", parse=int, metavar="N")
+    dp: int | None = option("data-parallel size of the server", parse=int, metavar="N")
+    ep: int | None = option("expert-parallel size of the server", parse=int, metavar="N")
+    quant: str | None = option("format of the server's weights: bf16, fp8, awq, nvfp4, ...", metavar="NAME")
+    kv_dtype: str | None = option("data type of the server's KV cache: bf16, fp16, fp8, fp4", metavar="DTYPE")
+    token_budget: int | None = option(
+        "largest number of tokens that the server computes in one step", parse=int, metavar="N"
+    )
+    draft_tokens: int | None = option("speculative tokens per step; 0: none", parse=int, metavar="N")
     expert_share: float | None = option(
-        "experts a batch touches, of uniform routing's (1)", parse=float, metavar="X"
+        "experts that a batch uses, relative to uniform routing (1)", parse=float, metavar="X"
     )
 
     @property
@@ -56,8 +58,8 @@ class Hints:
     was calibrated. `model_config` is a bundled model's name, or a folder or file with a config.json.
     """
 
-    device: str | None = option(
-        "what it runs on: a device's name, a device file, or cpu", metavar="NAME|FILE"
+    device: str | None = option("the server's device: a name, a device file, or cpu", metavar="NAME|FILE")
+    model_config: str | None = option(
+        "the server's model: a bundled name, or the path of its config.json", metavar="NAME|PATH"
     )
-    model_config: str | None = option("a bundled model, or where config.json is", metavar="NAME|PATH")
     stated: Stated = field(default_factory=Stated)

@@ -39,7 +39,7 @@ def host() -> HostFacts:
         platform=platform.platform(),
         cpu=_cpu_model(),
         cores=psutil.cpu_count(logical=True),
-        cores_allowed=_cores_allowed(),
+        cores_allowed=len(os.sched_getaffinity(0)) if sys.platform == "linux" else psutil.cpu_count(),
         memory_bytes=psutil.virtual_memory().total,
         load_average=os.getloadavg(),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -77,10 +77,6 @@ def _cpu_model() -> str | None:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or None
-
-
-def _cores_allowed() -> int | None:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else psutil.cpu_count()
 
 
 @cache

@@ -1,20 +1,21 @@
-"""From a run's folder to what the roofline compares: requests, steps, limits, and which facts are certain."""
+"""The roofline's input from a run's folder: requests, steps, limits, and which facts are certain."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.manifest import HardwareFacts
 from burstline.loadgen.record.rundir import Run
 from burstline.machine.hints import DEVICE_FILE, DTYPES, Stated
-from burstline.roofline.device.calibration import read_calibration, with_host
+from burstline.roofline.device.calibration import read_calibration, stack_host, with_host
 from burstline.roofline.device.device import Device, read_device
+from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import quant_of, read_config
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Quant
@@ -23,8 +24,9 @@ from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits
 from burstline.roofline.reconcile import inputs
 from burstline.roofline.reconcile.inputs import Known, Setup, StepSeen, Streamed, steps_seen
-from burstline.servers.identity import Admission
+from burstline.servers.identity import Admission, Identity
 from burstline.servers.registry import ENGINES
+from burstline.workloads.request import WorkloadError
 
 PACED: Final = 0.8
 """Of an open loop's time, the share in which requests arrived, above which no queue was left to serve."""
@@ -37,7 +39,7 @@ KV_DTYPES: Final = {
     "int8": "int8",
 }  # fmt: skip
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
-"""What the embedded engine's step log books as attention."""
+"""Names of attention in the embedded engine's step log."""
 
 
 class LackingError(Exception):
@@ -45,15 +47,25 @@ class LackingError(Exception):
 
 
 def setup_of(run: Run) -> tuple[Setup, list[str]]:
-    """What ran on what, which of it is certain, and what had to be assumed, where the hardware is known."""
-    hardware = run.manifest.hardware
-    assert hardware is not None
-    assert hardware.model_config is not None
+    """The set-up of a run: which facts are certain and which are assumed.
+
+    RooflineError where its model or its device is unknown, WorkloadError where its device file is damaged.
+    """
+    hardware, path = run.manifest.hardware, run.path / DEVICE_FILE
+    if hardware is None:
+        raise RooflineError("the run's device is unknown; `burstline report RUN --device NAME` adds it")
+    if hardware.absent or hardware.model_config is None or not path.exists():
+        raise RooflineError(hardware.absent or f"{DEVICE_FILE} is missing from the run's folder")
     config, identity = hardware.model_config, run.manifest.identity
-    table = tomllib.loads((run.path / DEVICE_FILE).read_text("utf-8"))
-    device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+        device, calibration = read_device(table["id"], table), read_calibration(table["calibration"], path)
+    except (LookupError, TypeError, ValueError, RooflineError) as error:
+        raise WorkloadError(f"{path} cannot be read: {error}; remove it to report without it") from error
     if calibration.host and calibration.host.engine != run.manifest.engine:
-        calibration = replace(calibration, host=None)
+        # A CPU computes the model itself: nothing of the host's work hides behind a device.
+        on_cpu = calibration.measured_spread is not None
+        calibration = replace(calibration, host=stack_host("synchronous") if on_cpu else None)
     admission = _admission(run)
     calibration = with_host(calibration, "default" if admission is None or admission.ahead else "synchronous")
     facts = _Facts(run, Stated.from_json(hardware.stated or {}))
@@ -69,7 +81,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is certain about the engine: what a person states, what it says, and how it was started here."""
+    """Certain facts of the engine: stated by the user, reported by it, or from its command line."""
 
     run: Run
     stated: Stated
@@ -83,7 +95,7 @@ class _Facts:
 
     @property
     def dtype(self) -> str | None:
-        """What the engine says that it computes in."""
+        """The data type that the engine reports."""
         identity = self.run.manifest.identity
         return DTYPES.get(str(identity.dtype if identity else None))
 
@@ -163,7 +175,7 @@ class _Facts:
 
 
 def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
-    """What was measured; what had to be guessed for it is added to `assumed`."""
+    """The measurements; assumptions are added to `assumed`."""
     c = run.columns
     n_replies = int(np.count_nonzero(c.n_events))
     if not n_replies:
@@ -171,15 +183,17 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     if n_replies > MOST_REQUESTS:
         raise LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
     replies = list(_replies(c))
-    limits = _limits(run, replies, assumed)
+    most = _most_at_once(replies, run.manifest.block_tok)
+    limits = limits_of(run, most, "the most that were seen at once", assumed)
     logged = _logged(run, replies)
     steps = logged
-    if logged is None and _counted(run):
+    # It must be known for every reply which of its events carries how many tokens.
+    if logged is None and not set(run.request_table.column("split").to_pylist()) & {"spread", "unknown"}:
         steps = steps_seen(replies, limits.max_num_batched_tokens)
         assumed.append("steps are inferred from the stream: each gap in a chain of long replies is one step")
     due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))
     makespan_s = max(float(reply.token_s[-1]) for reply in replies) - due_s
-    open_loop = run.manifest.concurrency is None
+    open_loop = run.manifest.asked.concurrency is None
     return inputs.MeasuredRun(
         requests=[
             Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s), reply.cached_tok) for reply in replies
@@ -195,11 +209,6 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     )
 
 
-def _counted(run: Run) -> bool:
-    """Whether it is known for every reply which of its events carries how many tokens."""
-    return not set(run.request_table.column("split").to_pylist()) & {"spread", "unknown"}
-
-
 def _replies(c: Columns) -> Iterator[Streamed]:
     """Every request that got a token; tokens that came in one event lie evenly in the gap before it."""
     for i in range(len(c)):
@@ -208,55 +217,40 @@ def _replies(c: Columns) -> Iterator[Streamed]:
             continue
         prompt = c.prompt_tok[i] if c.prompt_tok[i] > 0 else c.planned_prompt_tok[i]
         cached = min(int(np.nan_to_num(c.cached_tok[i])), int(prompt) - 1)
-        yield Streamed(float(c.sent_s[i]), int(prompt), _token_s(at_s, n.astype(int)), cached)
+        n = n.astype(int)
+        gap_s = np.diff(at_s, prepend=at_s[:1])
+        behind = np.concatenate([np.arange(k - 1, -1, -1) / k for k in n])
+        token_s = np.asarray(np.repeat(at_s, n) - np.repeat(gap_s, n) * behind)
+        yield Streamed(float(c.sent_s[i]), int(prompt), token_s, cached)
 
 
-def _token_s(at_s: Floats, n: Any) -> Floats:
-    gap_s = np.diff(at_s, prepend=at_s[:1])
-    behind = np.concatenate([np.arange(k - 1, -1, -1) / k for k in n])
-    return np.asarray(np.repeat(at_s, n) - np.repeat(gap_s, n) * behind)
+def limits_of(run: Run, most: tuple[int, int], why: str, assumed: list[str]) -> Limits:
+    """The engine's limits in its own words; what it does not say is assumed.
 
-
-def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits:
-    """The engine's limits in its own words; what it does not say is as much as was seen in use."""
-    identity, engine = run.manifest.identity, run.manifest.engine
-    block_tok = (identity.kv_block_tok if identity else None) or 16
-    seqs, batched, kv_tok = (
-        (identity.max_num_seqs, identity.max_num_batched_tokens, identity.kv_tok)
-        if identity
-        else (None, None, None)
-    )
+    `most` requests and tokens of the cache stand for limits that are not stated; `why` says what they are.
+    """
+    engine = run.manifest.engine
+    identity = run.manifest.identity or Identity(engine)
     hardware = run.manifest.hardware or HardwareFacts()
     stated = Stated.from_json(hardware.stated or {})
-    batched = stated.token_budget or batched
-    n_at_once, tok_at_once = _most_at_once(replies, block_tok)
+    seqs, kv_tok = identity.max_num_seqs, identity.kv_tok
+    batched = stated.token_budget or identity.max_num_batched_tokens
     if seqs is None:
-        seqs = n_at_once
-        assumed.append(f"max_num_seqs is not stated: {seqs:,}, the most that were seen to decode at once")
+        seqs = most[0]
+        assumed.append(f"max_num_seqs is not stated: {seqs:,}, {why}")
     if batched is None:
         batched = max(2048, seqs)
         assumed.append(f"max_num_batched_tokens is not stated: {batched:,}")
     if kv_tok is None:
-        kv_tok = tok_at_once
-        assumed.append(
-            f"the KV cache's size is not stated: {kv_tok:,} tokens, the most that were seen in use"
-        )
+        kv_tok = most[1]
+        assumed.append(f"the KV cache's size is not stated: {kv_tok:,} tokens, {why}")
     admission = _admission(run)
     if admission is None:
         admission = Admission()
         assumed.append("requests are admitted by vLLM V1's rules")
     elif admission.reserve_output:
         assumed.append(f"requests are admitted as {engine} does: whole prompts, room for the whole output")
-    return Limits(
-        seqs,
-        batched,
-        kv_tok,
-        block_tok,
-        admission.chunked_prefill,
-        admission.reserve_output,
-        mixed_steps=admission.mixed_steps,
-        ahead=admission.ahead,
-    )
+    return Limits(seqs, batched, kv_tok, run.manifest.block_tok, **asdict(admission))
 
 
 def _admission(run: Run) -> Admission | None:
@@ -277,7 +271,6 @@ def _most_at_once(replies: Sequence[Streamed], block_tok: int) -> tuple[int, int
 
 
 def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
-    """The engine's own step log from the load's start on; None where it keeps none."""
     if run.steps is None:
         return None
     begin_ns = min(reply.sent_s for reply in replies) * 1e9

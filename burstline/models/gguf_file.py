@@ -72,7 +72,10 @@ def write_gguf(file: Path, config: Mapping[str, Any], tensors: Sequence[Tensor],
     for tensor in tensors:
         kind = gguf.GGMLQuantizationType[_TENSOR_TYPES[_dtype(tensor)]]
         n_bytes = Tensor(tensor.name, tensor.shape, _dtype(tensor)).n_bytes
-        writer.add_tensor_info(_name(tensor.name), tensor.shape, np.dtype(np.float32), n_bytes, kind)
+        name = _TENSORS.get(tensor.name)
+        if layer := _LAYER.fullmatch(tensor.name):
+            name = f"blk.{layer[1]}.{_LAYER_TENSORS[layer[2]]}.{layer[3]}"
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), n_bytes, kind)
     writer.write_header_to_file(file)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -117,12 +120,6 @@ def _add_tokenizer(writer: Any, gguf: ModuleType, tokenizer: Mapping[str, Any]) 
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
-
-
-def _name(hugging_face: str) -> str:
-    if layer := _LAYER.fullmatch(hugging_face):
-        return f"blk.{layer[1]}.{_LAYER_TENSORS[layer[2]]}.{layer[3]}"
-    return _TENSORS[hugging_face]
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Model folders made on the spot: the shape of a known model, a tokenizer of made-up words, random weights.
+"""Generated model folders: the shape of a known model, a tokenizer of made-up words, random weights.
 
 Weights do not change how fast a dense model runs, so that every engine can be measured with no download. What
 was made says so in a `burstline.json` of its own, and runs repeat it.
@@ -18,8 +18,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from burstline.models.gguf_file import gguf_package, require_plain_positions, write_gguf
 from burstline.models.random_weights import n_bytes_of, tensors_of, write_weights
 from burstline.roofline.model.families import bundled_config, bundled_models
+from burstline.workloads.model_files import read_json
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.seeds import rng
 
 MARKER: Final = "burstline.json"
 TINY: Final = "reference"
@@ -61,7 +62,8 @@ def make_model(
     config = config_like(like, dtype)
     tensors = tensors_of(config, like) if formats else []
     _check_formats(config, like, formats)
-    _check_empty(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise WorkloadError(f"{folder} exists and is not an empty folder; name another, or remove it first")
     _check_room(folder, n_bytes_of(tensors) * len(formats))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer_of(config["vocab_size"]).save(str(folder / "tokenizer.json"))
@@ -109,26 +111,26 @@ def _write_formats(
 
 
 def made_notes(folder: Path) -> tuple[str, ...]:
-    """What readers of a run must know of a generated model; nothing where the folder was not made by us."""
+    """Notes on a generated model for readers of a run; empty for other models."""
     made = _read(folder / MARKER)
     if not made:
         return ()
     what = "its weights are random" if made.get("weights") == "random" else "it has no weights of its own"
     shape = f"{folder} was made by burstline make-model in the shape of {made.get('made_like')}"
-    return (f"{shape}: {what}, its answers mean nothing, its speed is that of the shape",)
+    return (f"{shape}: {what}, its replies are meaningless, its speed is that of a real model of this shape",)
 
 
 def config_like(like: str, dtype: str | None = None) -> dict[str, Any]:
     """The config.json of a bundled model, of `tiny` or of a folder, with our tokenizer's special ids."""
     known = ["tiny", *bundled_models()]
     if Path(like, "config.json").is_file():
-        raw = json.loads(Path(like, "config.json").read_text("utf-8"))
+        raw = read_json(Path(like, "config.json"))
     elif like in known:
         raw = bundled_config(TINY if like == "tiny" else like)
     else:
         near = difflib.get_close_matches(like, known, n=3, cutoff=0.4)
         raise WorkloadError(f"--like {like}: no such model is known; try one of: {', '.join(near or known)}")
-    family = raw.get("model_type")
+    family = raw.get("model_type", "")
     if family not in _ARCHITECTURES and "architectures" not in raw:
         raise WorkloadError(f"--like {like}: model_type {family!r} is not known: {', '.join(_ARCHITECTURES)}")
     default = "bfloat16" if like == "tiny" else raw.get("torch_dtype", "bfloat16")
@@ -186,23 +188,17 @@ def _tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise WorkloadError(f"{folder} exists and is not an empty folder; name another, or remove it first")
-
-
 def _check_room(folder: Path, n_bytes: int) -> None:
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
     if n_bytes > free:
         raise WorkloadError(
             f"the weights take {n_bytes:,} bytes, {above} has {free:,} free; make room, name another disk, "
-            "or leave --weights out for engines that invent them"
+            "or leave --weights out for engines that generate them"
         )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, empty where there is none."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

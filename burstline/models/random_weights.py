@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.seeds import rng
 
 FORMATS: Final = ("safetensors", "gguf")
 """Of weights: llama.cpp reads GGUF, every other engine safetensors."""
@@ -51,8 +51,8 @@ def tensors_of(config: Mapping[str, Any], like: str) -> list[Tensor]:
     family, dtype = config.get("model_type"), str(config["torch_dtype"])
     if family not in FAMILIES:
         raise WorkloadError(
-            f"--weights: how checkpoints of {like} (model_type {family!r}) are laid out is not known here, "
-            f"only {', '.join(FAMILIES)}; leave --weights out and let vLLM or SGLang invent them"
+            f"--weights: the checkpoint layout of {like} (model_type {family!r}) is unknown; known are "
+            f"{', '.join(FAMILIES)}; leave --weights out and let vLLM or SGLang generate random ones"
         )
     if dtype not in _N_BYTES:
         raise WorkloadError(f"--dtype {dtype}: expected one of {', '.join(_N_BYTES)}")

@@ -16,24 +16,45 @@ from typing import Final
 
 import orjson
 
-from burstline import exit_codes
+from burstline.bench.load_options import checked
 from burstline.bench.report import of_summary
 from burstline.bench.server_session import check_model, check_requests
 from burstline.cluster.placement import ray_session
+from burstline.console import exit_codes
+from burstline.console.server_options import API_KEY_VARIABLE
+from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run
+from burstline.machine.hints import DTYPES
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
+from burstline.reports.model.contenders import differing_factors, settled_in
+from burstline.reports.number_format import counted
 from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
-from burstline.server_options import API_KEY_VARIABLE
+from burstline.reports.page.limit_page import answer_of
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import redacted
-from burstline.suites.memory_fit import fits
+from burstline.servers.settings import Settings
+from burstline.suites.limits import limit_in, report_limits
 from burstline.suites.platforms import run_by_platform
-from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
-from burstline.terminal import show
+from burstline.suites.suite import (
+    SCHEMA,
+    Contender,
+    Slot,
+    Suite,
+    load_suite,
+    make_where_missing,
+    schedule,
+    suite_file,
+)
 from burstline.workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
@@ -59,62 +80,106 @@ def run_suite(
     `ray` is the address of a cluster: then each run goes to a node of its platform. `platform` leaves out
     the runs of all others; without `ray` this machine is that platform.
     """
+    path = suite_file(path)
     suite = load_suite(path)
     for engine in suite.engines:
         check_requests(engine.server)
-    names = [one.name for one in suite.platforms]
-    if platform is not None and platform not in names:
-        known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"
-        raise WorkloadError(f"--platform {platform}: not a platform of {path}; {known}")
-    if names and ray is None and platform is None and not dry_run:
+    all_slots = schedule(suite)
+    slots = _chosen(suite, all_slots, path, platform)
+    if suite.platforms and ray is None and platform is None and not dry_run:
+        names = [one.name for one in suite.platforms]
         raise WorkloadError(
             f"{path} has the platforms {', '.join(names)}: add --ray to run on a cluster's nodes, or "
             f"--platform {names[0]} if this machine is one of them"
         )
     folder = out / suite.folder_name
-    all_slots = schedule(suite)
-    slots = [s for s in all_slots if platform is None or (s.platform and s.platform.name == platform)]
     if dry_run:
         print("".join(f"# {line}\n" for line in fits(slots)), end="")
         print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
-        for model in suite.models:
-            if model.path and model.like is None and all(e.server.url is None for e in suite.engines):
-                check_model(model.path)
-        for model in suite.models:
-            make_where_missing(model)
+        _need_models(suite)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
         _keep(suite, all_slots, path, folder)
         try:
-            if ray is None:
-
-                def here(argv: Sequence[str], slot: Slot) -> int:
-                    words = [word.replace(OUT, str(folder / slot.id)) for word in argv]
-                    own = slot.platform.env if slot.platform else {}
-                    return _called(words, {**environments[slot.engine.name], **own}, lock)
-
-                codes = [_carry_out(slot, len(slots), folder, here) for slot in slots]
-            else:
-                codes = _over_cluster(ray, slots, folder, environments)
+            codes = _carry_out_all(slots, folder, environments, lock, ray)
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
-        comparable = _report(folder)
+        runs, limits = _runs(slots), [slot for slot in slots if slot.workload.limit is not None]
+        comparable = _report(folder) if runs or not limits else True
+        found = report_limits(limits, folder, suite.description or suite.name)
     return exit_codes.worst(
         [
             *(code for code in codes if code in (exit_codes.INTERRUPTED, exit_codes.ENGINE_FAILED)),
-            *_codes_of_targets(slots, folder),
+            *_codes_of_targets(runs, folder),
+            *found,
             exit_codes.DONE if comparable else exit_codes.INCONCLUSIVE,
         ]
     )
 
 
+def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | None) -> list[Slot]:
+    """The runs of the platform, all of them without one."""
+    names = [one.name for one in suite.platforms]
+    if platform is not None and platform not in names:
+        known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"
+        raise WorkloadError(f"--platform {platform}: not a platform of {path}; {known}")
+    return [s for s in slots if platform is None or (s.platform and s.platform.name == platform)]
+
+
+def _need_models(suite: Suite) -> None:
+    """Check that this machine has the models, and make those that are made."""
+    for model in suite.models:
+        if model.path and model.like is None and all(e.server.url is None for e in suite.engines):
+            check_model(model.path)
+    for model in suite.models:
+        make_where_missing(model)
+
+
+def _carry_out_all(
+    slots: Sequence[Slot],
+    folder: Path,
+    environments: Mapping[str, dict[str, str]],
+    lock: int,
+    ray: str | None,
+) -> list[int]:
+    """The exit codes of the runs, one after another here, or on a cluster's nodes."""
+
+    def carry_out(slot: Slot, call: Call) -> int:
+        return _carry_out(slot, len(slots), folder, call)
+
+    if ray is None:
+
+        def here(argv: Sequence[str], slot: Slot) -> int:
+            words = [word.replace(OUT, str(folder / slot.id)) for word in argv]
+            own = slot.platform.env if slot.platform else {}
+            return called(words, {**environments[slot.engine.name], **own}, lock)
+
+        return [carry_out(slot, here) for slot in slots]
+    keys = {
+        name: {key: value for key, value in env.items() if key == API_KEY_VARIABLE}
+        for name, env in environments.items()
+    }
+    with ray_session(ray) as session:
+        return run_by_platform(session, slots, folder, keys, carry_out)
+
+
 def finished_in(folder: Path) -> Run | None:
     """The run in a slot's folder that came to its end, None where there is none yet."""
-    runs = [open_run(manifest.parent) for manifest in sorted(folder.glob("*/manifest.json"))]
-    return next((run for run in runs if run.status == "complete" and run.summary is not None), None)
+    return next(all_finished_in(folder), None)
+
+
+def all_finished_in(folder: Path) -> Iterator[Run]:
+    """Every run in the folder, at any depth, that came to its end; the folder may be one itself."""
+    runs = (open_run(manifest.parent) for manifest in sorted(folder.glob("**/manifest.json")))
+    return (run for run in runs if run.status == "complete" and run.summary is not None)
+
+
+def _runs(slots: Sequence[Slot]) -> list[Slot]:
+    """Those that are one run: a search keeps many, which are its own."""
+    return [slot for slot in slots if slot.workload.limit is None]
 
 
 def _environment(engine: Contender) -> dict[str, str]:
@@ -125,7 +190,7 @@ def _environment(engine: Contender) -> dict[str, str]:
     key = os.environ.get(engine.api_key_env)
     if not key:
         raise WorkloadError(
-            f"engine {engine.name!r} wants its key in the environment variable {engine.api_key_env}, "
+            f"engine {engine.name!r} needs its key in the environment variable {engine.api_key_env}, "
             f"which is not set; try: export {engine.api_key_env}=..."
         )
     return environment | {API_KEY_VARIABLE: key}
@@ -133,7 +198,7 @@ def _environment(engine: Contender) -> dict[str, str]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """Nobody else works in the folder. Runs inherit the lock: one whose parent was killed still holds it."""
+    """Lock the folder. Runs inherit the lock, so one whose parent was killed still holds it."""
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +208,7 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
-    """What is to be run, in order, with the file as it was written, but for its secrets."""
+    """The runs in order, and the suite file without its secrets."""
     (folder / "suite.toml").write_text(redacted(path.read_text("utf-8")), "utf-8")
     rows = [
         {
@@ -154,36 +219,18 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
             "repeat": slot.repeat,
             "cell": slot.cell,
         }
-        for slot in slots
+        for slot in _runs(slots)
     ]
     facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
     write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
-
-
-def _over_cluster(
-    address: str,
-    slots: Sequence[Slot],
-    folder: Path,
-    environments: Mapping[str, dict[str, str]],
-) -> list[int]:
-    """Each platform's runs one after another, the platforms side by side."""
-    with ray_session(address) as ray:
-
-        def carry_out(slot: Slot, call: Call) -> int:
-            return _carry_out(slot, len(slots), folder, call)
-
-        keys = {
-            name: {API_KEY_VARIABLE: env[API_KEY_VARIABLE]} if API_KEY_VARIABLE in env else {}
-            for name, env in environments.items()
-        }
-        return run_by_platform(ray, slots, folder, keys, carry_out)
 
 
 def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call) -> int:
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
-    if finished_in(folder / slot.id) is not None:
+    done_in = finished_in if slot.workload.limit is None else limit_in
+    if done_in(folder / slot.id) is not None:
         print(f"{slot_name}: done before", file=sys.stderr)
         return exit_codes.DONE
     print(slot_name, file=sys.stderr)
@@ -193,20 +240,27 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call) -> int:
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
         raise WorkloadError(
-            f"{slot_name} could not be run (see above); the suite ends here. What ran is kept"
+            f"{slot_name} could not be run (see above); the suite stops here. Finished runs are kept"
         )
-    run = finished_in(folder / slot.id)
-    print(textwrap.indent(_verdict(run) if run else f"failed with exit code {code}", "    "), file=sys.stderr)
-    return code if run else exit_codes.ENGINE_FAILED
+    done = done_in(folder / slot.id)
+    how = f"failed with exit code {code}"
+    if done is not None:
+        shown = verdict_line(view_of(done).summary) if isinstance(done, Run) else answer_of(done[1])
+        how = text([shown])
+    print(textwrap.indent(how, "    "), file=sys.stderr)
+    return code if done else exit_codes.ENGINE_FAILED
 
 
-def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
-    """The exit code of `burstline ARGV`, in a session of its own: a Ctrl-C reaches it once, through us."""
+def called(argv: Sequence[str], environment: dict[str, str], *inherited: int) -> int:
+    """The exit code of `burstline ARGV`, in a session of its own: a Ctrl-C reaches it once, through us.
+
+    `inherited` are file descriptors that it keeps open.
+    """
     with subprocess.Popen(
         [*child.command("burstline"), *argv],
         stdout=subprocess.DEVNULL,
         env=environment | {"PYTHONPATH": child.import_path()},
-        pass_fds=(lock,),
+        pass_fds=inherited,
         start_new_session=True,
     ) as process:
         while True:
@@ -216,16 +270,11 @@ def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
                 process.send_signal(signal.SIGINT)
 
 
-def _verdict(run: Run) -> str:
-    """The run's verdict and what came of its targets, a line each."""
-    return text([verdict_line(view_of(run).summary)])
-
-
 def _report(folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
     comparison = comparison_of_suite(folder)
     if comparison is None:
-        print("No run of the suite came to its end: there is nothing to report.", file=sys.stderr)
+        print("No run of the suite completed, so there is nothing to report.", file=sys.stderr)
         return False
     page = write_all(comparison, folder)
     show(digest(comparison))
@@ -250,14 +299,27 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
         return None
     order = list(dict.fromkeys(slot["engine"] for slot in suite["slots"]))
     cases = tuple(
-        case_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
+        case_of(
+            name,
+            sorted(runs, key=lambda m: order.index(m.label)),
+            varied=settled_in(differing_factors([member.run for member in runs]), ()),
+        )
+        for name, runs in members.items()
     )
+    loads = {
+        name: " and ".join(dict.fromkeys(member.run.manifest.title or "" for member in runs))
+        for name, runs in members.items()
+    }
+    # The page names the model once.
+    models = {name.rpartition(", ")[0] for name in loads}
+    short = {name: name.rpartition(", ")[2] if len(models) == 1 else name for name in loads}
+    asked = [f"{short[name]}: {load}" for name, load in loads.items()] if len(set(loads.values())) > 1 else []
     servers = [member.run.manifest.server for runs in members.values() for member in runs]
     anew = all(server is not None and not server.attached for server in servers)
     facts = (
-        suite["name"] if suite["description"] else "",
+        *(asked or [next(iter(loads.values()))]),
         f"{len(suite['slots']) - len(missing)} of {len(suite['slots'])} runs",
-        f"interleaved in time{', each engine started anew for each run' if anew else ''}",
+        f"interleaved in time{', each engine restarted for each run' if anew else ''}",
     )
     return Comparison(
         suite["description"] or suite["name"], cases, tuple(filter(None, facts)), tuple(missing)
@@ -277,3 +339,35 @@ def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:
             loads.setdefault(slot.workload.name, []).append(of_summary(run.summary))
     for loads in found.values():
         yield exit_codes.best(map(exit_codes.worst, loads.values()))
+
+
+def fits(slots: Sequence[Slot]) -> Iterator[str]:
+    """A line for each load of each model on each platform whose device is stated."""
+    seen = set()
+    for slot in slots:
+        if slot.platform is None or slot.platform.device is None or slot.engine.server.url is not None:
+            continue
+        settings = slot.engine.at(slot.model, slot.platform).settings
+        parallel = Parallel(tp=settings.tensor_parallel_size or 1, pp=settings.pipeline_parallel_size or 1)
+        if (slot.cell, parallel) not in seen:
+            seen.add((slot.cell, parallel))
+            n = parallel.tp * parallel.pp
+            yield f"{slot.cell}, {counted(n, 'GPU')}: {_fit(slot, settings, parallel)}"
+
+
+def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
+    n_tok = checked(slot.workload.spec).longest_tok
+    assert slot.platform is not None
+    assert slot.platform.device is not None
+    try:
+        model, quant = load_model(slot.model.like or slot.model.path or "")
+        quant = QUANTS[DTYPES[settings.dtype]] if settings.dtype in DTYPES else quant
+        device = load_device(slot.platform.device)
+        kv = room(model, quant, parallel, device, utilisation=settings.gpu_memory_utilization or 0.9)
+    except RooflineError as error:
+        return f"does not fit: {error}"
+    fit = f"fits, {kv.weight_bytes / 1e9:.1f} GB of weights a GPU"
+    if n_tok is None:
+        return fit
+    most = largest_batch(model, quant, parallel, kv, n_tok)
+    return f"{fit}, room for {counted(most, 'request')} of {n_tok:,} tokens"

@@ -25,8 +25,7 @@ from burstline.cluster.placement import first_line
 from burstline.servers.host.process import Server, start
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
-from burstline.suites.platform import Platform
-from burstline.suites.suite import Model, Slot, make_where_missing
+from burstline.suites.suite import Model, Platform, Slot, make_where_missing
 
 POLL_S: Final = 1.0
 CALL_TIMEOUT_S: Final = 15.0
@@ -134,7 +133,10 @@ class PlatformRunner:
                 print(self._get(actor.last_words.remote(), CALL_TIMEOUT_S), file=sys.stderr)
             return int(code)
         finally:
-            self._end(actor)
+            with contextlib.suppress(Exception):  # whatever happened, the actor goes
+                self._ray.get(actor.close.remote(), timeout=90.0)
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
 
     def _get(self, ref: Any, timeout_s: float) -> Any:
         errors = self._ray.exceptions
@@ -142,17 +144,11 @@ class PlatformRunner:
             return self._ray.get(ref, timeout=timeout_s)
         except errors.GetTimeoutError:
             raise EngineError(
-                f"no node answers for platform {self.platform.name or 'default'} ({self.platform}); "
+                f"no node of the cluster fits platform {self.platform.name or 'default'} ({self.platform}); "
                 "`ray status` lists what the cluster has"
             ) from None
         except errors.RayError as error:
             raise EngineError(f"platform {self.platform.name}: {first_line(error)}") from None
-
-    def _end(self, actor: Any) -> None:
-        with contextlib.suppress(Exception):  # whatever happened, the actor goes
-            self._ray.get(actor.close.remote(), timeout=90.0)
-        with contextlib.suppress(Exception):
-            self._ray.kill(actor)
 
 
 def run_by_platform(

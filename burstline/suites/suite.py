@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,22 +14,54 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from burstline.bench.limit import check_limit
 from burstline.bench.load_options import MAX_REPEATS, checked
+from burstline.bench.run_settings import words_of_run
+from burstline.console.server_options import ServerOptions
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.server_options import ServerOptions
 from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
-from burstline.suites.expansion import expanded
-from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import TomlTable
-from burstline.workloads.options import options_of, words_of
+from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import Goals, LoadSpec, check_goals
+from burstline.workloads.spec import Goals, LimitOptions, LoadSpec, check_goals
 
 SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Platform:
+    """Where runs go: Ray resources, or an accelerator type, and the environment of the command there.
+
+    `device` is the roofline's name of its GPUs. `models` are settings of models there, before the models'
+    own: what takes one GPU here takes two where a GPU has half of the memory.
+    """
+
+    name: str = ""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    accelerator: str | None = None
+    gpus: float = 0.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None
+    device: str | None = None
+    models: Mapping[str, Settings] = field(default_factory=dict)
+
+    def ray_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": self.gpus, "resources": dict(self.resources)}
+        if self.accelerator:
+            options["accelerator_type"] = self.accelerator
+        if self.image:
+            options["runtime_env"] = {"image_uri": self.image}
+        return options
+
+    def __str__(self) -> str:
+        needs = [f"{name} {amount:g}" for name, amount in self.resources.items()]
+        needs += [self.accelerator] if self.accelerator else []
+        needs += [f"{self.gpus:g} GPU"] if self.gpus else []
+        return ", ".join(needs) or "any node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +105,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A load and what it must reach; those of one sweep share `of`, their name in the file."""
+    """A load and what it must reach; those of one sweep share `of`, their name in the file.
+
+    With `limit` the highest such load is searched, from its rate or concurrency on.
+    """
 
     name: str
     spec: LoadSpec
     goals: Goals
     of: str
+    limit: LimitOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +154,17 @@ class Slot:
 
     @property
     def cell(self) -> str:
-        """What is held equal where engines are compared."""
+        """The settings that must be equal to compare engines."""
         platform = self.platform.name if self.platform else ""
         return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
 
     def argv(self, out: Path) -> tuple[str, ...]:
-        """What `burstline` is called with for this run."""
+        """The command-line arguments of this run."""
         server, load = self.engine.at(self.model, self.platform), self.workload
         spec = replace(load.spec, tokenizer=self.model.tokenizer, vocab_size=self.model.vocab_size)
-        parts: tuple[object, ...] = (server, server.settings, spec, load.goals)
-        flags = itertools.chain.from_iterable(map(words_of, parts))
-        args = ("--", *server.engine_args) if server.engine_args else ()
-        return ("run", *flags, "--out", str(out), *args)
+        if load.limit is not None:
+            return words_of_run(server, out, spec, load.goals, load.limit, verb="limit")
+        return words_of_run(server, out, spec, load.goals)
 
 
 def schedule(suite: Suite) -> tuple[Slot, ...]:
@@ -146,15 +182,26 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
     return tuple(Slot(k, e, m, w, repeat, p) for k, (p, m, w, e, repeat) in enumerate(order, 1))
 
 
+SHIPPED: Final = Path(__file__).parent / "shipped"
+"""Suites that come with Burstline (in a clone a link to suites/)."""
+
+
+def suite_file(path: Path) -> Path:
+    """The file that is there, else the shipped suite of that name: `laptop`."""
+    shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
+    return shipped if not path.is_file() and path.parent.name in ("", "suites") and shipped.exists() else path
+
+
 def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise WorkloadError(
-            f"{path} cannot be read: {why}; expected a suite, such as suites/sweep.toml"
-        ) from None
+        shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
+        near = difflib.get_close_matches(path.stem, shipped, n=1)
+        known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
+        raise WorkloadError(f"{path} cannot be read: {why}; expected a suite's TOML file, {known}") from None
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{path} is not TOML: {error}") from None
     return parse_suite(raw, str(path))
@@ -163,18 +210,24 @@ def load_suite(path: Path) -> Suite:
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     """The suite that a parsed TOML document describes."""
     top = TomlTable(raw, source)
-    top.only("name", "description", "repeats", "engine", "model", "workload", "platform", "settings")
-    settings = _settings(top)
+    top.only("name", "description", "repeats", "engine", "model", "workload", "limit", "platform", "settings")
+    shared = top.raw.get("settings", {})
+    if not isinstance(shared, dict):
+        raise WorkloadError(f"{top.where}: settings must be written as [settings]")
+    settings = settings_of(TomlTable(shared, f"{top.where}, [settings]"))
     suite = Suite(
         name=_slug(top.need("name", str), top),
         description=top.get("description", str, ""),
         repeats=top.get("repeats", int, 1),
         engines=tuple(_engine(table, settings) for table in top.tables("engine", required=True)),
         models=tuple(_model(table) for table in top.tables("model")) or (Model(),),
-        workloads=tuple(
-            _workload(one, of=table.need("name", str))
-            for table in top.tables("workload", required=True)
-            for one in expanded(table)
+        workloads=(
+            *(
+                _workload(one, of=table.need("name", str))
+                for table in top.tables("workload", required="limit" not in top.raw)
+                for one in expanded(table)
+            ),
+            *(_workload(one, of=one.need("name", str), searched=True) for one in top.tables("limit")),
         ),
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest(),
         platforms=tuple(map(platform_of, top.tables("platform"))),
@@ -189,7 +242,7 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     ):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise WorkloadError(f"{source}: two [[{kind}]] are called {twice!r}; give each a name of its own")
+            raise WorkloadError(f"{source}: two [[{kind}]] are called {twice!r}; give each a unique name")
     for platform in suite.platforms:
         for name in platform.models:
             if name not in [model.name for model in suite.models]:
@@ -203,21 +256,11 @@ def _slug(name: str, table: TomlTable) -> str:
     return name
 
 
-def _settings(top: TomlTable) -> Settings:
-    """The settings of all engines that the suite starts."""
-    raw = top.raw.get("settings", {})
-    if not isinstance(raw, dict):
-        raise WorkloadError(f"{top.where}: settings must be written as [settings]")
-    table = TomlTable(raw, f"{top.where}, [settings]")
-    table.only(*SETTINGS)
-    return Settings(**table.options(Settings))
-
-
 def _engine(table: TomlTable, of_all: Settings) -> Contender:
     if "api_key" in table.raw:
         raise WorkloadError(
-            f"{table.where}: a key does not belong in a file: put it in an environment variable and name "
-            'that, e.g. api_key_env = "OPENAI_API_KEY"'
+            f"{table.where}: suites hold no keys: put the key in an environment variable and name it, "
+            'e.g. api_key_env = "OPENAI_API_KEY"'
         )
     keys = [name for name in options_of(ServerOptions) if name != "model"]
     table.only("name", "args", "api_key_env", *keys, *SETTINGS)
@@ -262,28 +305,99 @@ OF_THE_MODEL: Final = ("tokenizer", "vocab_size")
 """Options of a load that follow from the model."""
 
 
-def _workload(table: TomlTable, of: str) -> Workload:
+def _workload(table: TomlTable, of: str, *, searched: bool = False) -> Workload:
     # A salt used twice would let a prefix cache serve the repeat.
     keys = [name for name in options_of(LoadSpec) if name not in (*OF_THE_MODEL, "salt")]
-    table.only("name", *keys, *options_of(Goals))
+    table.only("name", *keys, *options_of(Goals), *(options_of(LimitOptions) if searched else ()))
     spec, goals = LoadSpec(**table.options(LoadSpec)), Goals(**table.options(Goals))
+    limit = LimitOptions(**table.options(LimitOptions)) if searched else None
     try:
-        checked(spec)
+        checked(spec if limit is None else check_limit(spec, goals, limit))
         check_goals(goals)
         for target in goals.slo:
             parse_goal(target)
     except WorkloadError as error:
         raise WorkloadError(f"{table.where}: {error}") from None
-    return Workload(_slug(table.need("name", str), table), spec, goals, of)
+    return Workload(_slug(table.need("name", str), table), spec, goals, of, limit)
 
 
 def make_where_missing(model: Model) -> None:
     """A model folder that the suite asks to be made is made, once, with the weights that it lacks."""
     if model.like is None or model.path is None:
         return
-
     if (Path(model.path) / "config.json").exists():
         add_missing_formats(Path(model.path), model.formats)
         return
-    print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
+    print(f"Generating {model.path} with the shape of {model.like}", file=sys.stderr)
     make_model(Path(model.path), model.like, formats=model.formats, dtype=model.dtype)
+
+
+def platform_of(table: TomlTable) -> Platform:
+    """A [[platform]] table of a suite."""
+    table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
+    name = table.need("name", str)
+    amounts = _mapping(table, "resources", float)
+    bad = next((key for key, amount in amounts.items() if amount <= 0), None)
+    if bad is not None:
+        raise WorkloadError(f"{table.where}: resources.{bad} must be above 0")
+    return Platform(
+        name=name,
+        resources=amounts,
+        accelerator=table.get("accelerator", str, None),
+        gpus=float(table.get("gpus", float, 0.0)),
+        env=_mapping(table, "env", str),
+        image=table.get("image", str, None),
+        device=table.get("device", str, None),
+        models={
+            model: settings_of(TomlTable(raw, f"{table.where}, models.{model}"))
+            for model, raw in _mapping(table, "models", dict).items()
+        },
+    )
+
+
+def settings_of(table: TomlTable) -> Settings:
+    """A table that has settings of engines and nothing else."""
+    table.only(*SETTINGS)
+    return Settings(**table.options(Settings))
+
+
+def _mapping(table: TomlTable, key: str, kind: type) -> dict[str, Any]:
+    raw = table.raw.get(key, {})
+    if not isinstance(raw, dict):
+        raise WorkloadError(f"{table.where}: {key} must be a table, e.g. {key} = {{ a100 = 1 }}")
+    inner = TomlTable(raw, f"{table.where}, {key}")
+    return {name: inner.get(name, kind, None) for name in raw}
+
+
+LOADS: Final = ("concurrency", "rate")
+"""The keys that name the workloads of a sweep before all others."""
+NEVER_SWEPT: Final = ("slo",)
+"""Keys that are lists by nature."""
+
+
+def expanded(table: TomlTable) -> list[TomlTable]:
+    """The workload itself, or one for each place in its lists, which go in step.
+
+    `concurrency = [1, 8]` with `requests = [20, 160]` makes of "steady" the workloads "steady-concurrency1"
+    of 20 requests and "steady-concurrency8" of 160. WorkloadError where the lists are not equally long.
+    """
+    lists = {k: v for k, v in table.raw.items() if isinstance(v, list) and k not in NEVER_SWEPT}
+    if not lists:
+        return [table]
+    lengths = {len(values) for values in lists.values()}
+    if len(lengths) > 1 or 0 in lengths:
+        told = ", ".join(f"{key} has {len(values)}" for key, values in lists.items())
+        raise WorkloadError(f"{table.where}: lists must have the same length; {told} values")
+    name = table.need("name", str)
+    naming = next((key for key in LOADS if key in lists), next(iter(lists)))
+    return [
+        TomlTable(
+            {
+                **table.raw,
+                **{key: values[k] for key, values in lists.items()},
+                "name": f"{name}-{naming}{re.sub(r'[^A-Za-z0-9._-]+', '-', str(value)).strip('-')}",
+            },
+            f"{table.where}, {naming} = {value}",
+        )
+        for k, value in enumerate(lists[naming])
+    ]

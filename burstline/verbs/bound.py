@@ -1,39 +1,70 @@
-"""`burstline bound`: what the hardware could do, which op bounds each phase, and how many requests fit."""
+"""`burstline bound`: predicted speed, the bottleneck of each phase, and how many requests fit."""
 
 import argparse
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from burstline import exit_codes
+from burstline.console import exit_codes
+from burstline.console.flags import add_options, read_options
 from burstline.reports.formats.bound_text import compared, told
-from burstline.roofline.device.calibration import Calibration, load_calibration
+from burstline.reports.formats.text import text
+from burstline.roofline.device.calibration import Calibration, Constants, load_calibration, with_host
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
 from burstline.roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room
 from burstline.roofline.predict.deployment import (
     Line,
     PhaseBound,
     UniformBatch,
-    calibrations_of,
     decode_curve,
     host_sentence,
     latency_s,
     phase_bounds,
     ridge_tok,
-    unmeasured,
 )
 from burstline.roofline.predict.generations import GENERATIONS
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
+from burstline.roofline.profile.attribute import profile_of
+from burstline.roofline.profile.compare import compare
+from burstline.roofline.reconcile.inputs import Setup
+from burstline.workloads.options import flag_of, option, options_of
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOptions:
+    """A question about a model on a device: flags of the command, and arguments of `burstline.bound`."""
+
+    batch: int = option("batch size of each replica (1)", 1, parse=int)
+    prompt: int = option("prompt tokens (512)", 512, parse=int)
+    output: int = option("output tokens (128)", 128, parse=int)
+    tp: int = option("tensor-parallel size (1)", 1, parse=int)
+    pp: int = option("pipeline-parallel size (1)", 1, parse=int)
+    ep: int = option("expert-parallel size (1)", 1, parse=int)
+    dp: int = option("data-parallel size (1)", 1, parse=int)
+    quant: str | None = option("format of the weights (the checkpoint's)", choices=tuple(QUANTS))
+    network_gb_per_s: float | None = option(
+        "network between nodes, in GB/s per device and direction", parse=float
+    )
+    utilisation: float = option("share of the device's memory that the engine uses (0.9)", 0.9, parse=float)
+    simulate: int | None = option(
+        "also simulate a burst of N requests to each replica (1000)", parse=int, metavar="N", bare=1000
+    )
+    max_num_seqs: int = option("simulated burst: requests decoded at once (256)", 256, parse=int)
+    max_num_batched_tokens: int = option("tokens per step (2048)", 2048, parse=int)
+    constant: tuple[str, ...] = option(
+        f"change a constant of the roofline model: {', '.join(slot.name for slot in fields(Constants))}",
+        (), many=True, metavar="NAME=VALUE",
+    )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,44 +74,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         required=True,
         nargs="+",
-        help="one device or several to compare: an id, the driver's name, or a .toml file of your own",
+        help="one device, or several to compare: an id, the driver's name, or your own .toml file",
     )
-    parser.add_argument("--batch", type=int, default=1, help="requests at once (for each replica); default 1")
-    parser.add_argument("--prompt", type=int, default=512, help="prompt tokens; default 512")
-    parser.add_argument("--output", type=int, default=128, help="output tokens; default 128")
-    for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("ep", "expert"), ("dp", "data")):
-        parser.add_argument(f"--{ranks}", type=int, default=1, help=f"{meaning}-parallel ranks; default 1")
-    parser.add_argument("--quant", choices=tuple(QUANTS), help="default: as the checkpoint's config says")
+    add_options(parser, BoundOptions)
     parser.add_argument(
-        "--network-gb-per-s", type=float, help="between nodes: 1e9 bytes a second, per device and direction"
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="write a figure (SVG): rooflines, and decoding by batch size",
     )
     parser.add_argument(
-        "--utilisation", type=float, default=0.9, help="share of the memory the engine takes; default 0.9"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="compare each GEMM in a trace of PyTorch's profiler (a file, or a folder with one per rank) "
+        "with the prediction; --prompt and --output give context lengths that a trace lacks",
     )
-    parser.add_argument(
-        "--simulate",
-        type=int,
-        nargs="?",
-        const=1000,
-        metavar="N",
-        help="a burst of N such requests at each replica; default 1000",
-    )
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="of the burst at once; default 256")
-    parser.add_argument(
-        "--max-num-batched-tokens", type=int, default=2048, help="new tokens in one step of it; default 2048"
-    )
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="rooflines and decode by batch, as .svg")
-    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    _check(args)
-    several = len(args.device) > 1
-    found = [_analyse_or_say_why(args, name) if several else analyse(args, name) for name in args.device]
+    options = read_options(BoundOptions, args)
+    check(options)
+    if args.figure and args.figure.suffix not in (".svg", ".png", ".pdf"):
+        raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
+    if args.trace is not None:
+        return _profile(options, args)
+    analysed = _analyse_or_say_why if len(args.device) > 1 else analyse
+    found = [analysed(options, args.model, name) for name in args.device]
     if args.json:
-        print(json.dumps(found if several else found[0], indent=2))
+        print(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
-        print(compared(found) if several else told(found[0]))
+        print(compared(found) if len(found) > 1 else told(found[0]))
     if args.figure:
         from burstline.reports.figures.study_figures import write_bound  # matplotlib takes a second to import
 
@@ -89,49 +114,74 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _check(args: argparse.Namespace) -> None:
+def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
+    """Print a trace's products beside what this deployment should take for them."""
+    used = ("prompt", "output", "tp", "pp", "ep", "dp", "quant", "network_gb_per_s", "constant")
+    ignored = [row.flag for name, row in options_of(BoundOptions).items()
+               if name not in used and getattr(options, name) != row.default]  # fmt: skip
+    ignored += ["--figure"] if args.figure else []
+    if ignored or len(args.device) > 1:
+        what = ", ".join(ignored) or "--device with several names"
+        raise RooflineError(f"--trace compares one device with what was measured: {what} would be ignored")
+    deployment, known = _set_up(options, args.model, args.device[0])
+    setup = Setup(deployment, known)
+    profile = profile_of(args.trace, deployment.model, deployment.parallel)
+    found = compare(profile, setup, options.prompt + options.output / 2)
+    if args.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        from burstline.reports.page.roofline_section import profiled  # it draws: matplotlib takes a second
+
+        print(text(profiled(found)))
+    return exit_codes.DONE
+
+
+def _set_up(options: BoundOptions, model_name: str, device_name: str) -> tuple[Deployment, Calibration]:
+    """The model on its devices, and the constants in force."""
+    model, stored = load_model(model_name)
+    device = load_device(device_name)
+    if options.network_gb_per_s:
+        device = device.with_network(options.network_gb_per_s * 1e9)
+    quant = QUANTS[options.quant] if options.quant else stored
+    parallel = Parallel(options.tp, options.pp, options.ep, options.dp)
+    known = _calibration(device_name, device).changed(_constants(options.constant))
+    return Deployment(model, quant, parallel, device), known
+
+
+def check(options: BoundOptions) -> None:
     """Raise RooflineError, with what was expected, for a number that cannot be."""
-    if not 0 < args.utilisation <= 1:
+    if not 0 < options.utilisation <= 1:
         raise RooflineError(
-            f"--utilisation {args.utilisation:g}: expected a share above 0 and up to 1, for example 0.9"
+            f"--utilisation {options.utilisation:g}: expected a share above 0 and up to 1, for example 0.9"
         )
-    for flag, value in (
-        ("--simulate", args.simulate),
-        ("--max-num-seqs", args.max_num_seqs),
-        ("--max-num-batched-tokens", args.max_num_batched_tokens),
-        ("--network-gb-per-s", args.network_gb_per_s),
-    ):
+    for name in ("simulate", "max_num_seqs", "max_num_batched_tokens", "network_gb_per_s"):
+        value = getattr(options, name)
         if value is not None and value <= 0:
-            raise RooflineError(f"{flag} {value:g}: expected a number above 0")
-    if args.figure and args.figure.suffix not in (".svg", ".png", ".pdf"):
-        raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
+            raise RooflineError(f"{flag_of(name)} {value:g}: expected a number above 0")
 
 
-def _analyse_or_say_why(args: argparse.Namespace, name: str) -> dict[str, Any]:
+def _analyse_or_say_why(options: BoundOptions, model: str, name: str) -> dict[str, Any]:
     device = load_device(name)
     try:
-        return analyse(args, name)
+        return analyse(options, model, name)
     except RooflineError as error:
         return {"device": _device_facts(device), "impossible": str(error)}
 
 
-def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
+def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[str, Any]:
     """Everything the verb says of one device, ready for JSON. Times are seconds unless the key says µs."""
-    model, stored = load_model(args.model)
-    device = load_device(device_name)
-    if args.network_gb_per_s:
-        device = device.with_network(args.network_gb_per_s * 1e9)
-    quant = QUANTS[args.quant] if args.quant else stored
-    parallel = Parallel(args.tp, args.pp, args.ep, args.dp)
-    asked = UniformBatch(args.batch, args.prompt, args.output)
-    n_tok = args.prompt + args.output
-    deployment = Deployment(model, quant, parallel, device)
-    kv_room = room(model, quant, parallel, device, utilisation=args.utilisation)
-    check_batch(model, quant, parallel, kv_room, args.batch, n_tok)
-    tiers = _calibrations(device_name, device)
-    phases = phase_bounds(deployment, asked, tiers)
-    latency = {"ceiling": latency_s(phases)} | {tier: latency_s(phases, tier) for tier in tiers}
-    n_out = args.batch * args.output * parallel.dp
+    deployment, known = _set_up(options, model_name, device_name)
+    model, quant, parallel, device = (
+        deployment.model, deployment.quant, deployment.parallel, deployment.device,
+    )  # fmt: skip
+    asked = UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
+    n_tok = options.prompt + options.output
+    kv_room = room(model, quant, parallel, device, utilisation=options.utilisation)
+    check_batch(model, quant, parallel, kv_room, options.batch, n_tok)
+    shipped = _calibration(device_name, device)
+    phases = phase_bounds(deployment, asked, known)
+    latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
+    n_out = options.batch * options.output * parallel.dp
     return {
         "model": {"name": model.name, "params": model.params(), "active_params": model.active_params()},
         "quant": asdict(quant),
@@ -140,23 +190,23 @@ def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
         "asked": asdict(asked),
         "answer": _answer(deployment, asked, phases),
         "phases": {name: _phase_facts(phase, device) for name, phase in phases.items()},
-        "what_if": list(_what_ifs(args, deployment, asked)),
-        "decode_s_by_batch": _by_batch(deployment, asked, kv_room, tiers),
+        "what_if": list(_what_ifs(options, deployment, asked, known, shipped)),
+        "constants": list(_moved_by(deployment, asked, known, latency["predicted"])),
+        "decode_s_by_batch": _by_batch(deployment, asked, kv_room, known),
         "latency_s": latency,
-        "output_tok_per_s": {tier: n_out / seconds for tier, seconds in latency.items()},
+        "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
         "memory": asdict(kv_room)
         | {
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
         },
-        "calibrations": {tier: known.fitted_on for tier, known in tiers.items()},
-        "burst": _burst(args, deployment, kv_room.kv_tok, tiers) if args.simulate else None,
-        "assumed": [*_assumed(args, device, asked), *_of_calibration(quant, list(tiers.values())[-1])],
+        "burst": _burst(options, deployment, kv_room.kv_tok, known) if options.simulate else None,
+        "assumed": [*_assumed(options, device), *_of_calibration(quant, known)],
     }
 
 
 def _answer(deployment: Deployment, asked: UniformBatch, phases: Mapping[str, PhaseBound]) -> dict[str, Any]:
-    """What limits each phase, and from how many tokens in a step its products compute rather than read."""
+    """The limit of each phase, and the tokens per step from which its products are compute-bound."""
     decode = phases.get("decode")
     attention = [
         line.bound.limit for line in (decode.lines if decode else ()) if line.bound.op.kind == "attention"
@@ -165,83 +215,110 @@ def _answer(deployment: Deployment, asked: UniformBatch, phases: Mapping[str, Ph
         "limits": {name: phase.limit() for name, phase in phases.items()},
         "ridge_tok": ridge_tok(deployment),
         "attention_memory_bound": bool(attention) and set(attention) == {"memory"},
-        "context_tok": asked.n_prompt_tok + round(asked.n_output_tok / 2),
+        "context_tok": asked.mean_context_tok,
     }
 
 
+def _constants(stated: Sequence[str]) -> dict[str, float]:
+    """The values of `--constant`; raises RooflineError for what is none."""
+    found = {}
+    for one in stated:
+        name, _, value = one.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError as error:
+            raise RooflineError(f"--constant {one}: expected NAME=VALUE, for example memory=0.8") from error
+    return found
+
+
 def _what_ifs(
-    args: argparse.Namespace, deployment: Deployment, asked: UniformBatch
+    options: BoundOptions,
+    deployment: Deployment,
+    asked: UniformBatch,
+    known: Calibration,
+    shipped: Calibration,
 ) -> Iterator[dict[str, Any]]:
-    """The same request with one thing changed: how numbers are stored, ranks, the device."""
-    changes: list[tuple[str, Deployment]] = [("as asked", deployment)]
+    """The same request with one thing changed: constants, how numbers are stored, ranks, the device."""
+    changes: list[tuple[str, Deployment, Calibration]] = [("as asked", deployment, known)]
+    if known != shipped:
+        changes.append(("constants as shipped", deployment, shipped))
     stream = deployment.quant.stream
     for name in ("fp8-static", "fp8-static-kv8", "int4", "nvfp4-kv8"):
         quant = QUANTS[name]
         if quant != deployment.quant and stream in ("bf16", "fp16"):
-            changes.append((f"{name} weights", replace(deployment, quant=quant)))
+            changes.append((f"{name} weights", replace(deployment, quant=quant), known))
     tp = deployment.parallel.tp
-    changes.append((f"TP {2 * tp}", replace(deployment, parallel=replace(deployment.parallel, tp=2 * tp))))
+    wider = replace(deployment, parallel=replace(deployment.parallel, tp=2 * tp))
+    changes.append((f"TP {2 * tp}", wider, known))
     for id_ in GENERATIONS:
         if id_ != deployment.device.id and deployment.device.vendor == "nvidia":
             device = load_device(id_)
-            changes.append((device.name, replace(deployment, device=device)))
-    for change, on in changes:
+            theirs = _calibration(id_, device).changed(_constants(options.constant))
+            changes.append((device.name, replace(deployment, device=device), theirs))
+    for change, on, by in changes:
         try:
-            kv_room = room(on.model, on.quant, on.parallel, on.device, utilisation=args.utilisation)
+            kv_room = room(on.model, on.quant, on.parallel, on.device, utilisation=options.utilisation)
             n_tok = asked.n_prompt_tok + asked.n_output_tok
             check_batch(on.model, on.quant, on.parallel, kv_room, asked.batch, n_tok)
-            known = calibrations_of(on.device)
-            tier = list(known)[-1]
-            seconds = latency_s(phase_bounds(on, asked, known), tier)
+            seconds = latency_s(phase_bounds(on, asked, by))
         except RooflineError as error:
             yield {"change": change, "impossible": str(error)}
         else:
             yield {
                 "change": change,
-                "tier": tier + (", untested" if unmeasured(on.quant, known[tier]) else ""),
                 "latency_s": seconds,
                 "output_tok_per_s": asked.batch * asked.n_output_tok * on.parallel.dp / seconds,
                 "largest_batch": largest_batch(on.model, on.quant, on.parallel, kv_room, n_tok),
             }
 
 
+def _moved_by(
+    deployment: Deployment, asked: UniformBatch, known: Calibration, base_s: float
+) -> Iterator[dict[str, Any]]:
+    """Each constant that matters here: its value, and how the latency moves where it is 10% larger."""
+    for slot in fields(Constants):
+        value = getattr(known.constants, slot.name)
+        more = known.changed({slot.name: 1.1 * value})
+        change = latency_s(phase_bounds(deployment, asked, more)) / base_s - 1
+        if abs(change) >= 0.0005:
+            own = slot.name in known.own
+            yield {"name": slot.name, "value": value, "own": own, "change_at_10_percent_more": change}
+
+
 def _by_batch(
-    deployment: Deployment, asked: UniformBatch, kv_room: Room, tiers: Mapping[str, Calibration]
+    deployment: Deployment, asked: UniformBatch, kv_room: Room, known: Calibration
 ) -> dict[str, list[tuple[int, float]]]:
-    """Seconds of a decode step by batch, as far as the cache reaches; the ceiling and each tier."""
+    """Seconds of a decode step by batch, as far as the cache reaches; the ceiling and as predicted."""
     shape = deployment.model, deployment.quant, deployment.parallel
-    context_tok = asked.n_prompt_tok + round(asked.n_output_tok / 2)
     most = min(1024, largest_batch(*shape, kv_room, asked.n_prompt_tok + asked.n_output_tok))
-    known = {"ceiling": None, **tiers}
-    return {tier: decode_curve(deployment, context_tok, each, most) for tier, each in known.items()}
+    either = {"ceiling": None, "predicted": known}
+    return {name: decode_curve(deployment, asked.mean_context_tok, by, most) for name, by in either.items()}
 
 
-def _burst(
-    args: argparse.Namespace, deployment: Deployment, kv_tok: int, tiers: Mapping[str, Calibration]
-) -> dict[str, Any]:
-    """A burst of `--simulate` requests through vLLM's scheduling rules, by the ceiling and by each tier."""
-    limits = Limits(args.max_num_seqs, args.max_num_batched_tokens, kv_tok)
-    requests = [Asked(0.0, args.prompt, args.output)] * args.simulate
+def _burst(options: BoundOptions, deployment: Deployment, kv_tok: int, known: Calibration) -> dict[str, Any]:
+    """A burst of `--simulate` requests through vLLM's scheduling rules, at the ceiling and as predicted."""
+    limits = Limits(options.max_num_seqs, options.max_num_batched_tokens, kv_tok)
+    requests = [Asked(0.0, options.prompt, options.output)] * (options.simulate or 0)
     found = {}
-    for tier, known in {"ceiling": None, **tiers}.items():
-        outcome = simulate(requests, limits, Clock(deployment, known))
-        found[tier] = {
+    for name, by in {"ceiling": None, "predicted": known}.items():
+        outcome = simulate(requests, limits, Clock(deployment, by))
+        found[name] = {
             "makespan_s": outcome.makespan_s,
-            "output_tok_per_s": len(requests) * args.output / outcome.makespan_s,
+            "output_tok_per_s": len(requests) * options.output / outcome.makespan_s,
             "ttft_p50_s": float(np.median(outcome.ttft_s)),
             "ttft_p99_s": float(np.quantile(outcome.ttft_s, 0.99)),
-            "tpot_mean_s": float(np.mean(outcome.tpot_s)) if args.output > 1 else None,
+            "tpot_mean_s": float(np.mean(outcome.tpot_s)) if options.output > 1 else None,
             "most_running": int(outcome.steps.n_running.max()),
             "n_preemptions": outcome.n_preemptions,
         }
-    return {"n_requests": args.simulate, **asdict(limits), "tiers": found}
+    return {"n_requests": options.simulate, **asdict(limits), "by": found}
 
 
-def _calibrations(name: str, device: Device) -> dict[str, Calibration]:
-    """The shipped calibrations; a device file's own where it holds one."""
+def _calibration(name: str, device: Device) -> Calibration:
+    """The shipped constants; a device file's own where it holds some."""
     if name.endswith(".toml") and "calibration" in tomllib.loads(Path(name).read_text("utf-8")):
-        return {"device fit": load_calibration(name)}
-    return calibrations_of(device)
+        return load_calibration(name)
+    return with_host(load_calibration(device))
 
 
 def _device_facts(device: Device) -> dict[str, Any]:
@@ -260,9 +337,9 @@ def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
     return {
         "n_steps": phase.n_steps,
         "ceiling_s": phase.ceiling_s,
-        "predicted_s": {tier: phase.predicted_s(tier) for tier in phase.host_s},
-        "range_s": {tier: phase.range_s(tier) for tier in phase.host_s},
-        "host_s": dict(phase.host_s),
+        "predicted_s": phase.predicted_s,
+        "range_s": phase.range_s,
+        "host_s": phase.host_s,
         "bound": phase.limit(),
         "ops": [_op_facts(line, phase, device) for line in phase.lines],
     }
@@ -285,32 +362,32 @@ def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
         "bound": line.limit,
         "level": line.bound.level,
         "ideal_us": line.bound.seconds * 1e6,
-        "predicted_us": {tier: p.seconds * 1e6 for tier, p in line.predictions.items()},
+        "predicted_us": line.seconds * 1e6,
+        "by": line.prediction.by if line.prediction else (),
         "share": line.seconds / total if total else 0.0,
     }
 
 
-def _assumed(args: argparse.Namespace, device: Device, asked: UniformBatch) -> list[str]:
+def _assumed(options: BoundOptions, device: Device) -> list[str]:
     said = [
         f"peaks and bandwidths are dense datasheet figures ({device.source}; {device.assurance})",
         "every request has the same length; decode is shown at its mean context",
-        "the ceiling charges products, attention and cache writes; other passes are taken as fused",
-        f"engines take {args.utilisation:.0%} of the memory, 1.5 GB of it for activations and graphs",
+        "the ceiling charges products, attention and cache writes; other passes are assumed to be fused",
+        f"engines take {options.utilisation:.0%} of the memory, 1.5 GB of it for activations and graphs",
     ]
-    if asked.batch > 1:
+    if options.batch * options.prompt > options.max_num_batched_tokens:
+        said.append(f"prompts are computed {options.max_num_batched_tokens:,} tokens a step, then all decode")
+    elif options.batch > 1:
         said.append("the whole batch is prefilled at once, then decodes together")
-    if args.pp > 1:
+    if options.pp > 1:
         said.append("one micro-batch at a time passes through the pipeline's stages")
-    if args.tp * args.ep > 1:
+    if options.tp * options.ep > 1:
         said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
-    if args.simulate:
-        said.append(
-            "no front end delays the burst: in published runs TensorRT-LLM's sent 9,000 to 33,000 tokens"
-            " a second, by version, SGLang's 20,000"
-        )
     return said
 
 
 def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
+    yield f"predicted by {known}: {known.source}"
     yield host_sentence(known)
-    yield from unmeasured(quant, known)
+    if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
+        yield f"{quant.weights} weights count as fewer bytes of {quant.activations} products, untested"

@@ -1,115 +1,153 @@
-"""`burstline certify`: fire a load's shape at a server of known truth, and say how far off we are."""
+"""`burstline certify`: run a load generator at the known-truth server and report its error."""
 
 import argparse
+import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
 
-from burstline import certification, exit_codes
+from burstline.bench import certification
+from burstline.bench.certification import SCRIPTS, Client, parse_reads
 from burstline.bench.load_options import checked
-from burstline.flags import add_options, read_options
+from burstline.console import exit_codes
+from burstline.console.flags import add_options, read_options
+from burstline.console.stdout import json_text
 from burstline.loadgen.record.typed_json import to_json
-from burstline.loadgen.verdict.certificate import (
-    TOLERATED,
-    Certificate,
-    EventRateLimit,
-    MetricError,
-    ServedSchedule,
-)
-from burstline.stdout import json_text
+from burstline.loadgen.verdict.certificate import Certificate, Offered, Reading, title_of
+from burstline.reports.blocks import Block, Findings, Heading, Note, table
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import text
+from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
-
-LONG_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline certify [the flags of the load, as for run] [--json]"
+    parser.usage = "burstline certify [--client COMMAND] [the flags of the load, as for run] [--json]"
     add_options(parser.add_argument_group("the load"), LoadSpec)
+    add = parser.add_argument_group("the client").add_argument
+    add(
+        "--client",
+        metavar="COMMAND",
+        help="another load generator instead of Burstline, with {url} {model} {requests} {prompt_tokens} "
+        "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file",
+    )
+    add(
+        "--reads",
+        action="append",
+        default=[],
+        metavar="NAME=PLACE",
+        help="where a number is in the JSON file of a tool that is not known, such as "
+        "ttft.p50=results.ttft.median:ms (ms, s or us; repeatable)",
+    )
+    parser.add_argument("--script", choices=SCRIPTS, default="fixed", help="how the server replies (fixed)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keep the client's files and the certificate")
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-
     load = checked(read_options(LoadSpec, args))
-    planned = certification.drill(load, LONG_S)
-    found = replace(certification.certified(planned), limit=certification.climbed())
-    if args.json:
-        print(json_text(to_json(found)))
-    else:
-        print(told(load.title, planned.notes, found))
-    return exit_codes.DONE if found.is_clean else exit_codes.INCONCLUSIVE
+    client = None
+    if args.client is not None:
+        client = Client(args.client, parse_reads(args.reads))
+    elif args.reads:
+        raise WorkloadError("--reads is for --client: Burstline's own results are known")
+    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
+        raise WorkloadError(f"--out {args.out} is not empty; name another folder, or remove it first")
+    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
+        out = (args.out or Path(name)).resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        found = certification.certified(load, args.script, client, out)
+        if args.out is not None:
+            (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
+            (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
+    print(json_text(to_json(found)) if args.json else text(blocks(found)))
+    return exit_codes.INCONCLUSIVE if found.findings else exit_codes.DONE
 
 
-def told(title: str, notes: tuple[str, ...], found: Certificate) -> str:
-    """The certificate for a person."""
-    return "\n".join(_lines(title, notes, found))
-
-
-def _lines(title: str, notes: tuple[str, ...], found: Certificate) -> Iterator[str]:
-    cut = f" ({'; '.join(notes)})" if notes else ""
-    yield f"{title}{cut}, fired at a server of known truth"
-    yield f"{found.n_events:,} events, {found.events_per_s or 0:,.0f} a second"
-    if found.n_unmatched:
-        yield f"{found.n_unmatched:,} of {found.n_requests:,} requests failed, and stand in no figure below"
-    yield ""
-    yield "ms           true p50   reported   true p99   reported       bias  p99 |error|"
-    yield from (_metric(name, error) for name, error in found.errors.items())
-    yield ""
-    yield from _schedule(found.schedule)
-    p50_s, p99_s = found.read_lag_p50_s, found.read_lag_p99_s
-    if p50_s is not None and p99_s is not None:
-        yield (
-            f"Read lag        p50 {p50_s * 1e6:.0f} us, p99 {p99_s * 1e6:,.0f} us; "
-            f"taken out by the kernel's stamps of {found.kernel_stamped:.0%} of the events"
-        )
-    else:
-        yield "Read lag        not known: the kernel stamped nothing"
-    if found.cpu_per_event_s is not None:
-        yield (
-            f"Client CPU      {found.cpu_per_event_s * 1e6:.1f} us an event, requests and captures included"
-        )
-    if found.server_late_p99_s is not None:
-        yield (
-            f"Truth server    sent up to {found.server_late_p99_s * 1e3:.2f} ms late at p99; "
-            "errors count from when it did send"
-        )
-    if found.others_cpu_fraction is not None:
-        yield f"Others          took {found.others_cpu_fraction:.0%} of the machine's CPU meanwhile"
-    if found.limit is not None:
-        yield f"ITL p99         {_limit(found.limit)}"
-
-
-def _metric(name: str, error: MetricError) -> str:
-    columns = (
-        error.true_p50_s,
-        error.reported_p50_s,
-        error.true_p99_s,
-        error.reported_p99_s,
+def blocks(found: Certificate) -> Iterator[Block]:
+    """The certificate for a person; the last line is one for a README."""
+    yield Heading(f"{found.tool}: {found.load}, at a server of known truth ({found.script})", 1)
+    rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
+    late = found.server_late_p99_s
+    own = (
+        ""
+        if late is None
+        else f" The server was up to {late * 1e3:.2f} ms late at p99; no error contains it."
     )
-    values = "".join(f"{value * 1e3:11.3f}" for value in columns)
-    return f"{name.upper():10}{values}{error.bias_s * 1e3:+11.3f}{error.p99_s * 1e3:13.3f}"
-
-
-def _schedule(schedule: ServedSchedule) -> Iterator[str]:
-    if schedule.late_p50_s is None or schedule.late_p99_s is None:
-        yield "Schedule        a closed loop has none"
-        return
-    if schedule.spread_s is not None:
-        yield f"Burst           {schedule.spread_s * 1e3:.1f} ms from the first arrival to the last"
-    yield (
-        f"Schedule        requests were at the server {schedule.late_p50_s * 1e3:.2f} ms after due at p50, "
-        f"{schedule.late_p99_s * 1e3:.2f} ms at p99"
+    yield Note(f"{found.n_events:,} events{rate}.{own}")
+    yield table("What it sent", ("", ""), _sent(found.offered), text=(0, 1))
+    yield table(
+        "What it printed",
+        ("", "Unit", "True", "Printed", "Error", "As the tool defines it"),
+        [*_counts(found), *map(_reading, found.readings)],
+        text=(0, 1, 5),
     )
-    if schedule.rate_error is not None:
-        ks = "" if schedule.gap_ks is None else f", Kolmogorov-Smirnov distance {schedule.gap_ks:.3f}"
+    yield table("What it cost", ("", ""), _cost(found), text=(0, 1))
+    if found.findings:
+        yield Findings(found.findings)
+    yield Note(_line(found))
+
+
+def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
+    yield "Requests", f"{offered.n:,}, and {offered.n_before:,} before the load"
+    yield "Retries", f"{offered.n_retries:,}"
+    yield "Distinct", f"{offered.n_distinct:,}"
+    yield "Left by the client", f"{offered.n_hung_up:,}"
+    yield "Connections", f"{offered.n_connections:,}"
+    yield "Most in flight", f"{offered.most_in_flight:,}"
+    kind = "text" if not offered.n_as_ids else "token ids" if offered.n_as_ids == offered.n else "both"
+    yield "Prompts", f"as {kind}"
+    if offered.prompt_tok:
+        low, middle, high = offered.prompt_tok
+        yield "Prompt tokens", f"{middle:,} (median; {low:,} to {high:,})"
+    if offered.spread_s is not None:
+        yield "Burst", f"{offered.spread_s * 1e3:.1f} ms from its first byte to its last"
+    if offered.rate_error is not None:
+        planned = offered.planned_gap_cv or 0
         yield (
-            f"                rate {schedule.rate_error:+.3%} off, gaps vary by {schedule.gap_cv or 0:.3f} "
-            f"(planned {schedule.planned_gap_cv or 0:.3f}){ks}"
+            "Rate",
+            f"{offered.rate_error:+.2%}; gaps vary by {offered.gap_cv or 0:.2f} (asked: {planned:.2f})",
         )
 
 
-def _limit(found: EventRateLimit) -> str:
-    within = f"within {TOLERATED:.0%} up to "
-    if found.by == "client":
-        return f"{within}{found.events_per_s:,.0f} events a second; above, the client does not follow"
-    whose = "the truth server sends no faster" if found.by == "truth server" else "no more was tried"
-    return f"{within}at least {found.events_per_s:,.0f} events a second: {whose}"
+def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
+    for title, true, printed in (
+        ("Successful", found.offered.n_ok, found.printed_ok),
+        ("Failed", found.offered.n_failed, found.printed_failed),
+    ):
+        error = "" if printed is None else f"{printed - true:+,}"
+        yield title, "", f"{true:,}", "-" if printed is None else f"{printed:,}", error, ""
+
+
+def _reading(each: Reading) -> tuple[str, ...]:
+    unit, scale = ("ms", 1e3) if each.is_time else ("1/s", 1.0)
+    true = f"{each.true * scale:,.2f}"
+    if each.printed is None:
+        return title_of(each.name), unit, true, "-", "", ""
+    off = f"{(each.printed - each.true) * scale:+,.2f}"
+    return title_of(each.name), unit, true, f"{each.printed * scale:,.2f}", off, each.defined
+
+
+def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
+    cost = found.cost
+    yield "CPU", f"{cost.cpu_s:.2f} s, {cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
+    if cost.pss_bytes is not None:
+        yield "Memory", f"{cost.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
+    yield "Before the load", f"{cost.before_s:.2f} s from the command to the first request"
+    yield "After the load", f"{cost.after_s:.2f} s from the last token to the end"
+
+
+def _line(found: Certificate) -> str:
+    """One row of a table of tools: true / printed, ms."""
+    said = {each.name: each for each in found.readings}
+    cells = []
+    for name in ("ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tpot.p50", "e2e.p50", "e2e.p99"):
+        each = said.get(name)
+        printed = "-" if each is None or each.printed is None else f"{each.printed * 1e3:.2f}"
+        true = "-" if each is None else f"{each.true * 1e3:.2f}"
+        cells.append(f"{title_of(name)} {printed} / {true}")
+    spread = found.offered.spread_s
+    cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
+    cells.append(f"CPU {found.cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
+    cells.append(f"PSS {(found.cost.pss_bytes or 0) / 1e6:,.0f} MB")
+    cells.append(f"before {found.cost.before_s:.1f} s, after {found.cost.after_s:.1f} s")
+    return f"| {found.tool} | {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""`burstline engines`: what is installed here, what answers here, and how to get the rest."""
+"""`burstline engines`: installed engines, running servers, and how to install the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from burstline import exit_codes
+from burstline.console import exit_codes
 from burstline.servers.engine import Engine
 from burstline.servers.host.ready import getter
 from burstline.servers.messages import EngineError, Target
@@ -32,10 +32,6 @@ class EngineRow:
     image: str
     how_to_get: str
 
-    @property
-    def is_missing(self) -> bool:
-        return self.installed == "no" and not self.urls
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline engines [--ports N,...]"
@@ -43,13 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ports",
         default="",
         metavar="N,...",
-        help="where on this machine to look, besides the engines' own ports",
+        help="additional local ports to look at",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     own = {engine.default_port for engine in ENGINES.values() if engine.default_port is not None}
-    print("\n".join(table(rows(sorted(own | _ports_in(args.ports))))))
+    try:
+        more = {int(port) for port in args.ports.split(",") if port}
+    except ValueError:
+        raise WorkloadError(f"--ports {args.ports}: expected numbers such as 8000,8080") from None
+    print("\n".join(table(rows(sorted(own | more)))))
     return exit_codes.DONE
 
 
@@ -77,16 +77,9 @@ def table(rows: Sequence[EngineRow]) -> list[str]:
     cells = [COLUMNS, *((row.name, row.installed, ", ".join(row.urls) or "-", row.image) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in cells]
-    missing = [f"{row.name}: {row.how_to_get}" for row in rows if row.is_missing]
-    told = ["", "Not here, and how to get them:", *(f"  {line}" for line in missing)] if missing else []
+    missing = [f"{row.name}: {row.how_to_get}" for row in rows if row.installed == "no" and not row.urls]
+    told = ["", "Not installed; how to get them:", *(f"  {line}" for line in missing)] if missing else []
     return [line.rstrip() for line in lines] + told
-
-
-def _ports_in(text: str) -> set[int]:
-    try:
-        return {int(port) for port in text.split(",") if port}
-    except ValueError:
-        raise WorkloadError(f"--ports {text}: expected numbers such as 8000,8080") from None
 
 
 def _installed(engine: Engine) -> str:

@@ -3,14 +3,14 @@
 import argparse
 from pathlib import Path
 
-from burstline import exit_codes
+from burstline.console import exit_codes
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline make-model DIR --like NAME [--weights] [OPTIONS]"
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where it is made")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to create")
     parser.add_argument(
         "--like",
         required=True,
@@ -23,13 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("safetensors", "gguf", "both"),
-        help="of the weights, which it asks for as well: gguf for llama.cpp, safetensors (the default) for "
-        "the other engines, both: the same weights for all",
+        help="write random weights in this format: gguf for llama.cpp, safetensors (the default) for "
+        "others, or both (needs burstline[gguf])",
     )
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="of config and weights")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights (0)")
     parser.add_argument(
-        "--unless-exists", action="store_true", help="do nothing where DIR holds a model already"
+        "--dtype", choices=("bfloat16", "float16", "float32"), help="data type of config and weights"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (0)")
+    parser.add_argument(
+        "--unless-exists", action="store_true", help="do nothing if DIR already contains a model"
     )
 
 
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.DONE
     make_model(args.folder, args.like, formats=formats, seed=args.seed, dtype=args.dtype)
     n_bytes = sum(file.stat().st_size for file in args.folder.iterdir())
-    weights = f"random weights ({', '.join(formats)})" if formats else "no weights: engines must invent them"
+    weights = (
+        f"random weights ({', '.join(formats)})" if formats else "no weights: engines must generate them"
+    )
     print(f"{args.folder}: shaped like {args.like}, {weights}; {n_bytes:,} bytes")
     return exit_codes.DONE

@@ -1,7 +1,8 @@
-"""`burstline report`: a run's summary and page, made again from its files; or the run in another format."""
+"""`burstline report`: regenerate a run's summary and page from its files, or convert the run."""
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,70 +10,113 @@ from typing import Final
 
 import pyarrow as pa
 
-from burstline import exit_codes
-from burstline.bench.report import write_report
-from burstline.flags import add_options, read_options
+from burstline.bench.report import keep_profile, write_report
+from burstline.console import exit_codes
+from burstline.console.flags import add_options, read_options
+from burstline.console.stdout import json_text
+from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.reports.model.comparison import view_of
-from burstline.reports.page.digest import overview
+from burstline.reports.blocks import Note
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import digest
 from burstline.reports.page.files import FILES
-from burstline.stdout import json_text
-from burstline.terminal import show
+from burstline.reports.page.forecast_tables import predictions
+from burstline.roofline.predict.forecast import Score
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
-WRITTEN: Final = ("parquet", "csv", "markdown", "junit", "trace", "figures", "vllm")
+WRITTEN: Final = tuple(FILES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="a folder that `burstline run` wrote"
+    )
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        nargs="+",
+        metavar="RUNS",
+        help="sum up how the forecasts of these runs, or of all runs in these folders, came true: how many "
+        "figures were inside their 80%% intervals, and the bias, by engine and device",
+    )
     parser.add_argument(
         "--format",
         action="append",
         choices=(*PRINTED, *WRITTEN),
-        help="instead of the page: text and json are printed and change nothing; parquet, csv: the records; "
+        help="text and json are printed; the others need --to. parquet, csv: one row per request; "
         "markdown: for a pull request; junit: SLOs and verdict for CI; trace: for ui.perfetto.dev; figures: "
-        "SVG and PNG; vllm: as `vllm bench serve --save-result` (all of them, with --to alone); may be given "
-        "several times",
+        "SVG and PNG; vllm: as `vllm bench serve --save-result`; llm-d: its benchmark report; openmetrics: "
+        "for Prometheus. Repeatable; --to alone writes all",
     )
-    parser.add_argument("--to", type=Path, metavar="DIR", help="where files of other formats go")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)
     add_options(parser, Stated)
     parser.add_argument(
         "--usd-per-hour",
         type=float,
         metavar="USD",
-        help="what the server's hardware costs: the page then shows the cost of a million output tokens",
+        help="price of the server's hardware; the page then shows the cost of a million tokens",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace the device that the run was compared with by another"
+        "--profile",
+        type=Path,
+        metavar="TRACE",
+        help="show each GEMM of this server in a trace of PyTorch's profiler: a file, or a folder with "
+        "one for each rank",
     )
-    parser.add_argument("--decode", action="store_true", help="decode the captures once more before")
+    parser.add_argument("--force", action="store_true", help="replace the device of the run")
+    parser.add_argument("--decode", action="store_true", help="decode the captures again first")
 
 
 def run(args: argparse.Namespace) -> int:
+    if (args.run is None) == (args.predictions is None):
+        raise WorkloadError("report: expected a RUN, or --predictions RUNS, and not both")
+    if args.predictions is not None:
+        return _sum_up(args.predictions)
     if args.format or args.to:
+        if args.profile is not None:
+            raise WorkloadError(
+                "--profile changes the page, which --format does not write; give it alone first"
+            )
         return _in_other_formats(args.run, args.format or WRITTEN, args.to)
-
     run = open_run(args.run, check_records=not args.decode)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():
         folder.save_records(_decoded(run))
         folder.finish("complete" if run.status == "complete" else "interrupted")
-    if args.usd_per_hour is not None:
-        if not 0 < args.usd_per_hour < math.inf:
-            raise WorkloadError(f"--usd-per-hour {args.usd_per_hour:g}: expected US dollars above 0")
-        folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
+    if args.usd_per_hour is not None and not 0 < args.usd_per_hour < math.inf:
+        raise WorkloadError(f"--usd-per-hour {args.usd_per_hour:g}: expected US dollars above 0")
     hints = read_options(Hints, args, stated=read_options(Stated, args))
     if hints.device or hints.model_config or hints.stated.to_json():
         check_hints(hints)
         note_hardware(folder, hints, force=args.force)
+    if args.profile is not None:
+        keep_profile(open_run(args.run), args.profile)
+    if args.usd_per_hour is not None:  # it outweighs the device's own
+        folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     write_report(folder)
     print(f"Report: {folder.report}")
+    return exit_codes.DONE
+
+
+def _sum_up(paths: Sequence[Path]) -> int:
+    """Print how the forecasts of all runs came true, and count the runs that have none by reason."""
+    folders = [each.parent for path in paths for each in sorted(path.glob("**/manifest.json"))]
+    if not folders:
+        raise WorkloadError(f"{paths[0]} holds no run; expected folders that `burstline run` wrote")
+    scores, reasons = [], Counter[str]()
+    for run in map(open_run, folders):
+        score = run.summary.forecast if run.summary else None
+        if isinstance(score, Score):
+            scores.append((run.manifest.engine, run.manifest.asked.kind, score))
+        else:
+            reasons[score.absent if score else "no forecast was made"] += 1
+    show([predictions(scores), *(Note(f"{n} without a score: {why}.") for why, n in reasons.most_common())])
     return exit_codes.DONE
 
 
@@ -108,7 +152,7 @@ def _print(run: Run, name: str) -> None:
     elif name == "json":
         print(json_text(view_of(run).summary.to_json()))
     else:
-        show(overview(view_of(run)))
+        show(digest(alone(view_of(run))))
 
 
 def _decoded(run: Run) -> pa.Table:
@@ -124,6 +168,6 @@ def _decoded(run: Run) -> pa.Table:
     if now < before:
         raise WorkloadError(
             f"{run.path / 'captures'} holds {now:,} of the {before:,} requests that records.parquet has; "
-            "were captures cut or removed? Nothing was changed; without --decode the report is made of these"
+            "were captures cut or removed? Nothing was changed; drop --decode to use records.parquet"
         )
     return records

@@ -1,21 +1,22 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.server_session import check_where, choose_engine
 from burstline.cluster.placement import RayOptions, parse_ray
-from burstline.flags import add_options, read_options
+from burstline.console.flags import add_options, read_options
+from burstline.console.server_options import ServerOptions, add_settings, server_of
 from burstline.machine.hints import Hints
-from burstline.server_options import ServerOptions, add_settings, server_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec, check_goals, check_spec
 
 BRIEF = frozenset({
     "--help", "--help-all", "--engine", "--url", "--model", "--requests", "--rate",
     "--concurrency", "--duration-s", "--prompt-tokens", "--output-tokens", "--data", "--trace",
-    "--slo", "--repeats", "--out", "--quiet",
+    "--slo", "--audit", "--repeats", "--out", "--quiet",
 })  # fmt: skip
 """The flags that `--help` shows; `--help-all` shows the others too."""
 
@@ -23,20 +24,24 @@ BRIEF = frozenset({
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]\n"
-        "       burstline run SUITE.toml [--out DIR] [--dry-run]"
+        "       burstline run SUITE [--out DIR] [--dry-run]"
     )
-    parser.add_argument("suite", nargs="?", type=Path, metavar="SUITE.toml", help="a whole suite (suites/)")
-    parser.add_argument("--dry-run", action="store_true", help="a suite's commands, in order, and no more")
-    server = parser.add_argument_group("what is measured")
-    add_options(server, ServerOptions)
-    add_settings(server)
-    add_options(parser.add_argument_group("the load"), LoadSpec)
-    add_options(parser.add_argument_group("what it must reach"), Goals)
-    add_options(parser.add_argument_group("the hardware (roofline)"), Hints)
-    add_cluster(parser.add_argument_group("from many machines"))
-    again = parser.add_argument_group("how often")
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        type=Path,
+        metavar="SUITE",
+        help="run a suite: a TOML file, or a shipped one such as laptop",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands of a suite")
+    out = add_one_run(parser)
+    out.add_argument(
+        "--no-canary", action="store_true", help="do not check the client's error during the run"
+    )
+    add_cluster(parser.add_argument_group("several machines"))
+    again = parser.add_argument_group("repeats")
     again.add_argument(
-        "--repeats", type=int, metavar="N", help="run N times; 3 and more give intervals between runs"
+        "--repeats", type=int, metavar="N", help="run N times; three or more give intervals over runs"
     )
     again.add_argument(
         "--restart",
@@ -44,18 +49,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=1,
         type=int,
         metavar="K",
-        help="restart the server between repeats; with K after every K of them, which tells the spread over "
-        "fresh starts from the spread over repeats of one start",
+        help="restart the server between repeats; with K after every K repeats, to separate the spread over "
+        "starts from the spread over repeats",
     )
-    out = parser.add_argument_group("what is written")
+
+
+def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """The flags of a run that a search has, too; the group of its output."""
+    server = parser.add_argument_group("the server")
+    add_options(server, ServerOptions)
+    add_settings(server)
+    add_options(parser.add_argument_group("the load"), LoadSpec)
+    add_options(parser.add_argument_group("service-level objectives"), Goals)
+    add_options(parser.add_argument_group("the hardware (roofline)"), Hints)
+    out = parser.add_argument_group("output")
     out.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the runs (runs/)"
     )
-    out.add_argument(
-        "--no-canary", action="store_true", help="do not measure the instrument's own error during the run"
-    )
-    out.add_argument("-q", "--quiet", action="store_true", help="no progress, only the result")
+    out.add_argument("-q", "--quiet", action="store_true", help="print only the result, no progress")
     parser.set_defaults(engine_args=())
+    return out
 
 
 def add_cluster(group: argparse._ActionsContainer) -> None:
@@ -65,21 +78,21 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
         nargs="?",
         const="auto",
         metavar="ADDRESS[,NAME=N...]",
-        help="drive the load from --workers on a Ray cluster, or spread a suite over it (HOST:PORT; the one "
-        "that runs here); each driver reserves one CPU and these resources, e.g. auto,client=1",
+        help="send the load from --workers drivers on a Ray cluster, or spread a suite over it (HOST:PORT, "
+        "default: this machine's); a driver reserves one CPU and NAME=N, e.g. auto,client=1",
     )
     group.add_argument(
-        "--platform", metavar="NAME", help="of a suite with platforms: run this one only, here unless --ray"
+        "--platform",
+        metavar="NAME",
+        help="run only this platform of a suite, on this machine unless --ray is given",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
-    where = server_of(args)
-    spec = _shared(read_options(LoadSpec, args).salted(), len(where.urls))
-    goals = read_options(Goals, args)
-    _check(spec, goals, where)
+    where, goals = server_of(args), read_options(Goals, args)
+    spec = checked_spec(read_options(LoadSpec, args), goals, where)
     # Here: what a run imports would delay `--help` and the answer to a wrong flag.
     from burstline.bench.run import run_once
     from burstline.bench.run_settings import Settings
@@ -93,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         canary=not args.no_canary,
         hints=read_options(Hints, args),
         ray=_ray_of(args, spec),
+        argv=tuple(sys.argv[1:]),
     )
     if args.repeats is not None:
         from burstline.bench.repeats import run_repeats
@@ -103,14 +117,15 @@ def run(args: argparse.Namespace) -> int:
     return run_once(settings)
 
 
-def _check(spec: LoadSpec, goals: Goals, where: ServerOptions) -> None:
-    """Refuse what is wrong with the flags before anything heavy is imported or started."""
+def checked_spec(asked: LoadSpec, goals: Goals, where: ServerOptions) -> LoadSpec:
+    """The load with its salt and workers; refuses what is wrong before anything is imported or started."""
+    spec = _shared(asked.salted(), len(where.urls))
     check_spec(spec)
     check_goals(goals)
-
     check_where(where)
     if where.engine is not None:
         choose_engine(where)
+    return spec
 
 
 def _shared(spec: LoadSpec, n_urls: int) -> LoadSpec:
@@ -129,10 +144,9 @@ def _shared(spec: LoadSpec, n_urls: int) -> LoadSpec:
 
 def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
     if args.platform is not None:
-        raise WorkloadError("--platform picks the runs of a suite: name its file, e.g. suites/laptop.toml")
+        raise WorkloadError("--platform picks the runs of a suite: name it, e.g. laptop")
     if args.ray is None:
         return None
-
     if args.ray.endswith(".toml"):
         raise WorkloadError(
             f"--ray {args.ray}: expected HOST:PORT; put the suite first: run {args.ray} --ray"
@@ -153,14 +167,14 @@ def _run_suite(args: argparse.Namespace) -> int:
             f"--ray {args.ray}: a suite's runs go by its [[platform]] tables; name the address"
         )
     if args.suite is None:
-        raise WorkloadError("--dry-run shows what a suite would run: name its file, e.g. suites/laptop.toml")
+        raise WorkloadError("--dry-run shows what a suite would run: name it, e.g. laptop")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     without = vars(parser.parse_args([]))
     beside = [name for name, value in vars(args).items() if name not in OF_A_SUITE and value != without[name]]
     if beside:
         flags = ", ".join("--" + name.replace("_", "-") for name in beside)
-        raise WorkloadError(f"{args.suite} says what is run; {flags} would be ignored: put it into the file")
+        raise WorkloadError(f"{args.suite} defines the runs; {flags} would be ignored: put it into the file")
     return run_suite(
         args.suite,
         args.out,

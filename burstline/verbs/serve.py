@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.bench.server_session import HOST, check_start, check_where, choose_engine, serving
-from burstline.flags import add_options
-from burstline.server_options import START, ServerOptions, add_settings, server_of
+from burstline.console.flags import add_options
+from burstline.console.server_options import START, ServerOptions, add_settings, server_of
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.messages import EngineError
 
@@ -18,20 +18,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "burstline serve ENGINE [--model NAME_OR_DIR] [--host ADDRESS] [--port N] [--container [IMAGE]] "
         "[-- ENGINE ARGS...]"
     )
-    parser.add_argument("engine", help="reference, vllm, truth, ...")
+    parser.add_argument("engine", help="the engine: reference, vllm, truth, ...")
     add_options(parser, ServerOptions, "model", *START)
     add_settings(parser)
     parser.add_argument(
         "--host",
         default=HOST,
         metavar="ADDRESS",
-        help="where it listens (127.0.0.1; 0.0.0.0: everywhere)",
+        help="address to listen on (127.0.0.1); 0.0.0.0: all interfaces",
     )
     parser.set_defaults(engine_args=())
 
 
 def run(args: argparse.Namespace) -> int:
-
     where = replace(server_of(args), host=args.host)
     check_where(where)
     engine = choose_engine(where)
@@ -39,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     with terminable(), TemporaryDirectory(prefix="burstline-serve-") as scratch:
         with serving(engine, where, Path(scratch), print) as site:
             print(
-                f"{engine.title} serves {site.target.model} at {site.target.url}; Ctrl-C ends it", flush=True
+                f"{engine.title} serves {site.target.model} at {site.target.url}; press Ctrl-C to stop it",
+                flush=True,
             )
             assert site.server is not None
             while site.server.alive():

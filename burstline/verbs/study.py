@@ -1,4 +1,4 @@
-"""`burstline study`: what binds inference across devices, memories and generations."""
+"""`burstline study`: the bottleneck of inference across devices and generations; the cost of training."""
 
 import argparse
 import json
@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from burstline import exit_codes
+from burstline.console import exit_codes
 from burstline.reports.formats.text import columns
 from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.ops import Op, ops
 from burstline.roofline.model.parallel import Parallel
@@ -23,23 +24,53 @@ from burstline.roofline.predict.generations import (
     dram_scaling,
     generations,
 )
+from burstline.verbs import study_training
 
 TP = (1, 8)
 
 
+_INFERENCE = {"prompt": 200, "output": 200, "batch": 1}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default="llama-2-13b", help=f"one of {', '.join(bundled_models())}, or a path"
+        "what", nargs="?", choices=("inference", "training"), default="inference", help="default inference"
     )
-    parser.add_argument("--device", nargs="+", default=list(GENERATIONS), help="devices to compare")
-    parser.add_argument("--prompt", type=int, default=200, help="prompt tokens; default 200")
-    parser.add_argument("--output", type=int, default=200, help="output tokens; default 200")
-    parser.add_argument("--batch", type=int, default=1, help="requests at once; default 1")
-    parser.add_argument("--figures", type=Path, help="a folder for the figures, as SVG")
-    parser.add_argument("--json", action="store_true", help="the numbers as JSON")
+    parser.add_argument(
+        "--model", default="llama-2-13b", help=f"a bundled model ({', '.join(bundled_models())}) or a path"
+    )
+    parser.add_argument(
+        "--device", nargs="+", default=list(GENERATIONS), help="devices to compare, or to train on"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--figures", type=Path, help="folder for the figures (SVG)")
+    inference = parser.add_argument_group("inference")
+    inference.add_argument("--prompt", type=int, help="prompt tokens; default 200")
+    inference.add_argument("--output", type=int, help="output tokens; default 200")
+    inference.add_argument("--batch", type=int, help="batch size; default 1")
+    study_training.add_arguments(parser.add_argument_group("training"))
 
 
 def run(args: argparse.Namespace) -> int:
+    others = study_training.DEFAULTS if args.what == "inference" else _INFERENCE
+    for name in others:
+        if getattr(args, name) is not None:
+            raise RooflineError(
+                f"--{name.replace('_', '-')} is not for `study {args.what}`; see `study --help`"
+            )
+    if args.what == "training":
+        if len(args.device) > 1 and args.device != list(GENERATIONS):
+            raise RooflineError("`study training` takes one --device; run it once for each")
+        given = {name: getattr(args, name) for name in study_training.DEFAULTS}
+        device = "a100-sxm4-80g" if args.device == list(GENERATIONS) else args.device[0]
+        return study_training.run(args.model, device, given, as_json=args.json, figures=args.figures)
+    for name, default in _INFERENCE.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    return _run_inference(args)
+
+
+def _run_inference(args: argparse.Namespace) -> int:
     asked = UniformBatch(args.batch, args.prompt, args.output)
     scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
     compared = generations(args.model, asked, args.device)
@@ -55,7 +86,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _products(args: argparse.Namespace, asked: UniformBatch) -> dict[str, list[Op]]:
-    """Each phase's products and attention, in fp16 on one device."""
     model = load_model(args.model)[0]
     return {
         name: [
@@ -84,7 +114,6 @@ def _answer(
     scaling: dict[int, list[DramPoint]],
     compared: Sequence[Generation],
 ) -> str:
-    """The findings in a sentence each."""
     first, *others = [g for g in compared if g.phases]
     limits = "; ".join(
         f"{g.device.name} {g.quant}: "
@@ -133,13 +162,23 @@ def _dram_table(points: Sequence[DramPoint]) -> str:
 
 
 def _generation_table(compared: Sequence[Generation]) -> str:
-    header = ["device", "quant", "prefill ms", "by", "decode ms", "by", "ceiling s", "generic s", "speed-up"]
+    header = [
+        "device",
+        "quant",
+        "prefill ms",
+        "by",
+        "decode ms",
+        "by",
+        "ceiling s",
+        "predicted s",
+        "speed-up",
+    ]
     rows = []
-    first = next((latency_s(g.phases, "generic") for g in compared if g.phases), 0.0)
+    first = next((latency_s(g.phases) for g in compared if g.phases), 0.0)
     for g in (g for g in compared if g.phases):
         phases = [cell for p in g.phases.values() for cell in (f"{p.ceiling_s * 1e3:.2f}", p.limit())]
-        predicted = latency_s(g.phases, "generic")
-        times = [f"{latency_s(g.phases):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
+        predicted = latency_s(g.phases)
+        times = [f"{latency_s(g.phases, ceiling=True):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
         rows.append([g.device.name, g.quant, *[*phases, "", ""][:4], *times])
     left_out = [f"{g.device.name} {g.quant}: {g.impossible}" for g in compared if not g.phases]
     return "\n".join([columns([header, *rows], range(2)), *left_out])
@@ -165,8 +204,8 @@ def _facts(
                 "device": g.device.id,
                 "quant": g.quant,
                 "impossible": g.impossible or None,
-                "ceiling_s": latency_s(g.phases) if g.phases else None,
-                "generic_s": latency_s(g.phases, "generic") if g.phases else None,
+                "ceiling_s": latency_s(g.phases, ceiling=True) if g.phases else None,
+                "predicted_s": latency_s(g.phases) if g.phases else None,
                 "limits": {name: phase.limit() for name, phase in g.phases.items()},
             }
             for g in compared

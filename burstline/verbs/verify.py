@@ -1,4 +1,4 @@
-"""`burstline verify`: whether a run's records, summary and page follow from its captures, byte for byte.
+"""`burstline verify`: recompute a run's records, summary and page from its captures and compare them.
 
 Offline, from the run's own files: they are made once more in another folder, and compared.
 """
@@ -15,9 +15,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from burstline import __version__, exit_codes
+from burstline import __version__
 from burstline.bench.report import write_report
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.console import exit_codes
+from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
 from burstline.loadgen.record.rundir import Run, RunDir, open_run, read_manifest
 from burstline.loadgen.record.tables import RECORDS, counts_of, record_table
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(args.run)
     checks = list(checks_of(args.run))
     for check in checks:
-        print(f"{'ok ' if check.problem is None else 'BAD'}  {check.what}{_told(check)}")
+        print(f"ok   {check.what}" if check.problem is None else f"BAD  {check.what}: {check.problem}")
     bad = [check for check in checks if check.problem is not None]
     if not bad:
         print("Records, summary and page follow from the captures.")
@@ -54,12 +55,11 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.INCONCLUSIVE
 
 
-def _told(check: PartCheck) -> str:
-    return "" if check.problem is None else f": {check.problem}"
+def checks_of(path: Path, *, again: bool = True) -> Iterator[PartCheck]:
+    """Every check, in the order in which the files build on each other; stops where nothing can follow.
 
-
-def checks_of(path: Path) -> Iterator[PartCheck]:
-    """Every check, in the order in which the files build on each other; stops where nothing can follow."""
+    Not `again`: whether files can be read and belong together, without a summary and page that are made anew.
+    """
     try:
         opened = open_run(path, check_records=False)
         yield PartCheck("manifest")
@@ -80,6 +80,8 @@ def checks_of(path: Path) -> Iterator[PartCheck]:
         yield PartCheck("captures", _why(error))
         return
     yield _records(opened, records)
+    if not again:
+        return
     with tempfile.TemporaryDirectory(prefix="burstline-") as folder:
         yield from _made_again(opened, records, Path(folder, path.resolve().name))
 
@@ -89,13 +91,12 @@ def _plan(run: Run) -> PartCheck:
     contents = fingerprint(plan.requests, plan.due_ns)
     differs = contents != (plan.contents_sha256 or plan.sha256)
     differs |= run.manifest.plan_sha256 not in (None, plan.sha256)
-    problem = "its contents do not have the hash that it is kept under" if differs else None
+    problem = "its contents do not match its hash" if differs else None
     return PartCheck(f"plan ({len(plan.requests):,} requests)", problem)
 
 
 def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
     """How many captures can be read, and the records of all planned requests, made of them."""
-
     requests, due_ns = run.asked, run.plan.due_ns
     captures = read_captures(
         run.path / "captures", max_bytes=capture_limit_bytes(requests), on_damage=damage.append
@@ -137,7 +138,7 @@ def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck
         folder.save_records(records)
         write_report(folder)
     except Exception as error:
-        yield PartCheck("summary and page", f"they cannot be made from these files: {_why(error)}")
+        yield PartCheck("summary and page", f"they cannot be recomputed from these files: {_why(error)}")
         return
     for name in MADE_AGAIN[1:]:
         kept, made = run.path / name, beside / name
@@ -153,7 +154,7 @@ def _first_difference(kept: bytes, made: bytes) -> str | None:
     at = next((k for k, (a, b) in pairs if a != b), min(len(kept), len(made)))
     line = made.count(b"\n", 0, at) + 1
     one, other = (text[max(0, at - 20) : at + 40].decode(errors="replace") for text in (kept, made))
-    return f"line {line} differs: {one!r}, but made again {other!r}"
+    return f"line {line} differs: {one!r}, recomputed {other!r}"
 
 
 def _why(error: Exception) -> str:

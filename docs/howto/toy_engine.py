@@ -6,12 +6,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from burstline.servers.engine import Engine
+from burstline import Engine
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
 from burstline.servers.launch import Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.messages import Call, Event, Get, Kind, Target
 from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.protocol.replies import Tally
 from burstline.workloads.request import Request
 
 
@@ -41,10 +41,6 @@ class Toy(Engine):
         argv = (sys.executable, __file__, str(options.port))
         return Launch(argv, ready_timeout_s=30.0, stop_grace_s=2.0)
 
-    def ready_call(self, target: Target) -> Call:
-        """The request that succeeds as soon as the server can generate."""
-        return self.encode(Request(0, (1, 2, 3), None, 3, 1), target)
-
     def identify(self, get: Get, log: str) -> Identity:  # noqa: ARG002
         """Version, model, data type, limits: from GET requests and the server's log."""
         return Identity("toy", version="0.1", model="toy", vocab_size=1000, dtype="float32")
@@ -53,18 +49,13 @@ class Toy(Engine):
         """One planned request as an HTTP call."""
         return post(target, "/speak", {"ids": list(request.prompt_ids or ()), "n": request.n_output_tok})
 
-    def decode(self, reply: HttpReply) -> Reply:
-        """One captured reply: each event's time and tokens, how it ended, what the server counted."""
-        return decode_reply(reply, take)
-
-
-def take(tally: Tally, answer: Any, end: int) -> Event:
-    """Read one event: what it adds to the reply, and how many tokens came with it."""
-    tally.n_output_ids = (tally.n_output_ids or 0) + 1
-    tally.terminated = answer["last"]
-    tally.n_prompt = answer["prompt"]
-    tally.finish_reason = "length" if answer["last"] else None
-    return Event(end, Kind.ANSWER, 1)
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        """Read one event: what it adds to the reply, and how many tokens came with it."""
+        tally.n_output_ids = (tally.n_output_ids or 0) + 1
+        tally.terminated = answer["last"]
+        tally.n_prompt = answer["prompt"]
+        tally.finish_reason = "length" if answer["last"] else None
+        return Event(end, Kind.ANSWER, 1)
 
 
 ENGINE = Toy()

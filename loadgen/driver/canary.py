@@ -12,15 +12,12 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Final
 
+from burstline.loadgen.record.drive_report import CANARY_PERIOD_S
 from burstline.servers.host.child import Child
 
-PERIOD_S: Final = 0.02
-"""50 events a second, as one stream of an engine; each comes up to half a period early, so that no timer of a
-server is in step. Sparser events would rarely share a read where the client stalls, as a load's events do."""
 REQUEST: Final = b"GET /canary HTTP/1.1\r\nhost: canary\r\n\r\n"
 INDEX: Final = -1
 """The index of the canary's exchange, which is none of the plan's requests."""
@@ -28,25 +25,18 @@ _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-
 _GOLDEN: Final = 0.6180339887498949
 
 
-START_S: Final = 30.0
-"""How long the truth process may take until it listens."""
-
-
 class TruthProcess:
-    """The process that streams the truth; it starts while its starter goes on."""
+    """The process that streams the truth at `port` of the loopback; it starts while its starter goes on.
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        child.send(None)  # it needs no task
+    The starter listens there: one that is lost leaves a connection without events, and no load waits for it.
+    """
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @cached_property
-    def port(self) -> int:
-        """Its port on the loopback, once it listens."""
-        return int(self._child.receive(START_S))
+    def __init__(self, child: Child, listener: socket.socket) -> None:
+        self.pid = child.pid
+        self.port: int = listener.getsockname()[1]
+        child.send(None)  # its task is to accept one connection
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(child.connection.fileno())) as home:
+            socket.send_fds(home, [b"!"], [listener.fileno()])
 
     def leave_to_server(self, n_cores: int) -> None:
         """Run on none of the first `n_cores` cores, those of the server, where others are left."""
@@ -58,25 +48,30 @@ class TruthProcess:
 @contextlib.contextmanager
 def canary() -> Iterator[TruthProcess]:
     """A truth process, ended with the context."""
-    with Child("burstline.loadgen.driver.canary", "the canary") as child:
-        yield TruthProcess(child)
+    with (
+        Child("burstline.loadgen.driver.canary", "the canary") as child,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        yield TruthProcess(child, listener)
 
 
 def due_after_s(k: int) -> float:
-    """When event `k` is due, from the begin of the stream: gaps take every size from 0.5 to 1.5 periods.
+    """When event `k` is due, from the begin of the stream: gaps take every size from 0.5 to 1.5 periods, so
+    that no timer of a server is in step.
 
     The square is why: multiples of the golden ratio alone make gaps of two sizes.
     """
-    return PERIOD_S * (k - 0.5 * (k * k * _GOLDEN % 1.0))
+    return CANARY_PERIOD_S * (k - 0.5 * (k * k * _GOLDEN % 1.0))
 
 
 def main(home: Connection, _: None) -> None:
-    """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far.
+    """Serve one connection: an event each CANARY_PERIOD_S that names its own sending and the CPU time so far.
 
     Its third number is when the send of the event before had returned: by then the kernel had stamped it.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        home.send(server.getsockname()[1])
+    with socket.socket(fileno=os.dup(home.fileno())) as starter:
+        listener = socket.recv_fds(starter, 1, 1)[1][0]
+    with socket.socket(fileno=listener) as server:
         connection = server.accept()[0]
     with connection, contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

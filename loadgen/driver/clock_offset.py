@@ -1,4 +1,4 @@
-"""One clock over machines: how far a worker's monotonic clock is from ours, and how far off that may be.
+"""The offset of a worker's monotonic clock from ours, with its error bound.
 
 Each exchange is one small message each way over a TCP connection of its own, stamped at both ends. A worker's
 clock ahead of ours by θ satisfies `t2 - θ >= t1` on the way out and `t3 - θ <= t4` on the way back, whatever
@@ -67,11 +67,11 @@ class ClockAnswers:
 class ClockClient:
     """Asks the clock at the other end of a socket."""
 
-    def __init__(self, sock: socket.socket, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock, self._number, self._answered = sock, 0, 0
         self._lock = threading.Lock()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(timeout_s)
+        sock.settimeout(TIMEOUT_S)
 
     def offset(self, n: int = N_EXCHANGES) -> Offset:
         """The offset by `n` exchanges, one after another. ClockError where none is answered."""

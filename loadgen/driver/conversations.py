@@ -115,7 +115,6 @@ class Conversations:
 
 
 def _joined(before: Request, replies: Sequence[ReplyContent], new: Request) -> Request:
-    """`before` with its replies and what `new` adds."""
     if new.messages is not None:
         replied = [{"role": "assistant", "content": reply.text} for reply in replies]
         messages = [*json.loads(before.messages or "[]"), *replied, *json.loads(new.messages)]

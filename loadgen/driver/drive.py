@@ -1,10 +1,11 @@
-"""One driver: a process that prepares requests, waits for the start, fires, and keeps captures.
+"""A driver: a process that prepares requests, waits for the start, sends them, and stores captures.
 
 A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to:
 
     driver <- Job
     driver -> Ready    everything that can be prepared is; connections stand
     driver <- Go       the run's start, shortly in the future
+    driver <- End      nothing more is to be sent; what is in flight ends by itself
     driver <- Stop     at any time: what is in flight ends "cancelled", the rest "not_sent"
     driver -> Done     every planned request has its capture on disk
     driver -> Failed   an exception, to be raised by the reader
@@ -32,10 +33,9 @@ import numpy as np
 
 from burstline.loadgen.driver import canary
 from burstline.loadgen.driver.conversations import PREDECESSOR, Conversations
-from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
+from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop, most_open
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
-from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
-from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.capture import NO_STAMP, Capture, CaptureWriter, Reads, reply_limit_bytes
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.loadgen.record.http1 import body_of
 from burstline.loadgen.wire.exchange import Exchange
@@ -51,12 +51,10 @@ from burstline.workloads.prompts import salted
 from burstline.workloads.request import Request
 
 _LOOK_AHEAD: Final = 10_000
-"""So many requests are prepared before they are due: those of a burst all, those of a long run a part."""
+"""The number of requests prepared before they are due: all of a burst, a part of a long run."""
 _POLL_S: Final = 0.01
 ABANDONED: Final = "abandoned"
 """How an exchange ends whose client was to hang up; an `Outcome` of a record has this name."""
-ORPHAN_GRACE_S: Final = 10.0
-"""How long a driver may take to end its requests and write its captures when the orchestrator has died."""
 _OPENING_S: Final = 60.0
 """How long opening connections may delay the start; what lacks one then waits within its own deadline."""
 
@@ -94,7 +92,6 @@ class _Drive:
         self._canary = CanaryErrors()
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
-        self._left, self._acked = DurationHistogram(), DurationHistogram()
         self._sessions: Conversations | None = None
         if job.requests and job.requests[0].turn is not None:
             self._sessions = Conversations(job.requests, job.due_ns, job.concurrency)
@@ -169,12 +166,12 @@ class _Drive:
                 self._prepare([each])
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
-                never.failure, never.detail = PREDECESSOR, "a turn that this one follows had failed"
+                never.failure, never.detail = PREDECESSOR, "an earlier turn failed"
                 self._n_prepared += 1
                 self._on_ended([never])
 
     def _content(self, exchange: Exchange) -> ReplyContent | None:
-        """What the reply said, for the turns after it; None where it failed, or lacks what they need."""
+        """The reply's text for later turns; None if it failed or lacks the text."""
         head = exchange.head
         if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
             return None
@@ -220,12 +217,11 @@ class _Drive:
         call = self._engine.encode(request, job.target)
         return self._destination.serialised(dressed(call, job.target, request.index, self._engine.lora_path))
 
-    def _has_room(self, ahead: int) -> bool:
-        return self._n_prepared - self._wire.traffic.n_dispatched < ahead or self._is_over
-
     def _await_room(self, ahead: int) -> None:
         """Hold back while as many requests are prepared as the look-ahead allows."""
-        while not self._has_room(ahead) and self._is_running:
+        while self._n_prepared - self._wire.traffic.n_dispatched >= ahead and not self._is_over:
+            if not self._is_running:
+                return
             self._listen(_POLL_S)
             self._converse()  # turns that follow do not wait until every session has begun
 
@@ -259,11 +255,14 @@ class _Drive:
         except (EOFError, OSError):
             self._conn.close()
             message = Stop()
-        if isinstance(message, Go):
-            self._t0_ns = message.t0_ns
-            self._wire.release(message.t0_ns)
-        else:
-            self._stop()
+        match message:
+            case Go(t0_ns):
+                self._t0_ns = t0_ns
+                self._wire.release(t0_ns)
+            case End():
+                self._wire.end()
+            case _:
+                self._stop()
 
     @property
     def _is_running(self) -> bool:
@@ -309,10 +308,6 @@ class _Drive:
             self._failures[capture.failure] += 1
         if capture.sent_ns is not None:
             self._late.add([capture.sent_ns - capture.due_ns])
-        if exchange.left_ns is not None and exchange.sent_ns is not None:
-            self._left.add([exchange.left_ns - exchange.sent_ns])
-            if exchange.acked_ns is not None:
-                self._acked.add([exchange.acked_ns - exchange.left_ns])
         reads = Reads.of(capture.reads)
         self._lag.add((reads.at_ns - reads.kernel_ns)[reads.kernel_ns != NO_STAMP])
         return capture
@@ -353,8 +348,6 @@ class _Drive:
             cpu_wait_s=wire.cpu_wait_s,
             canary=self._canary.report() if self._job.canary_port is not None else None,
             network=wire.network.report() if wire.network else None,
-            left=self._left.spread(),
-            acked=self._acked.spread(),
         )
 
 
@@ -373,10 +366,6 @@ def _signal_pipe() -> Iterator[tuple[int, int]]:
 
 def _n_connections(job: Job) -> int:
     """How many connections the job needs for certain: its concurrency, or all that is due within a second."""
-    if job.concurrency is not None:
-        return min(job.concurrency, len(job.requests))
-    if any(request.turn for request in job.requests[:1]):
+    if job.concurrency is None and any(request.turn for request in job.requests[:1]):
         return sum(not request.turn.after for request in job.requests if request.turn)
-    due_ns = np.frombuffer(job.due_ns, dtype=np.int64) if job.due_ns else np.zeros(0, dtype=np.int64)
-    within = np.searchsorted(due_ns, due_ns + 1_000_000_000, side="right") - np.arange(len(due_ns))
-    return int(within.max(initial=0))
+    return most_open(np.asarray(job.due_ns, dtype=np.int64) / 1e9, job.concurrency, 1.0)

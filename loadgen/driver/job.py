@@ -1,4 +1,4 @@
-"""A driver's job, the counters it shows meanwhile, and the report it makes at the end."""
+"""A driver's job, its counters during the load, and its report at the end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ Workers = int | Literal["auto"]
 PER_DRIVER: Final = 2_000
 """Requests in flight for one driver: at 50 tokens a second each they make 100,000 events a second, about what
 one follows on a core (`tests/bench/wire.py`)."""
+STOP_S: Final = 8.0
+"""How long a driver may take from a stop to its report: it ends its requests and writes their captures."""
 OPEN_S: Final = 10.0
 """Assumed time in flight of a request in an open loop: before the run it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one driver has to do: `requests[i]` is due at `due_ns[i]`, ns from the run's start, ascending.
+    """One driver's job: `requests[i]` is due at `due_ns[i]`, ns from the run's start, ascending.
 
     With `concurrency` the loop is closed: that many at a time, and after `until_s` seconds none starts
     any more. `hang_ups` says, by a request's index, after how many events of its reply the client hangs
@@ -108,11 +110,11 @@ def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | No
     return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), _n_cores() // 2))
 
 
-def most_open(due_s: NDArray[np.float64], concurrency: int | None) -> int:
+def most_open(due_s: NDArray[np.float64], concurrency: int | None, within_s: float = OPEN_S) -> int:
     """Requests in flight at once, as far as a plan can know: at most `concurrency`, else due within 10 s."""
     if concurrency is not None:
         return min(concurrency, len(due_s))
-    within = np.searchsorted(due_s, due_s + OPEN_S, side="right") - np.arange(len(due_s))
+    within = np.searchsorted(due_s, due_s + within_s, side="right") - np.arange(len(due_s))
     return int(within.max(initial=0))
 
 
@@ -130,6 +132,11 @@ class Go:
     """To a driver: the run's start, absolute monotonic, shortly in the future."""
 
     t0_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """To a driver, during the load: send nothing more; what is in flight ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)

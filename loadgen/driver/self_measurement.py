@@ -1,4 +1,4 @@
-"""What a driver measures of itself, in constant memory: durations by size, and the errors of the canary."""
+"""A driver's measurements of itself, in constant memory: a histogram of durations, the canary's errors."""
 
 from __future__ import annotations
 

@@ -39,15 +39,13 @@ def without_later_tokens(c: Columns) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a name means. `of` computes one value per request (NaN where undefined, in seconds), `pooled` one
+    """A metric. `of` computes one value per request (NaN where undefined, in seconds), `pooled` one
     per token or gap; both None for what is made of the run as a whole. A request that failed counts as
     infinitely late, unless `failures` says that the metric is about the client and keeps what it knows.
     `undefined` are the requests for which it has no value by nature; any other NaN was not measured.
     """
 
     title: str
-    unit: str
-    better: Literal["lower", "higher", "neither"]
     formula: str
     note: str
     source: str
@@ -55,14 +53,12 @@ class Metric:
     pooled: Pooled | None = None
     failures: Literal["infinite", "kept"] = "infinite"
     undefined: Which = never
+    unit: str = "s"
+    better: Literal["lower", "higher", "neither"] = "lower"
 
 
 def ttft(c: Columns) -> Floats:
     return c.first_s - c.origin_s
-
-
-def ttft_due(c: Columns) -> Floats:
-    return c.first_s - c.due_s
 
 
 def ttft_service(c: Columns) -> Floats:
@@ -73,10 +69,6 @@ def ttfa(c: Columns) -> Floats:
     return c.answer_s - c.origin_s
 
 
-def dispatch_delay(c: Columns) -> Floats:
-    return c.dispatched_s - c.due_s
-
-
 def connect(c: Columns) -> Floats:
     """NaN where the connection stood before the request was dispatched, or was used again."""
     took_s = c.connected_s - c.dispatched_s
@@ -85,10 +77,6 @@ def connect(c: Columns) -> Floats:
 
 def e2e(c: Columns) -> Floats:
     return c.last_s - c.origin_s
-
-
-def e2e_due(c: Columns) -> Floats:
-    return c.last_s - c.due_s
 
 
 def e2e_service(c: Columns) -> Floats:
@@ -132,20 +120,6 @@ def itl(c: Columns) -> Samples:
     return gap_samples(c, came.value / came.n, came.n, came.counts)
 
 
-def itl_delivery(c: Columns) -> Samples:
-    """The delivery view: the first token of an event waited the whole gap, the others not at all."""
-    came = gaps(c, counted=True)
-    n = came.n
-    if not (n > 1).any():
-        return gap_samples(c, came.value, n, came.counts)
-    # Of each gap before several tokens two samples in a row: the gap, and 0 for the tokens behind the first.
-    event = np.repeat(np.arange(len(n)), 1 + (n > 1))
-    is_more = np.diff(event, prepend=-1) == 0
-    per_request = Samples(came.value, n, came.counts).by_request(1 + (n > 1)).astype(np.int64)
-    value, weight = np.where(is_more, 0.0, came.value[event]), np.where(is_more, n[event] - 1, 1)
-    return gap_samples(c, value, weight, per_request)
-
-
 def latencies(metric: Metric, c: Columns) -> Floats:
     """The metric of every request, +inf for those that failed, NaN where it is undefined."""
     assert metric.of is not None
@@ -156,7 +130,7 @@ def latencies(metric: Metric, c: Columns) -> Floats:
 
 
 def samples_of(metric: Metric, c: Columns) -> Samples:
-    """What a metric's percentiles are made of: one value a request, or one per token or gap."""
+    """The samples of a metric: one value per request, or one per token or gap."""
     if metric.pooled is not None:
         return metric.pooled(c)
     return Samples.per_request(latencies(metric, c))
@@ -208,8 +182,6 @@ SERVER_TIMES: Final = "the server's own time of each request, e.g. SGLang's meta
 METRICS: Final[dict[str, Metric]] = {
     "ttft": Metric(
         "TTFT",
-        "s",
-        "lower",
         "t_1 − s; in a burst t_1 − w",
         "any generated token, reasoning included; a burst is offered as fast as it can be sent",
         LOADGEN,
@@ -217,48 +189,26 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "tpot": Metric(
         "TPOT",
-        "s",
-        "lower",
         "(t_m − t_1) / (N − n_1)",
         "per request; undefined where nothing follows the first event",
-        f"{VLLM}, with the tokens that really came first",
+        f"{VLLM}, corrected for the tokens of the first event",
         of=tpot,
         undefined=without_later_tokens,
     ),
     "itl": Metric(
         "ITL",
-        "s",
-        "lower",
         "each gap t_i − t_{i−1} gives n_i samples of (t_i − t_{i−1}) / n_i",
-        "pooled over tokens, rate view; a failed request counts its planned gaps",
+        "pooled over all tokens; a failed request counts its planned gaps",
         "token-weighted; where every event carries one token it is the chunk gap that other tools print",
         pooled=itl,
     ),
-    "e2e": Metric(
-        "E2E",
-        "s",
-        "lower",
-        "t_m − s; in a burst t_m − w",
-        "to the last token, not to [DONE]",
-        LOADGEN,
-        of=e2e,
-    ),
-    "ttft_due": Metric(
-        "TTFT, from due", "s", "lower", "t_1 − s", "late sends of the client included", LOADGEN, of=ttft_due
-    ),
-    "e2e_due": Metric(
-        "E2E, from due", "s", "lower", "t_m − s", "late sends of the client included", LOADGEN, of=e2e_due
-    ),
+    "e2e": Metric("E2E", "t_m − s; in a burst t_m − w", "to the last token, not to [DONE]", LOADGEN, of=e2e),
     "ttft_service": Metric(
-        "TTFT, service", "s", "lower", "t_1 − w", "what most tools print as TTFT", VLLM, of=ttft_service
+        "TTFT, service", "t_1 − w", "what most tools print as TTFT", VLLM, of=ttft_service
     ),
-    "e2e_service": Metric(
-        "E2E, service", "s", "lower", "t_m − w", "what most tools print as E2E", VLLM, of=e2e_service
-    ),
+    "e2e_service": Metric("E2E, service", "t_m − w", "what most tools print as E2E", VLLM, of=e2e_service),
     "ttfa": Metric(
         "TTFA",
-        "s",
-        "lower",
         "t(first token that is not reasoning) − s",
         "equals TTFT for a model that does not reason",
         "GenAI-Perf's time to first output token",
@@ -267,68 +217,39 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "icl": Metric(
         "ICL",
-        "s",
-        "lower",
         "t_i − t_{i−1}",
         "the gaps between chunks that a user sees; other tools call it ITL",
         "AIPerf's inter-chunk latency",
         pooled=icl,
     ),
-    "itl_delivery": Metric(
-        "ITL, delivery view",
-        "s",
-        "lower",
-        "each gap gives one sample of t_i − t_{i−1} and n_i − 1 of 0",
-        "how long each token waited for the one before it to arrive",
-        "token-weighted",
-        pooled=itl_delivery,
-    ),
-    "ntpot": Metric(
-        "NTPOT", "s", "lower", "(t_m − s) / N", "includes the first token", "inference-perf", of=ntpot
-    ),
+    "ntpot": Metric("NTPOT", "(t_m − s) / N", "includes the first token", "inference-perf", of=ntpot),
     "interactivity": Metric(
         "Interactivity",
-        "tok/s",
-        "higher",
         "1 / percentile of NTPOT",
-        "how fast one user is served, waits included; its p99 is the slow end",
+        "output tokens per second of E2E: how fast one user is served; its p99 is the slow end",
         "InferenceX's horizontal axis",
+        unit="tok/s",
+        better="higher",
     ),
     "connect": Metric(
         "Connect",
-        "s",
-        "lower",
         "c_1 − d",
-        "only connections opened for the request at hand",
+        "only connections that were opened for this request",
         "TCP and TLS",
         of=connect,
         undefined=lambda c: np.isnan(connect(c)),
         failures="kept",
     ),
-    "dispatch_delay": Metric(
-        "Dispatch delay",
-        "s",
-        "lower",
-        "d − s",
-        "the client's own queue; about 0 in a valid open-loop run",
-        "inference-perf's schedule delay",
-        of=dispatch_delay,
-        failures="kept",
-    ),
     "server_queue": Metric(
         "TTFT: queue",
-        "s",
-        "lower",
         "q, by the server's clock",
-        "the request waits for a place in the batch; of replies that carry the server's own times",
+        "the wait for a place in the batch; only of replies that carry the server's own times",
         SERVER_TIMES,
         of=server_queue,
         failures="kept",
     ),
     "server_prefill": Metric(
         "TTFT: prefill",
-        "s",
-        "lower",
         "p, by the server's clock",
         "from the first forward pass of the prompt to the end of the last",
         SERVER_TIMES,
@@ -337,8 +258,6 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "server_other": Metric(
         "TTFT: rest of the server",
-        "s",
-        "lower",
         "r − q − p, r from receipt to the first token sent, by the server's clock",
         "its front end: parsing, tokenization, messages between its processes, detokenization",
         SERVER_TIMES,
@@ -347,55 +266,56 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "outside_server": Metric(
         "TTFT: outside the server",
-        "s",
-        "lower",
         "(t_1 − w) − r",
         "the network, and the connection's wait until the server reads it",
-        "the client's service TTFT less the server's own time for the same request",
+        "the TTFT from the moment of sending, less the server's own time for the same request",
         of=outside_server,
         failures="kept",
     ),
     "output_tok_per_s": Metric(
         "Output throughput",
-        "tok/s",
-        "higher",
-        "Σ n_k with t_k in (a, b] / (b − a)",
+        "tokens that arrive in (a, b], divided by b − a",
         "tokens of requests that succeeded, counted when they arrive",
         "each token in the window in which it was delivered",
+        unit="tok/s",
+        better="higher",
     ),
     "input_tok_per_s": Metric(
         "Input throughput",
-        "tok/s",
-        "higher",
-        "Σ prompt tokens with t_1 in (a, b] / (b − a)",
+        "prompt tokens of requests with t_1 in (a, b], divided by b − a",
         "of requests that succeeded, by the server's count where it gave one",
         VLLM,
+        unit="tok/s",
+        better="higher",
     ),
     "total_tok_per_s": Metric(
         "Total throughput",
-        "tok/s",
-        "higher",
         "input + output",
         "two different kinds of work in one number",
         VLLM,
+        unit="tok/s",
+        better="higher",
     ),
     "requests_per_s": Metric(
-        "Request throughput", "1/s", "higher", "completions in (a, b] / (b − a)", "successes only", VLLM
+        "Request throughput",
+        "completions in (a, b], divided by b − a",
+        "successes only",
+        VLLM,
+        unit="1/s",
+        better="higher",
     ),
     "concurrency": Metric(
         "Concurrency",
-        "requests",
-        "neither",
         "time average and maximum of requests in [w, f)",
-        "by sweep line; checked by Little's law",
+        "exact, from when each request begins and ends; checked by Little's law",
         "Little 1961, L = λW",
+        unit="requests",
+        better="neither",
     ),
     "stalls": Metric(
         "Stalls",
-        "s",
-        "lower",
         "gaps > max(200 ms, 5 × median ICL)",
         "count, total seconds, share of requests with one",
-        "answers whether it reads smoothly better than a p99 does",
+        "shows smoothness better than a p99",
     ),
 }

@@ -1,4 +1,4 @@
-"""Laws that hold in every summary, whatever the server did: a violation is a defect of Burstline.
+"""Laws that hold in every summary, whatever the server did. A violation is a bug in Burstline.
 
 Each holds between figures that are computed apart from each other, or between a figure and the plain events
 behind it. Nothing here estimates anything.
@@ -25,7 +25,7 @@ NO_LATER: Final = (("ttft", "e2e"), ("ntpot", "e2e"))
 
 
 def broken_laws(summary: Summary, planned: Columns, concurrency: int | None) -> tuple[Reason, ...]:
-    """What contradicts itself in a summary of `planned`, all requests of a load.
+    """Contradictions in a summary of `planned`, all requests of a load.
 
     `concurrency` is the most that may be in flight, None where nothing limits it.
     """
@@ -74,7 +74,7 @@ def _rates(summary: Summary, planned: Columns) -> Iterator[str]:
     for name, most in came.items():
         n = _point(summary.throughput.figure(name)) * length_s
         if n < 0 or n > most * (1 + ROUNDING):
-            yield f"{name} says that {n:,.6g} came in {length_s:.6g} s, and in all {most:,.6g} came."
+            yield f"{name} implies {n:,.6g} in {length_s:.6g} s, but only {most:,.6g} arrived in total."
     for good, served in (("requests_per_s", "requests_per_s"), ("tok_per_s", "output_tok_per_s")):
         a, b = _point(summary.goodput.figure(good)), _point(summary.throughput.figure(served))
         if a > b * (1 + ROUNDING):
@@ -114,8 +114,8 @@ def _in_flight(summary: Summary, planned: Columns, concurrency: int | None) -> I
     in_flight = rate * stay_s + (after_s - before_s + others_s) / (b - a)
     if abs(in_flight - mean) > 1e-3 * max(mean, 1.0):
         yield (
-            f"By Little's law {rate:.6g} requests a second that stay {stay_s:.6g} s mean {in_flight:.6g} in "
-            f"flight, and {mean:.6g} were."
+            f"By Little's law, {rate:.6g} requests/s that stay {stay_s:.6g} s mean {in_flight:.6g} "
+            f"in flight, but {mean:.6g} were measured."
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from burstline.loadgen.record.drive_report import DriveReport
-from burstline.loadgen.record.summary import Cost, Memory
+from burstline.loadgen.record.summary import Cost, Memory, Throughput
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.stats.estimates import Absent, Figure, measured
+from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from burstline.servers.identity import Identity
 
 
@@ -26,7 +28,9 @@ def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identit
         server_peak_bytes=watched.peak("server", "rss_bytes", "bytes"),
         server_anon_peak_bytes=watched.peak("server", "anon_bytes", "bytes"),
         server_pss_bytes=watched.peak("server", "pss_bytes", "bytes"),
-        client_peak_bytes=_client_peak(watched, reports),
+        client_peak_bytes=measured(sum(each.peak_rss_bytes for each in reports), "bytes", "", len(reports))
+        if reports
+        else watched.peak("client", "rss_bytes", "bytes"),
         device_peak_bytes=_device_peak(watched),
         weights_bytes=measured(who.weight_bytes, "bytes", unknown),
         kv_capacity_bytes=measured(who.kv_bytes, "bytes", unknown),
@@ -38,29 +42,58 @@ def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identit
     )
 
 
-def cost(output_tok_per_s: Figure, watched: Telemetry, usd_per_hour: float | None) -> Cost:
-    """Cost and energy of the output tokens; what was not stated or not watched is left out.
+def cost(
+    rates: Throughput,
+    watched: Telemetry,
+    usd_per_hour: float | None,
+    *,
+    window: tuple[float, float] | None = None,
+    server_here: bool = True,
+) -> Cost:
+    """Cost and energy of the tokens; Absent with the reason where nothing tells.
 
-    Power is the mean over the load, summed over GPUs; idle GPUs that were watched count.
+    Power is the mean over the `window` in which `rates` count (seconds from the run's start; None: the load),
+    summed over GPUs; idle GPUs that were watched count. Idle power is that before the load.
     """
-    if isinstance(output_tok_per_s, Absent) or output_tok_per_s.point <= 0:
-        return Cost()
-    rate = output_tok_per_s.point
-    powers = [_mean_power(watched, device) for device in watched.devices()]
-    known = [power for power in powers if power is not None]
-    total = sum(known) if known and len(known) == len(powers) else None
-    usd = None if usd_per_hour is None else usd_per_hour / 3600 / rate * 1e6
+    start_s, end_s = window or (0.0, watched.length_s)
+
+    def power(kind: str, start_s: float, end_s: float) -> Figure:
+        if not server_here:
+            return Absent("the server is on another machine", "elsewhere")
+        sources = watched.devices() if kind == "gpu" else [kind]
+        powers = [watched.power_w(source, start_s, end_s) for source in sources]
+        total = None if None in powers or not powers else sum(filter(None, powers))
+        names = [(source, name) for source in sources for name in ("energy_j", "power_w")]
+        known = any(len(watched.series(*name).values) for name in names)
+        why = "it was not read for long enough" if known else watched.why_missing(kind, "energy_j")
+        return measured(total, "W", why, len(powers))
+
+    gpu, cpu = (power(kind, start_s, end_s) for kind in ("gpu", "cpu"))
+    idle, cpu_idle = (power(kind, -math.inf, 0.0) for kind in ("gpu", "cpu"))
+    above = gpu
+    if isinstance(gpu, Estimate):
+        above = idle if isinstance(idle, Absent) else replace(gpu, point=max(0.0, gpu.point - idle.point))
+    usd = None if usd_per_hour is None else measured(usd_per_hour / 3600 * 1e6, "USD", "")
     return Cost(
-        usd_per_million_output_tok=None if usd is None else measured(usd, "USD", ""),
-        device_power_w=None if total is None else measured(total, "W", "", len(known)),
-        joules_per_output_tok=None if total is None else measured(total / rate, "J", "", len(known)),
+        usd_per_million_output_tok=usd and _per(usd, rates.output_tok_per_s, "USD"),
+        usd_per_million_input_tok=usd and _per(usd, rates.input_tok_per_s, "USD"),
+        device_power_w=gpu,
+        device_idle_power_w=idle,
+        joules_per_output_tok=_per(gpu, rates.output_tok_per_s, "J"),
+        joules_above_idle_per_output_tok=_per(above, rates.output_tok_per_s, "J"),
+        cpu_power_w=cpu,
+        cpu_idle_power_w=cpu_idle,
+        cpu_joules_per_output_tok=_per(cpu, rates.output_tok_per_s, "J"),
     )
 
 
-def _mean_power(watched: Telemetry, device: str) -> float | None:
-    at_s, values = watched.series(device, "power_w")
-    inside = values[(at_s >= 0) & (at_s <= watched.length_s)] if len(values) else values
-    return float(inside.mean()) if len(inside) else None
+def _per(amount: Figure, rate: Figure, unit: str) -> Figure:
+    """What is spent in a second for each of `rate`'s tokens."""
+    if isinstance(amount, Absent) or isinstance(rate, Absent):
+        return amount if isinstance(amount, Absent) else rate
+    if rate.point <= 0:
+        return Absent("no such token was served", "not-positive")
+    return measured(amount.point / rate.point, unit, "", amount.n)
 
 
 def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
@@ -69,12 +102,6 @@ def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
     if isinstance(grown, Absent):
         return grown if len(watched.series("engine", gauge).values) else None
     return measured(max(0.0, grown.point), unit, "", grown.n)
-
-
-def _client_peak(watched: Telemetry, reports: Sequence[DriveReport]) -> Figure:
-    if reports:
-        return measured(sum(report.peak_rss_bytes for report in reports), "bytes", "", len(reports))
-    return watched.peak("client", "rss_bytes", "bytes")
 
 
 def _device_peak(watched: Telemetry) -> Figure:

@@ -1,4 +1,4 @@
-"""Latencies by the server's own histograms, compared with the client's.
+"""The server's own latency histograms, compared with the client's latencies.
 
 A server's clock starts when it has taken a request in, the client's when the last byte was written; both stop
 with a token. What the client has more is the network, whatever stands between, and the server's own front end
@@ -8,6 +8,7 @@ with a token. What the client has more is the network, whatever stands between, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from burstline.loadgen.metrics.definitions import e2e_service, gaps, ttft_servic
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Agreement
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import FLOOR_S, Reason
+from burstline.loadgen.record.verdict import FLOOR_S, Reason, time_text
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from burstline.loadgen.stats.quantiles import Ranked, each_once
 
@@ -90,7 +91,7 @@ def _means(watched: Telemetry) -> dict[str, Figure]:
     return figures
 
 
-def disagreement(agreed: Agreement) -> Reason | None:
+def disagreement(agreed: Agreement) -> Iterator[Reason]:
     """What the two sides cannot both mean, or what lies between them; the first latency that shows it."""
     for name in LATENCIES:
         gap, client = agreed.figure(f"{name}_gap_s"), agreed.figure(f"{name}_client_p50_s")
@@ -98,22 +99,15 @@ def disagreement(agreed: Agreement) -> Reason | None:
             continue
         if abs(gap.point) <= max(FLOOR_S, UNEXPLAINED * client.point):
             continue
-        size = _size(abs(gap.point))
+        size = time_text(abs(gap.point))
         if gap.point > 0:
-            text = f"{size} lie between the server's own {name.upper()} and the client's."
-            advice = (
-                "The network, a proxy, or the server's front end before its clock starts: not its engine."
-            )
+            text = f"The server's own {name.upper()} is {size} shorter than the client's."
+            advice = "The rest is time in the network, a proxy or the server's front end, not in the engine."
         else:
             text = f"The server's own {name.upper()} is {size} longer than the client saw."
-            advice = "Only requests of others, of before the load, or that we gave up on could explain that."
-        return Reason("server-view", text, advice)
-    return None
-
-
-def _size(seconds: float) -> str:
-    """As people write it: `136 ms`, `1.26 s`."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+            advice = "The server probably also counted requests of other clients, or cancelled ones."
+        yield Reason("server-view", text, advice)
+        return
 
 
 def _client(name: str, c: Columns) -> tuple[Floats, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Figures of conversations: how long whole sessions take, and each turn by its place in them."""
+"""Numbers of conversations: duration of whole sessions, and each turn by its position."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ class Turns:
 def turns_of(run: Run) -> Turns | None:
     """The place of each request of a run in its session; None of a run without sessions."""
     table = run.plan_columns("session", "after", "pause_ns")
-    if table is None or "session" not in table.column_names:
-        return None
-    if table.column("session").null_count == len(table):
+    if table is None or table.column("session").null_count == len(table):
         return None
     return Turns.of_plan(table)
 

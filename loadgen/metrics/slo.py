@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -18,11 +17,10 @@ from numpy.typing import NDArray
 
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.record.columns import Columns
-from burstline.loadgen.record.manifest import RunNoise
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import Grade, Result, State, TargetResult
-from burstline.loadgen.stats.across_runs import Noise
+from burstline.loadgen.record.verdict import Grade, State, TargetResult, time_text
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
+from burstline.loadgen.stats.figure import Result
 from burstline.workloads.request import WorkloadError
 
 _PERCENTILES: Final = ("p50", "p90", "p95", "p99")
@@ -51,8 +49,8 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 """By stored unit, the units that a person may write and what each is worth."""
 
 WORST_FIRST: Final = (Result.FAIL, Result.INCONCLUSIVE, Result.PASS)
-UNKNOWN_NOISE: Final = 2.0
-"""By what factor a single run must meet or miss a target where nothing is known of the noise between runs."""
+CERTAIN_MARGIN: Final = 2.0
+"""By what factor a single run must meet or miss a target: nothing is known of the noise between runs."""
 
 _GOAL = re.compile(
     r"\s*(?P<metric>[a-z_0-9]+?)(\.(?P<statistic>p[0-9.]+|mean))?\s*(?P<op><=|>=)\s*"
@@ -154,14 +152,10 @@ def state_decides(summary: Summary) -> bool:
     return state == State.FAILED if summary.targets else state != State.VALID
 
 
-def judge_goals(
-    goals: Sequence[Goal], summary: Summary, c: Columns, noise: Mapping[str, RunNoise] = MappingProxyType({})
-) -> tuple[TargetResult, ...]:
-    """Every target among `goals` with what was measured; `noise` is that between runs, by number."""
+def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
+    """Every target among `goals` with what was measured."""
     return tuple(
-        _judge(goal, summary.figure(*_path(goal)), c, summary, noise)
-        for goal in goals
-        if not goal.per_request
+        _judge(goal, summary.figure(*_path(goal)), c, summary) for goal in goals if not goal.per_request
     )
 
 
@@ -182,7 +176,7 @@ def judge_over_runs(
             own = [row for run in runs for row in run.targets if row.target == goal.text]
             results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
             continue
-        result, reason = _held_against(goal, figure, None, None)
+        result, reason = _held_against(goal, figure, None)
         doubts = [] if result == Result.INCONCLUSIVE else [_doubt(goal, result, figure, run) for run in runs]
         doubt = next(filter(None, doubts), None)
         results.append(
@@ -191,14 +185,17 @@ def judge_over_runs(
     return tuple(results)
 
 
-def _missed_below(goal: Goal, summary: Summary, c: Columns, noise: RunNoise | None) -> str:
+def _missed_below(goal: Goal, summary: Summary, c: Columns) -> str:
     """Which lower percentile misses the target already: the asked one, not known well enough, is no lower."""
     if goal.statistic not in _PERCENTILES:
         return ""
     for p in _PERCENTILES[: _PERCENTILES.index(goal.statistic)]:
         figure = summary.figure("metrics", goal.metric, p)
-        if _held_against(replace(goal, statistic=p), figure, c, noise)[0] == Result.FAIL:
-            return f"{p} misses it already, and {goal.statistic} is no lower"
+        if _held_against(replace(goal, statistic=p), figure, c)[0] == Result.FAIL:
+            if not isinstance(figure, Estimate):
+                return f"too few requests to tell {goal.statistic}, but {p} misses it already"
+            value = time_text(figure.point) if figure.unit == "s" else f"{figure.point:.3g} {figure.unit}"
+            return f"too few requests to tell {goal.statistic}, but {p} is already {value}"
     return ""
 
 
@@ -209,12 +206,9 @@ def _path(goal: Goal) -> tuple[str, ...]:
     return "metrics", goal.metric, str(goal.statistic)
 
 
-def _judge(
-    goal: Goal, figure: Figure, c: Columns, summary: Summary, noise: Mapping[str, RunNoise]
-) -> TargetResult:
-    known = noise.get(f"{goal.metric}.{goal.statistic}" if goal.statistic else goal.metric)
-    result, reason = _held_against(goal, figure, c, known)
-    if result == Result.INCONCLUSIVE and (lower := _missed_below(goal, summary, c, known)):
+def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary) -> TargetResult:
+    result, reason = _held_against(goal, figure, c)
+    if result == Result.INCONCLUSIVE and (lower := _missed_below(goal, summary, c)):
         result, reason = Result.FAIL, lower
     doubt = None if result == Result.INCONCLUSIVE else _doubt(goal, result, figure, summary)
     return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
@@ -227,15 +221,15 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
         return f"the client read too late to judge {goal.metric}.{goal.statistic}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
     if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
-        return "late reading may decide it"
+        return "late reads could change the result"
     as_sent_s = grade.as_sent_s if grade is not None and grade.grade == Grade.AS_SENT else None
     if as_sent_s is not None and (as_sent_s <= goal.bound) != (shown <= goal.bound):
-        return f"late sends decide it: counted from the send it is {as_sent_s:.4g} s"
+        return f"late sends change the result: counted from the send it is {as_sent_s:.4g} s"
     if verdict.state in (State.NOT_COMPARABLE, State.NOT_STATIONARY):
         # A target that is missed while the queue still grows would be missed by more later on.
         overloaded = any(reason.code == "overloaded" for reason in verdict.reasons)
         certain = result == Result.FAIL and overloaded
-        return None if certain else f"the run is {verdict.state}; reading: {result}"
+        return None if certain else f"the run is {verdict.state}, so this does not count (measured: {result})"
     if verdict.state == State.DISTURBED and result == Result.FAIL:
         return "the run is DISTURBED: other work on this machine may be why it is missed"
     if verdict.state == State.COLD and result == Result.FAIL:
@@ -243,16 +237,14 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     return None
 
 
-def _held_against(
-    goal: Goal, figure: Figure, c: Columns | None, noise: RunNoise | None
-) -> tuple[Result, str]:
+def _held_against(goal: Goal, figure: Figure, c: Columns | None) -> tuple[Result, str]:
     if isinstance(figure, Absent):
         if c is not None and _lies_among_failures(goal, c):
             n_failed = len(c) - int(c.ok.sum())
             return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason
     if figure.level is None:
-        return _by_margin(goal, figure.point, noise)
+        return _by_margin(goal, figure.point)
     near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
     sign = 1 if goal.op == "<=" else -1
     if near is not None and sign * near <= sign * goal.bound:
@@ -261,42 +253,36 @@ def _held_against(
         return Result.FAIL, "the whole interval misses it"
     if near is None:
         # What serial correlation leaves unbounded is one observation, as a burst is.
-        result, reason = _by_margin(goal, figure.point, noise)
+        result, reason = _by_margin(goal, figure.point)
         decided = result == Result.PASS
         return (result, reason) if decided else (Result.INCONCLUSIVE, figure.note or reason)
     side = near if sign * figure.point <= sign * goal.bound else far
     if side is None or figure.point == goal.bound:
-        return Result.INCONCLUSIVE, "the interval reaches over it: more requests would decide it"
+        return Result.INCONCLUSIVE, "the interval contains the limit: more requests would decide it"
     # The half of an interval shrinks with the square root of the number of requests.
     many = figure.n * ((side - figure.point) / (goal.bound - figure.point)) ** 2
-    decided_by = f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no number of requests soon"
-    return Result.INCONCLUSIVE, f"the interval reaches over it: {decided_by} would decide it"
+    decided_by = (
+        f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number of requests"
+    )
+    return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
 
 
-def _by_margin(goal: Goal, reading: float, noise: RunNoise | None) -> tuple[Result, str]:
+def _by_margin(goal: Goal, reading: float) -> tuple[Result, str]:
     """One run is one observation: it decides where its margin exceeds how far runs of one system differ.
 
-    Without a known noise that is a factor of two: identical bursts have differed by a quarter. Of a share the
-    rest to 1 counts.
+    That is not known: identical bursts have differed by a quarter. Of a share the rest to 1 counts.
     """
     met = reading <= goal.bound if goal.op == "<=" else reading >= goal.bound
     result = Result.PASS if met else Result.FAIL
     if goal.metric.endswith("_bytes"):
-        return result, "a plain reading, without an interval"
+        return result, "one value without an interval"
     ends = (1 - reading, 1 - goal.bound) if goal.metric == "attainment" else (reading, goal.bound)
     low, high = min(ends), max(ends)
-    needed = UNKNOWN_NOISE if noise is None else 1 + Noise(noise.spread, noise.n_runs).apart
     margin = f"by {high / low - 1:.0%}" if low > 0 else "entirely"
-    reason = f"1 run: the reading {'meets' if met else 'misses'} it {margin}"
-    if noise is not None:
-        reason += (
-            f"; two runs of this system differ by up to {needed - 1:.0%} (A/A noise of {noise.n_runs} runs)"
-        )
-    if high >= needed * low and low < high:
+    reason = f"one run {'meets' if met else 'misses'} it {margin}"
+    if high >= CERTAIN_MARGIN * low and low < high:
         return result, reason
-    if noise is None:
-        reason += ", and how far runs of this system differ is unknown; --repeats 3 measures that"
-    return Result.INCONCLUSIVE, reason
+    return Result.INCONCLUSIVE, f"{reason}; another run may not (use --repeats 3)"
 
 
 def _lies_among_failures(goal: Goal, c: Columns) -> bool:

@@ -1,4 +1,4 @@
-"""Steady state: the part of an open or closed loop that counts, and whether the server kept pace in it.
+"""Steady state: the measured part of an open or closed loop, and whether the server kept up in it.
 
 In an open loop requests come on their own schedule: where the queue grows, every latency is a function of how
 long the run was, and no property of the server. A closed loop begins with a wave of requests that start
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from burstline.loadgen.metrics.definitions import (
     QUANTILES,
-    e2e,
-    e2e_due,
     e2e_service,
     tpot,
     ttft,
@@ -28,11 +26,10 @@ from burstline.loadgen.metrics.definitions import (
 from burstline.loadgen.metrics.throughput import Window
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Section
-from burstline.loadgen.record.verdict import MOST_SHARE, Reason, tolerance_s
-from burstline.loadgen.stats import distributions
+from burstline.loadgen.record.verdict import MOST_SHARE, Reason, time_text, tolerance_s
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
-from burstline.loadgen.stats.stationarity import Trend, mann_kendall, warm_up_end
+from burstline.loadgen.stats.stationarity import Trend, mann_kendall, theil_slope, warm_up_end
 
 STEADY_PATTERNS: Final = ("constant", "poisson", "gamma")
 """Arrivals at one rate: only there is a drift the server's own."""
@@ -40,12 +37,9 @@ LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01
 TESTS: Final = tuple(
-    f"{series}_{what}"
-    for series in ("in_flight", "ttft", "tpot")
-    for what in ("trend_p", "trend_tau", "change_fraction")
+    f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
 )
 NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
-NO_START_WAVE: Final = Absent("only a closed loop starts with a wave of requests")
 LIVES_A_BLOCK: Final = 3
 """Requests of a closed loop that run together share their delays: blocks hold three times as many as run at a
 time, which is what intervals need to cover (tests/loadgen/test_closed_loop.py)."""
@@ -63,13 +57,12 @@ LEAST_CHANGE: Final = {"in_flight": 0.25, "ttft": 0.25, "tpot": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What counts of an open loop at one rate, or of a closed loop.
+    """The measured part of an open loop at one rate, or of a closed loop.
 
     `window` is from the end of the warm-up (closed loop: the C-th completion) to the last request due;
     `warm_up` is how long that took from the first, and `n_warm_up` requests were due before its end.
     `block_s` is the least time, `least_block` the least number of requests over which neighbours are taken to
-    depend on each other. `figures` are the tests, `reasons` why the run is not stationary, `start_wave` the
-    medians of the closed loop's first wave.
+    depend on each other. `figures` are the tests, `reasons` why the run is not stationary.
     """
 
     window: Window
@@ -79,9 +72,6 @@ class Steady:
     figures: Mapping[str, Figure]
     reasons: tuple[Reason, ...]
     least_block: int = 1
-    start_wave: Mapping[str, Figure] = field(
-        default_factory=lambda: dict.fromkeys(("ttft_p50_s", "e2e_p50_s"), NO_START_WAVE)
-    )
 
 
 def plateau(c: Columns, concurrency: int) -> Steady | None:
@@ -90,22 +80,17 @@ def plateau(c: Columns, concurrency: int) -> Steady | None:
     if len(ends_s) <= concurrency or not c.ok.any():
         return None
     window = Window(float(ends_s[concurrency - 1]), float(np.nanmax(c.dispatched_s)))
-    wave, later = c.due_s < window.start_s, c.due_s >= window.start_s
+    later = c.due_s >= window.start_s
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None
-    n_wave = int((c.ok & wave).sum())
     return Steady(
         window=window,
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
-        n_warm_up=int(wave.sum()),
+        n_warm_up=len(c) - int(later.sum()),
         block_s=min(least_block_s(c), window.length_s),
         figures=dict.fromkeys(TESTS, NOT_STEADY),
         reasons=(),
         least_block=LIVES_A_BLOCK * concurrency,
-        start_wave={
-            f"{name}_p50_s": measured(quantile_of(of(c)[c.ok & wave], 0.5), "s", "no success in it", n_wave)
-            for name, of in (("ttft", ttft), ("e2e", e2e))
-        },
     )
 
 
@@ -125,7 +110,7 @@ def steady_part(
         return None
     cut_s = _warm_up_end_s(c)
     first_s, end_s = float(c.due_s.min()), max(float(c.due_s.max()), duration_s or 0.0)
-    fill_s = min(float(np.quantile(e2e_due(c)[c.ok], FILLED)), (end_s - first_s) / 2)
+    fill_s = min(float(np.quantile((c.last_s - c.due_s)[c.ok], FILLED)), (end_s - first_s) / 2)
     start_s = max(first_s + fill_s, cut_s or 0.0)
     window = Window(start_s, end_s)
     tests = _tests(c, window)
@@ -182,7 +167,6 @@ class _Test:
         n = trend.n if trend else 0
         return {
             f"{self.name}_trend_p": measured(trend.p if trend else None, "1", few, n),
-            f"{self.name}_trend_tau": measured(trend.tau if trend else None, "1", few, n),
             f"{self.name}_change_fraction": measured(self.change if trend else None, "1", few, n),
         }
 
@@ -209,7 +193,7 @@ def _test(name: str, series: Floats) -> _Test:
     trend, median = mann_kendall(series), float(np.median(series))
     if trend is None or median <= 0:
         return _Test(name)
-    return _Test(name, trend, float(distributions.theil_slope(series)) * len(series) / median, median)
+    return _Test(name, trend, float(theil_slope(series)) * len(series) / median, median)
 
 
 def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
@@ -220,7 +204,6 @@ def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
 
 
 def _mean_in_flight(c: Columns, edges: Floats) -> Floats:
-    """The mean number of requests due and not yet over in each window."""
     over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)
     return np.array(
         [
@@ -239,9 +222,9 @@ def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]
         reasons.append(
             Reason(
                 "overloaded",
-                f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies are a "
-                "function of how long the run was.",
-                "Lower --rate until the queue stays level.",
+                f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies depend "
+                "on the length of the run.",
+                "Lower --rate until the queue stops growing.",
             )
         )
     for name in ("ttft", "tpot"):
@@ -279,12 +262,12 @@ class ColdStart:
     @property
     def size(self) -> str:
         return (
-            f"The first {self.n} requests waited {_span(self.slower_s)} longer for their first token "
-            f"than the rest ({_span(self.rest_s)} at the median)."
+            f"The first {self.n} requests waited {time_text(self.slower_s)} longer for their first token "
+            f"than the rest (median {time_text(self.rest_s)})."
         )
 
-    def counted(self, figures: Section) -> tuple[bool, Reason]:
-        """Whether they spoil TTFT's printed `figures`, which include them, and what to say of it.
+    def counted(self, figures: Section) -> tuple[bool, tuple[Reason, ...]]:
+        """Whether they spoil TTFT's printed `figures`, which include them, and what to say of that.
 
         They do where they move one by more than 5% and by more than half of its interval.
         """
@@ -295,13 +278,16 @@ class ColdStart:
             if share[p] > MOST_SHARE and abs(all_s - rest_s) > _half_width(figures.figure(p))
         ]
         p = max(spoiled or share, key=share.__getitem__)
-        effect = f"They move TTFT {p} from {_span(self.moved[p][0])} to {_span(self.moved[p][1])}."
+        without, with_them = map(time_text, self.moved[p])
+        if without == with_them:
+            return False, ()
+        effect = f"They move TTFT {p} from {without} to {with_them}."
         advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
-        return bool(spoiled), Reason("cold", f"{self.size} {effect}", advice)
+        return bool(spoiled), (Reason("cold", f"{self.size} {effect}", advice),)
 
     def left_out(self) -> Reason:
         """Of a run whose figures begin after them."""
-        text = f"COLD: {self.size} No figure counts them: the run counts from its steady state."
+        text = f"COLD: {self.size} They are not measured: measurement starts at the steady state."
         return Reason("cold", text, "Pass --warmup N to warm the server up before the run.")
 
 
@@ -310,10 +296,6 @@ def _half_width(figure: Figure) -> float:
     if isinstance(figure, Absent) or figure.level is None:
         return 0.0
     return math.inf if figure.low is None or figure.high is None else (figure.high - figure.low) / 2
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def cold_start(

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
-from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.summary import Burst, Concurrency, Stalls, Throughput
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.stats.distributions import rankdata
 from burstline.loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
@@ -55,19 +54,12 @@ def whole_run(c: Columns) -> Window | None:
     return Window(float(np.nanmin(c.sent_s)), float(c.last_s[c.ok].max()))
 
 
-def tokens_in(c: Columns, start_s: float, end_s: float) -> float:
-    """Tokens of successes that arrived in [start_s, end_s]."""
-    inside = (c.event_s >= start_s) & (c.event_s <= end_s) & c.per_event(c.ok)
-    return float(c.event_n[inside].sum())
-
-
 def throughputs(c: Columns) -> Throughput:
     """Rates of work over the whole run."""
     return Throughput(**{name: _over_run(c, amount, UNITS[name]) for name, amount in _amounts(c).items()})
 
 
 def _amounts(c: Columns) -> dict[str, Floats]:
-    """What each request brings to a rate."""
     return {
         "output_tok_per_s": c.output_tok,
         "input_tok_per_s": prompt_tok(c),
@@ -83,7 +75,7 @@ def good_rates(c: Columns, met: NDArray[np.bool_]) -> tuple[Figure, Figure]:
 
 
 def _over_run(c: Columns, amount: Floats, unit: str) -> Figure:
-    """What successes brought per second of the whole run; `amount` is per request.
+    """The successes' amount per second of the whole run; `amount` is per request.
 
     Without an interval: in a burst no block of time is like another, and requests drawn again would only end
     earlier than the last did, so that the interval would begin at the point.
@@ -162,7 +154,7 @@ def good_rates_in(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Binned:
-    """What came in each bin of a window, in all of it, and how many times anything came."""
+    """The amount per bin of a window, its total, and the number of arrivals."""
 
     brought: Floats
     amount: float
@@ -206,11 +198,7 @@ def prompt_tok(c: Columns) -> Floats:
 
 
 def concurrency(c: Columns, window: Window | None) -> Concurrency:
-    """Requests in flight within the window, [sent, closed), by sweep line; how far L = λW is from holding.
-
-    With the ages of the requests in flight at either end of the window, Little's law is an identity: what is
-    left over measures our own accounts.
-    """
+    """Requests in flight within the window, [sent, closed), by sweep line."""
     known = ~np.isnan(c.sent_s) & ~np.isnan(c.closed_s)
     if window is None or window.length_s <= 0 or not known.any():
         return Concurrency.absent(Absent("no request was sent and closed"))
@@ -219,15 +207,10 @@ def concurrency(c: Columns, window: Window | None) -> Concurrency:
     start_s, end_s = np.maximum(sent_s, window.start_s), np.minimum(closed_s, window.end_s)
     at_s, in_flight = in_flight_steps(start_s, end_s)
     mean = float((in_flight[:-1] * np.diff(at_s)).sum() / window.length_s)
-    ended = closed_s <= window.end_s
-    stays_s = float((closed_s - sent_s)[ended].sum() + (window.end_s - sent_s)[~ended].sum())
-    aged_s = float((window.start_s - sent_s).clip(0).sum())
-    by_little = (stays_s - aged_s) / window.length_s
     n, reason = len(sent_s), "nothing was in flight in the window"
     return Concurrency(
         mean=measured(mean if n else None, "requests", reason, n),
         max=measured(float(in_flight.max()) if n else None, "requests", reason, n),
-        little_residual=measured(round(1 - by_little / mean, 9) if mean else None, "1", reason, n),
     )
 
 
@@ -235,12 +218,15 @@ def server_queue(watched: Telemetry) -> dict[str, Figure]:
     """How many requests ran and waited in the server, by its own gauges while the load ran."""
     at_s, waiting = watched.series("engine", "waiting")
     during = waiting[(at_s >= 0) & (at_s <= watched.length_s)]
-    why = "the load was too short to watch" if len(waiting) else watched.why_missing("engine", "waiting")
-    mean = float(during.mean()) if len(during) > 1 else None
+    mean: Figure = Absent(watched.why_missing("engine", "waiting"))
+    if len(waiting):
+        mean = Absent("the load was too short to watch", "too-short")
+    if len(during) > 1:
+        mean = measured(float(during.mean()), "requests", "", len(during))
     return {
         "server_running_max": watched.peak("engine", "running", "requests"),
         "server_waiting_max": watched.peak("engine", "waiting", "requests"),
-        "server_waiting_mean": measured(mean, "requests", why, len(during)),
+        "server_waiting_mean": mean,
     }
 
 
@@ -260,41 +246,22 @@ def stalls(c: Columns) -> Stalls:
         return Stalls.absent(Absent("no gap to judge", "no-gap"))
     threshold_s = max(STALL_FLOOR_S, STALL_FACTOR * float(np.median(gap_s)))
     long = gap_s > threshold_s
-    stalled = np.flatnonzero(came.ends_one)[long]
-    owner = np.searchsorted(c.starts, stalled, side="right") - 1
+    owner = np.searchsorted(c.starts, np.flatnonzero(came.ends_one)[long], side="right") - 1
     n_ok = int(c.ok.sum())
     return Stalls(
-        count=measured(float(len(stalled)), "stalls", "", n),
+        count=measured(float(len(owner)), "stalls", "", n),
         total_s=measured(float(gap_s[long].sum()), "s", "", n),
         request_fraction=measured(len(np.unique(owner)) / n_ok, "1", "", n_ok),
         threshold_s=measured(threshold_s, "s", "", n),
-        token=_stalled_token(c, stalled, owner),
     )
 
 
-def _stalled_token(c: Columns, stalled: Ints, owner: Ints) -> Figure:
-    """The token before which most stalls of a run come: an engine that queues a request again has one."""
-    if not len(stalled):
-        return Absent("no gap is a stall", "no-stall")
-    # From each request's first event to the stalled one; what lies between two such stretches is dropped.
-    stretches = np.stack([c.starts[owner], stalled], axis=1).ravel()
-    before = np.add.reduceat(c.event_n, stretches, dtype=np.int64)[::2]
-    tokens, n = np.unique(before + 1, return_counts=True)
-    share = float(n.max() / len(stalled))
-    if share <= 0.5 or len(stalled) < 2:
-        return Absent("stalls come at no particular token", "no-pattern")
-    note = f"{share:.0%} of the stalls come before this token"
-    return Estimate(float(tokens[n.argmax()]), None, None, None, len(stalled), "tok", note)
-
-
 def burst(c: Columns) -> Burst:
-    """What only a burst shows: first wave, drain, plateau, and how TTFT grows along the queue.
+    """Numbers of a burst only: first wave, drain, plateau, and how TTFT grows along the queue.
 
     A request's place in the queue is the order in which first tokens came. `ttft_slope_s_per_request` is what
-    each place costs, by least squares, `ttft_residual_s` how far requests lie from that line; the slope's
-    inverse is the rate at which the server takes requests in, pure prefill only as long as no decoding
-    competes with it. `fifo` is Spearman's correlation of the order sent
-    with the order served: 1 is first come, first served.
+    each place costs, by least squares; its inverse is the rate at which the server takes requests in, pure
+    prefill only as long as no decoding competes with it.
     """
     spread_s = float(np.ptp(c.due_s)) if len(c) else 0.0
     if spread_s > 1e-3:
@@ -303,25 +270,19 @@ def burst(c: Columns) -> Burst:
         return Burst.absent(NO_SUCCESS)
     due_s = float(c.due_s.min())
     n = int(c.ok.sum())
-    slope, residual = _drain_line(c)
+    slope = _drain_slope(c)
     return Burst(
         first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
-        drain_s=_drain(c, due_s, n),
+        drain_s=Absent("the run ended before the burst had drained", "not-drained")
+        if c.having("outcome", [Outcome.CANCELLED.value]).any()
+        else _once(float(c.last_s[c.ok].max()) - due_s, "s", n),
         plateau_tok_per_s=_plateau(c),
         ttft_slope_s_per_request=slope,
-        ttft_residual_s=residual,
         prefill_requests_per_s=_inverse(slope, 1.0, "1/s"),
         prefill_tok_per_s=UNCOUNTED
         if np.isnan(prompt_mean := float(prompt_tok(c)[c.ok].mean()))
         else _inverse(slope, prompt_mean, "tok/s"),
-        fifo=_fifo(c),
     )
-
-
-def _drain(c: Columns, due_s: float, n: int) -> Figure:
-    if c.having("outcome", [Outcome.CANCELLED.value]).any():
-        return Absent("the run ended before the burst had drained", "not-drained")
-    return _once(float(c.last_s[c.ok].max()) - due_s, "s", n)
 
 
 def _plateau(c: Columns) -> Figure:
@@ -331,21 +292,18 @@ def _plateau(c: Columns) -> Figure:
         return UNCOUNTED
     if b_s <= a_s:
         return Absent("all first tokens came at once")
-    return _once(tokens_in(c, a_s, b_s) / (b_s - a_s), "tok/s", int(c.ok.sum()))
+    inside = (c.event_s >= a_s) & (c.event_s <= b_s) & c.per_event(c.ok)
+    return _once(float(c.event_n[inside].sum()) / (b_s - a_s), "tok/s", int(c.ok.sum()))
 
 
-def _drain_line(c: Columns) -> tuple[Figure, Figure]:
-    """The slope of TTFT along the queue, and how far requests lie from that line (root mean square)."""
+def _drain_slope(c: Columns) -> Figure:
     waits_s = np.sort(ttft(c)[c.ok])
     n = len(waits_s)
     if n < 11:
-        absent = Absent(f"a slope along the queue needs 11 requests that succeeded, there are {n}")
-        return absent, absent
+        return Absent(f"a slope along the queue needs 11 requests that succeeded, there are {n}")
     place = np.arange(n) - (n - 1) / 2
-    # Not by BLAS here and below: the last digits of its sums go by the number of its threads.
-    slope = float((waits_s * place).sum() / (place**2).sum())
-    residual_s = float(np.sqrt(np.mean((waits_s - waits_s.mean() - slope * place) ** 2)))
-    return _once(slope, "s/request", n), _once(residual_s, "s", n)
+    # Not by BLAS: the last digits of its sums go by the number of its threads.
+    return _once((waits_s * place).sum() / (place**2).sum(), "s/request", n)
 
 
 def _inverse(slope: Figure, factor: float, unit: str) -> Figure:
@@ -354,15 +312,6 @@ def _inverse(slope: Figure, factor: float, unit: str) -> Figure:
     if slope.point <= 0:
         return Absent("TTFT does not grow along the queue")
     return _once(factor / slope.point, unit, slope.n)
-
-
-def _fifo(c: Columns) -> Figure:
-    sent, served = (rankdata(values[c.ok]) for values in (c.sent_s, c.first_s))
-    if len(sent) < 2 or np.ptp(sent) == 0 or np.ptp(served) == 0:
-        return Absent("an order needs 2 requests")
-    sent, served = sent - sent.mean(), served - served.mean()
-    power = (sent**2).sum() * (served**2).sum()
-    return _once(float((sent * served).sum() / np.sqrt(power)), "1", len(sent))
 
 
 def _once(value: float, unit: str, n: int) -> Figure:

@@ -14,7 +14,7 @@ from burstline.loadgen.record.summary import Conservation, LengthFigures, Length
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.stats.estimates import Absent, Figure, measured
 
-NO_CACHE_COUNT: Final = "the server did not say what its prefix cache served"
+NO_CACHE_COUNT: Final = "the server did not report its prefix-cache hits"
 
 
 def counts(c: Columns) -> dict[str, int]:
@@ -38,6 +38,7 @@ def lengths(c: Columns) -> LengthSummary:
     other_prompt = c.prompt_tok[served] != c.planned_prompt_tok[served]
     other_output = c.output_tok[counted] != c.planned_output_tok[counted]
     gaps = _known(c, "output_gap_tok") != 0
+    cut = c.table.column("error").is_valid().to_numpy()  # see `Record.error`
     absent = "the server did not count" if c.ok.any() else "no request succeeded"
     return LengthSummary(
         prompt_tok=_planned_and_served(c.planned_prompt_tok, c.prompt_tok, c.ok, absent),
@@ -53,6 +54,7 @@ def lengths(c: Columns) -> LengthSummary:
         splits=c.tally("split"),
         count_gaps=_reading(gaps, np.sum, "requests", "no reply was counted twice"),
         beyond_tok=_beyond(c),
+        cut_behind=_reading(cut[c.ok], np.sum, "requests", "no request succeeded"),
     )
 
 
@@ -85,16 +87,6 @@ def _residual(client: Figure, server: Figure) -> Figure:
         return client if isinstance(client, Absent) else server
     residual = 1 - client.point / server.point if server.point else None
     return measured(residual, "1", "the server's counter did not move")
-
-
-def cached_by_counters(telemetry: Telemetry) -> float | None:
-    """The share of prompt tokens that the prefix cache served, by the server's counters; None without."""
-    served, total = (
-        telemetry.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens")
-    )
-    if isinstance(served, Absent) or isinstance(total, Absent) or not total.point:
-        return None
-    return served.point / total.point
 
 
 def _planned_and_served(planned: Floats, served: Floats, ok: NDArray[np.bool_], absent: str) -> LengthFigures:

@@ -1,4 +1,4 @@
-"""Records by column, for the metrics. Seconds from the run's start; NaN is what never happened."""
+"""Records by column, for the metrics. Seconds from the run's start; NaN for events that never happened."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ Ints = NDArray[np.int64]
 
 _PER_EVENT: Final = ("event_s", "event_n", "event_lag_ns", "event_error_ns")
 _LISTS: Final = ["token_ns", "token_n", "read_lag_ns", "read_error_ns"]
+_MOMENTS: Final = ("dispatched", "connected", "headers", "closed", "answer")
+_NUMBERS: Final = (
+    "planned_prompt_tok", "planned_output_tok", "prompt_tok", "output_tok", "cached_tok", "server_queue_s",
+    "server_prefill_s", "server_first_token_s",
+)  # fmt: skip
 _KEPT: Final = (
     "index", "outcome", "prompt_source", "output_source", "output_gap_tok", "split", "finish_reason", "error",
     "beyond_tok",
@@ -177,34 +182,22 @@ def _columns(
     due_s, sent_s = floats("due_ns", 1e9), floats("sent_ns", 1e9)
     is_burst = len(due_s) > 1 and float(np.ptp(due_s)) == 0.0
     ok = _having(table, "outcome", [Outcome.OK.value])
-    unknown = np.broadcast_to(np.int8(-1), len(event_s))
     return Columns(
         table=table.select(_KEPT),
         ok=ok,
         failed=~ok & ~_having(table, "outcome", [Outcome.ABANDONED.value]),
         due_s=due_s,
         origin_s=np.where(np.isnan(sent_s), due_s, sent_s) if is_burst else due_s,
-        dispatched_s=floats("dispatched_ns", 1e9),
-        connected_s=floats("connected_ns", 1e9),
         sent_s=sent_s,
-        headers_s=floats("headers_ns", 1e9),
-        closed_s=floats("closed_ns", 1e9),
-        answer_s=floats("answer_ns", 1e9),
+        **{f"{name}_s": floats(f"{name}_ns", 1e9) for name in _MOMENTS},
         first_s=_at(event_s, starts[:-1], some),
         last_s=_at(event_s, starts[1:] - 1, some),
         first_n=_at(event_n, starts[:-1], some),
-        planned_prompt_tok=floats("planned_prompt_tok"),
-        planned_output_tok=floats("planned_output_tok"),
-        prompt_tok=floats("prompt_tok"),
-        output_tok=floats("output_tok"),
-        cached_tok=floats("cached_tok"),
-        server_queue_s=floats("server_queue_s"),
-        server_prefill_s=floats("server_prefill_s"),
-        server_first_token_s=floats("server_first_token_s"),
+        **{name: floats(name) for name in _NUMBERS},
         event_s=event_s,
         event_n=event_n,
-        event_lag_ns=lag_ns if len(lag_ns) == len(event_s) else unknown,
-        event_error_ns=error_ns if len(error_ns) == len(event_s) else unknown,
+        event_lag_ns=lag_ns,
+        event_error_ns=error_ns,
         starts=starts,
     )
 

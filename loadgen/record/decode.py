@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture, reply_limit_bytes
-from burstline.loadgen.record.capture_store import OnDamage, read_captures, refuse
+from burstline.loadgen.record.capture import Capture, OnDamage, read_captures, refuse, reply_limit_bytes
 from burstline.loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
-from burstline.servers.host.child import Child
-from burstline.servers.messages import EngineError, Reply
-from burstline.servers.protocol.replies import understood
+from burstline.servers.host.child import SILENT_S, Child, ChildLostError
+from burstline.servers.messages import EngineError
+from burstline.servers.protocol.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from burstline.workloads.request import Request
 
 _N_AT_ONCE = 500
+_BATCH_S = 0.3
 _BYTES_PER_READ = 20
 
 
@@ -53,7 +54,9 @@ class Share:
         requests, _ = _read_asked(self.directory)
         captures = read_captures(self.directory / "captures", max_bytes=capture_limit_bytes(requests))
         share = islice(captures, self.k, None, self.n)
-        for records in decoded_batches(share, requests, self.decode, _read_counts(self.directory)):
+        path = self.directory / "counts.parquet"
+        counts = counts_of(_read_table(path)) if path.exists() else {}
+        for records in decoded_batches(share, requests, self.decode, counts):
             yield record_table(records)
 
 
@@ -78,26 +81,29 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
 
 
 def _by_children(shares: list[Share]) -> list[pa.Table]:
-    """What one child for each share decodes; raises what a child raised."""
-    tables: list[pa.Table] = []
-    children: dict[Connection, Child] = {}
-    try:
+    """What one child for each share decodes; raises what a child raised. Those of a lost child are ours."""
+    tables: dict[int, list[pa.Table]] = {share.k: [] for share in shares}
+    pending: dict[Connection, tuple[Share, Child]] = {}
+    with ExitStack() as kept:
         for share in shares:
-            child = Child("burstline.loadgen.record.decode", f"decoder {share.k}")
-            children[child.connection] = child
+            child = kept.enter_context(Child("burstline.loadgen.record.decode", f"decoder {share.k}"))
+            pending[child.connection] = share, child
             child.send(share)
-        pending = list(children)
         while pending:
-            for connection in [each for each in wait(pending) if isinstance(each, Connection)]:
-                table = children[connection].receive()
+            heard = wait(list(pending), SILENT_S) or list(pending)
+            for connection in [each for each in heard if isinstance(each, Connection)]:
+                share, child = pending[connection]
+                try:
+                    table = child.receive()
+                except ChildLostError as error:
+                    child.kill()
+                    sys.stderr.write(f"{error}; its replies are decoded once more\n")
+                    tables[share.k], table = list(share.tables()), None
                 if table is None:
-                    pending.remove(connection)
+                    del pending[connection]
                 else:
-                    tables.append(table)
-    finally:
-        for child in children.values():
-            child.end(0.0)
-    return tables
+                    tables[share.k].append(table)
+    return list(chain.from_iterable(tables.values()))
 
 
 def main(home: Connection, share: Share) -> None:
@@ -118,7 +124,8 @@ def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) 
     _, first = np.unique(seen.column("index").to_numpy(), return_index=True)
     seen = seen.take(first)
     there = set(seen.column("index").to_pylist())
-    last_ns = pc.max(seen.column("closed_ns")).as_py()
+    closed_ns = seen.column("closed_ns").drop_null().to_numpy()
+    last_ns = closed_ns.max() if len(closed_ns) else None
     missing = [
         record_without_capture(request, due, sent=last_ns is None or due <= last_ns)
         for request, due in zip(requests, due_ns, strict=True)
@@ -137,13 +144,16 @@ def decoded_batches(
     counts: Mapping[int, Counts] = MappingProxyType({}),
     on_damage: OnDamage = refuse,
 ) -> Iterator[list[Record]]:
-    """The records of `captures`, 500 at a time, in the order of the captures."""
-    captures = _planned(captures, len(requests), on_damage)
-    while batch := list(islice(captures, _N_AT_ONCE)):
-        yield [
-            record_of(requests[capture.index], capture, decode, counts.get(capture.index, ()))
-            for capture in batch
-        ]
+    """The records of `captures`, those of 0.3 s at a time and 500 at most, in the order of the captures."""
+    batch: list[Record] = []
+    until_s = time.monotonic() + _BATCH_S
+    for capture in _planned(captures, len(requests), on_damage):
+        batch.append(record_of(requests[capture.index], capture, decode, counts.get(capture.index, ())))
+        if len(batch) == _N_AT_ONCE or time.monotonic() > until_s:
+            yield batch
+            batch, until_s = [], time.monotonic() + _BATCH_S
+    if batch:
+        yield batch
 
 
 def _planned(captures: Iterable[Capture], n_planned: int, on_damage: OnDamage) -> Iterator[Capture]:
@@ -160,13 +170,8 @@ def capture_limit_bytes(requests: Iterable[Request]) -> int:
     return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
 
 
-def _read_counts(directory: Path) -> dict[int, Counts]:
-    path = directory / "counts.parquet"
-    return counts_of(_read_table(path)) if path.exists() else {}
-
-
 def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -182,9 +187,8 @@ def n_planned(directory: Path) -> int:
 
 def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
     """The plan's requests without their prompts, and when each was due."""
-    path = directory / "plan.parquet"
-    table = _read_table(path, [name for name in pq.read_schema(path).names if name in WITHOUT_PROMPTS])
-    if "stage" in table.column_names and table.column("stage").null_count < len(table):
+    table = _read_table(directory / "plan.parquet", WITHOUT_PROMPTS)
+    if table.column("stage").null_count < len(table):
         table = table.sort_by("index")  # stages stand in the order in which they are sent
     return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())
 
@@ -200,9 +204,13 @@ def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:
     """
     n_counted = n_found = 0
     for capture in read_captures(captures):
-        reply = _reply(capture, decode)
-        if reply is None:
+        try:
+            parsed = http1.parse(capture.reads)
+        except EngineError:
             continue
+        if parsed is None:
+            continue
+        reply = understood(decode, parsed[0])
         if reply.text is not None:
             n_found += 1
             yield capture.index, reply.text
@@ -212,9 +220,15 @@ def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:
                 return
 
 
-def _reply(capture: Capture, decode: Decode) -> Reply | None:
-    try:
-        parsed = http1.parse(capture.reads)
-    except EngineError:
-        return None
-    return understood(decode, parsed[0]) if parsed else None
+def generated_by(
+    captures: Path, generated: Callable[[Sequence[Any]], Sequence[int] | str], indices: Container[int]
+) -> dict[int, Sequence[int] | str]:
+    """What the whole replies to these requests say, by index, without errors; `generated` is the engine's."""
+    replies: dict[int, Sequence[int] | str] = {}
+    for capture in read_captures(captures):
+        if capture.index in indices and capture.failure is None:
+            with suppress(EngineError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+                parsed = http1.parse(capture.reads)
+                if parsed is not None and parsed[0].status == 200:
+                    replies[capture.index] = generated(answers_in(parsed[0]))
+    return replies

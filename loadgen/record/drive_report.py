@@ -131,6 +131,11 @@ class DurationSpread:
     max_ns: int
 
 
+CANARY_PERIOD_S: Final = 0.02
+"""50 events a second, as one stream of an engine. Sparser events would rarely share a read where the client
+stalls, as a load's events do."""
+
+
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
     """Reported minus true arrival of `n` events, ns: percentiles of the absolute error, within 1.2%.
@@ -189,7 +194,7 @@ class MachineUse:
 
 @dataclass(frozen=True, slots=True)
 class DriveReport:
-    """What a driver knows about itself, for the verdict on its own run.
+    """A driver's facts about itself, for the verdict on its run.
 
     `late` is how long after its due time (in a closed loop: after its dispatch) each request was fully
     written; `read_lag` how long after the kernel our code had each read, None without kernel stamps;
@@ -198,11 +203,9 @@ class DriveReport:
     counts captures by failure; `n_resent` requests were written twice because the server closed an idle
     connection just then. CPU, wall time and context switches run from the start to the last capture written.
     `t0_ns` is None where the run never began. `cpu_wait_s` is how long the reading thread was ready to run
-    and had no CPU, None where the kernel does not say. `network` is TCP's view of a remote server, `left` how
-    long after our send the last byte of each request left this host, `acked` how long after that the server's
-    kernel had it, both by the kernel's transmit stamps. `host`, `clock` and `machine` are a remote driver's:
-    where it ran, how its clock was mapped to ours (its captures are in our clock's terms already), and what
-    its machine did.
+    and had no CPU, None where the kernel does not say. `network` is TCP's view of a remote server. `host`,
+    `clock` and `machine` are a remote driver's: where it ran, how its clock was mapped to ours (its captures
+    are in our clock's terms already), and what its machine did.
     """
 
     worker: int
@@ -226,8 +229,6 @@ class DriveReport:
     cpu_wait_s: float | None = None
     canary: CanaryReport | None = None
     network: NetworkReport | None = None
-    left: DurationSpread | None = None
-    acked: DurationSpread | None = None
     host: str | None = None
     clock: ClockMap | None = None
     machine: MachineUse | None = None

@@ -8,16 +8,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+TRACES: Final = "profile"
+"""The folder of the traces that the engine's profiler wrote, one file for each rank."""
+
 PARTIAL = ".partial"
-
-
-def user_cache() -> Path:
-    """The folder of what is kept between runs; it may not be there yet. RuntimeError without a home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "burstline")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from burstline.loadgen.record.capture import Reads
 from burstline.servers.messages import EngineError, HttpReply, Read
@@ -46,10 +46,6 @@ class Arrivals:
     headers_ns: int
     reads: Reads
     body_ends: NDArray[np.int64]
-
-    def read_of(self, ends: ArrayLike) -> NDArray[np.intp]:
-        """The index of the read that completed the first `ends[k]` bytes of the body, for each k."""
-        return self.body_ends.searchsorted(ends)
 
 
 def parse(reads: Sequence[Read]) -> tuple[HttpReply, Arrivals] | None:
@@ -118,7 +114,7 @@ def _final_head(block: bytes, start: int) -> Head | None:
 
 
 def body_of(head: Head, data: bytes) -> bytes:
-    """What there is of the body behind `head`, without its transfer coding."""
+    """The received part of the body after `head`, without its transfer coding."""
     if head.chunked:
         return _dechunk(data, head.body_start)[0]
     return data[head.body_start : None if head.length is None else head.body_start + head.length]

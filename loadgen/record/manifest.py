@@ -1,4 +1,4 @@
-"""What a run's manifest.json holds, written and read through these types. No heavy imports.
+"""The contents of manifest.json, written and read through these types. No heavy imports.
 
 Runs from other machines are untrusted input: `Manifest.from_json` checks every type. Top-level keys that this
 version does not know are kept (`unknown`); unknown keys further down are refused.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from burstline.loadgen.record import typed_json
 from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import StartStage
 from burstline.servers.settings import Setting
+from burstline.workloads.plan import BLOCK_TOK
 from burstline.workloads.spec import MAX_FAILURES, LoadSpec
 
 SCHEMA: Final = 4
@@ -68,15 +70,6 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalFacts:
-    """The arrival pattern that was asked for; `rate_per_s` is requests per second."""
-
-    pattern: str
-    rate_per_s: float | None = None
-    burstiness: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """Where the load went. `attached` servers were running already; of them `argv` and `env` are not known.
 
@@ -84,7 +77,7 @@ class ServerFacts:
     generated token, `startup_stages` when each stage began that the log names. `env` is laid over the
     client's own. `settings` are what was asked of the engine, what was sent and what it says it uses.
     `addresses` counts what the URLs resolve to: behind several, a balancer or the name's record spreads the
-    connections.
+    connections. `n_cores`: it was kept to so many cores of this machine; None: it could use each.
     """
 
     url: str | None = None
@@ -101,11 +94,7 @@ class ServerFacts:
     capabilities: Capabilities | None = None
     settings: tuple[Setting, ...] = ()
     addresses: int | None = None
-
-    @property
-    def start(self) -> tuple[str | None, float | None]:
-        """What runs at the same start of a server have in common; one that is attached to has one start."""
-        return self.url, None if self.attached else self.ready_s
+    n_cores: int | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -121,7 +110,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class HardwareFacts:
-    """What the roofline needs: the model's config.json, and how model and device are known.
+    """Input of the roofline: the model's config.json, and how model and device are known.
 
     `absent` says why one of them is not. `stated` are facts of the engine that a person stated.
     """
@@ -131,14 +120,6 @@ class HardwareFacts:
     device_from: str | None = field(default=None, metadata=OPTIONAL)
     absent: str | None = field(default=None, metadata=OPTIONAL)
     stated: Mapping[str, Option] | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True, slots=True)
-class RunNoise:
-    """How far identical runs of a system scattered: the standard deviation of the logarithm over `n_runs`."""
-
-    spread: float
-    n_runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +184,12 @@ class LoadFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What was asked, of whom, where and with what. Sections that a run has not reached yet are None.
+    """The settings and environment of a run. Sections that the run has not reached yet are None.
 
     `asked` is the load as it was asked for, `max_failures` the share of requests that may fail; `repeat` is
     the command that sends the same bytes again; `step_log` the header of the engine's own step log; `error`
-    why nothing could be sent, or what ended the load.
+    why nothing could be sent, or what ended the load; `ended_s` is when a load that had said enough sent its
+    last request.
     """
 
     schema: int = SCHEMA
@@ -225,25 +207,37 @@ class Manifest:
     devices: tuple[GpuFacts, ...] = ()
     title: str | None = None
     asked: LoadSpec = field(default_factory=LoadSpec)
-    concurrency: int | None = None
-    arrivals: ArrivalFacts | None = None
     targets: tuple[str, ...] = ()
     max_failures: float = MAX_FAILURES
-    seed: int | None = None
-    salt: str | None = None
     repeat: str | None = None
     identity: Identity | None = field(default=None, metadata=OPTIONAL)
     server: ServerFacts | None = field(default=None, metadata=OPTIONAL)
     plan_sha256: str | None = field(default=None, metadata=OPTIONAL)
+    forecast_sha256: str | None = field(default=None, metadata=OPTIONAL)
     load: LoadFacts | None = field(default=None, metadata=OPTIONAL)
     drivers: tuple[DriveReport, ...] = ()
     lost: tuple[LostDriver, ...] = ()
     step_log: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)
     error: str | None = field(default=None, metadata=OPTIONAL)
-    noise: Mapping[str, RunNoise] = field(default_factory=dict)
+    ended_s: float | None = field(default=None, metadata=OPTIONAL)
     usd_per_hour: float | None = field(default=None, metadata=OPTIONAL)
     unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def block_tok(self) -> int:
+        """Tokens in a block of the KV cache: as the server says, else as most engines have it."""
+        return (self.identity.kv_block_tok if self.identity else None) or BLOCK_TOK
+
+    @property
+    def server_here(self) -> bool:
+        """Whether the server was started on this machine."""
+        return self.server is not None and not self.server.attached
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the server is here as far as is known: started here, or at a loopback address."""
+        return self.server is None or self.server_here or urlsplit(str(self.server.url)).hostname in LOOPBACK
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = typed_json.plain(self)

@@ -14,7 +14,7 @@ import numpy as np
 from burstline.loadgen.record import http1
 from burstline.loadgen.record.capture import NO_STAMP, Capture
 from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
-from burstline.servers.protocol.replies import understood
+from burstline.servers.protocol.replies import DONE, understood
 from burstline.servers.redact import words_of_server
 from burstline.workloads.request import Request
 
@@ -59,17 +59,31 @@ class Outcome(StrEnum):
 STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})
 """Finish reasons by which a model ends on its own, in the words of every engine."""
 OUTCOME_WORDS: Final[Mapping[str, str]] = {
+    "short": "stopped early",
+    "clamped": "got cut by the server",
+    "long": "got more tokens than requested",
+    "empty": "got no token",
     "refused": "refused: overloaded",
+    "timeout": "timed out",
+    "connect": "could not connect",
+    "reset": "lost the connection",
+    "truncated": "ended early",
+    "aborted": "got stopped by the server",
+    "cancelled": "got stopped by Burstline",
+    "abandoned": "hung up, as planned",
     "error_event": "failed inside the reply",
     "not_sent": "never sent",
-    "too_large": "longer than any asked for",
+    "predecessor": "not sent, as an earlier turn failed",
+    "too_large": "longer than any requested",
     "driver_lost": "lost with their load driver",
 }
-"""Outcomes whose name says too little to a reader."""
+"""Outcomes in words that follow a count; of an HTTP error `outcome_words` makes them."""
 NO_FAILURES: Final = frozenset({"planned", "ok", Outcome.ABANDONED.value})
 """Among counts by outcome: what is no failure."""
+OVERLOADED: Final = frozenset({Outcome.REFUSED.value, "http_429", "http_503"})
+"""Outcomes by which a server says that it has too many requests, as it does when its queue is full."""
 CUT_OFF: Final = frozenset({Outcome.CANCELLED.value, Outcome.NOT_SENT.value, Outcome.PREDECESSOR.value})
-"""What an interrupted run did not get to: no failures of the server."""
+"""Outcomes of requests that an interrupted run did not complete; they are no failures of the server."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
 RECOUNTS: Final = ("tokenize", "tokenizer")
@@ -89,6 +103,15 @@ def failed(counts: Mapping[str, int], *, interrupted: bool = False) -> dict[str,
     return {kind: n for kind, n in counts.items() if n and kind not in no_failures}
 
 
+def in_words(counts: Mapping[str, int]) -> str:
+    """Counts by outcome, e.g. `3 timeout, 1 never sent, 2 got HTTP 500`."""
+    return ", ".join(f"{n:,} {outcome_words(kind)}" for kind, n in counts.items())
+
+
+def outcome_words(kind: str) -> str:
+    return OUTCOME_WORDS.get(kind) or kind.replace("http_", "got HTTP ")
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One planned request and what became of it.
@@ -102,12 +125,14 @@ class Record:
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
     own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
     the load, "tokenizer" a local one; None without a count.
-    `beyond_tok` is how many tokens came after all that were asked for, of a server that goes on; they count
-    nowhere else. `output_gap_tok` is what the next most trusted count says more, None where there is only
-    one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
-    tokens, "spread" evenly as the server did not say, "unknown" (each 1, a placeholder) where not even the
-    total is known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times
-    of this request (see `burstline.servers.messages.ServerTimes`), None where it does not report them.
+    `error` of one that is `ok` says what cut the reply behind its finish reason: neither its end mark nor the
+    end of its HTTP body came. `beyond_tok` is how many tokens came after all that were asked for, of a server
+    that goes on; they count nowhere else. `output_gap_tok` is what the next most trusted count says more,
+    None where there is only one. `split` says how `token_n` is known: "counted" by the server, "one-each"
+    from as many events as tokens, "spread" evenly as the server did not say, "unknown" (each 1, a
+    placeholder) where not even the total is known. `server_queue_s`, `server_prefill_s` and
+    `server_first_token_s` are the server's own times of this request (see
+    `burstline.servers.messages.ServerTimes`), None where it does not report them.
     """
 
     index: int
@@ -179,7 +204,7 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What was understood of a reply, and when."""
+    """The decoded contents of a reply, and their times."""
 
     reply: Reply = _NO_REPLY
     tokens: _Tokens = _Tokens()
@@ -191,7 +216,7 @@ class _Heard:
 
 
 def record_of(request: Request, capture: Capture, decode: Decode, recounts: Counts = ()) -> Record:
-    """What became of a request, from what its wire did; `decode` is its engine's.
+    """The record of a request, from its capture; `decode` is its engine's.
 
     `recounts` are asked only where the server itself did not count. Never raises on what a server sent: a
     reply that cannot be read is an `error_event` that says why, and its bytes stay in the capture.
@@ -210,6 +235,9 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     heard = _Heard(reply, tokens, *stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
+    if outcome == Outcome.OK:
+        is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
+        why = None if is_whole else capture.detail or capture.failure
     return _record(request, capture, outcome, why, heard)
 
 
@@ -226,7 +254,7 @@ def _plausible(request: Request, reply: Reply) -> Reply:
     )
     for what, n, asked in limits:
         if n is not None and n > MOST_TIMES * asked + MOST_MORE_TOK:
-            why = f"the reply makes no sense: {n:,} {what} tokens, where {asked:,} were asked for"
+            why = f"invalid reply: {n:,} {what} tokens, where {asked:,} were asked for"
             return replace(
                 reply, n_prompt_tok=None, n_cached_tok=None, n_output_usage=None, error=reply.error or why
             )
@@ -343,7 +371,7 @@ def stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], li
     if not ends:
         return [], [], []
     reads = arrivals.reads
-    read = arrivals.read_of(ends)
+    read = arrivals.body_ends.searchsorted(ends)
     at_ns, kernel_ns = reads.at_ns[read], reads.kernel_ns[read]
     stamped = kernel_ns != NO_STAMP
     token_ns = np.maximum.accumulate(np.where(stamped, kernel_ns, at_ns))

@@ -1,4 +1,4 @@
-"""A run on disk: one folder that holds what was asked, what came back and what was made of it.
+"""A run on disk: one folder with the plan, the captures and everything computed from them.
 
 `RunDir` writes it, file by file, each as `*.partial` first and renamed when whole; `Run` reads it, also where
 the run was killed half-way.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import psutil
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from burstline.loadgen.record.columns import Columns, columns_of, joined_columns
@@ -36,6 +35,7 @@ from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import (
+    PLAN,
     WITHOUT_PROMPTS,
     plan_of_table,
     plan_tables,
@@ -46,6 +46,14 @@ from burstline.workloads.request import Request, WorkloadError
 if TYPE_CHECKING:
     import pandas as pd
 
+FORECAST: Final = "forecast.json"
+"""What the run was expected to measure, sealed before its first request by the manifest's hash of it."""
+PROFILE: Final = "profile.json"
+"""What was read of the traces: the steps, and what each module took."""
+PROFILED_LOAD: Final = "profile_load.json"
+"""The profiled load: prompt and output tokens of each request, in the order of their first tokens."""
+AUDIT: Final = ("audit/1", "audit/2")
+"""The captures of audited requests, sent alone once and twice."""
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
 _MOST_UNPACKED_BYTES: Final = 1 << 30
@@ -105,24 +113,15 @@ class RunDir:
         return self.path / "report.html"
 
     def save_plan(self, plan: Plan) -> None:
-        self._save("plan.parquet", plan_tables(plan))
+        self.save("plan.parquet", plan_tables(plan))
         pa.default_memory_pool().release_unused()  # 20 MB that the load would find taken
 
-    def save_counts(self, counts: pa.Table) -> None:
-        self._save("counts.parquet", [counts])
-
     def save_records(self, records: pa.Table) -> None:
-        self._save("records.parquet", [records])
-
-    def save_warm_up(self, records: pa.Table) -> None:
-        self._save("warmup.parquet", [records])
+        self.save("records.parquet", [records])
 
     def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
         """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
-        self._save("telemetry.parquet", [telemetry_table(rows, t0_ns)])
-
-    def save_steps(self, steps: pa.Table) -> None:
-        self._save("steps.parquet", [steps])
+        self.save("telemetry.parquet", [telemetry_table(rows, t0_ns)])
 
     def save_summary(self, summary: Summary) -> None:
         write_json(self.path / "summary.json", summary.to_json())
@@ -130,7 +129,8 @@ class RunDir:
     def save_report(self, html: str) -> None:
         write_bytes(self.report, html.encode())
 
-    def _save(self, name: str, parts: Iterable[pa.Table]) -> None:
+    def save(self, name: str, parts: Iterable[pa.Table]) -> None:
+        """Write one of the tables: `counts.parquet`, `warmup.parquet`, `steps.parquet` and so on."""
         with disk_errors(self.path / name), renamed(self.path / name) as partial:
             parts = iter(parts)
             first = next(parts)
@@ -168,22 +168,13 @@ class Run:
     def asked(self) -> list[Request]:
         """The plan's requests, empty `prompt_ids` standing for ids: a large plan is mostly those."""
         self._need_plan()
-        names = pq.read_schema(self.path / "plan.parquet").names
-        table = self._read("plan.parquet", [name for name in names if name in WITHOUT_PROMPTS])
+        table = self._read("plan.parquet", WITHOUT_PROMPTS)
         return [request for request in requests_without_prompts(table) if request.stage is None]
 
     def plan_columns(self, *names: str) -> pa.Table | None:
-        """Columns of the plan's own requests, in order; None where the run ended before its plan was written.
-
-        Columns that an older version did not write are left out.
-        """
-        if not (self.path / "plan.parquet").exists():
-            return None
-        known = set(pq.read_schema(self.path / "plan.parquet").names)
-        table: pa.Table = self._read("plan.parquet", [name for name in ("stage", *names) if name in known])
-        if "stage" not in table.column_names:
-            return table
-        return table.filter(pc.is_null(table.column("stage"))).drop_columns(["stage"])
+        """Columns of the plan's own requests, in order; None where its plan was never written."""
+        table = self._read("plan.parquet", ["stage", *names])
+        return None if table is None else table.filter(table.column("stage").is_null()).select(names)
 
     @property
     def record_table(self) -> pa.Table:
@@ -222,7 +213,7 @@ class Run:
 
     @cached_property
     def watched(self) -> Telemetry:
-        """What the watcher saw, as arrays; empty where nothing was watched."""
+        """The watcher's telemetry as arrays; empty without a watcher."""
         table = self._read("telemetry.parquet")
         return Telemetry.empty() if table is None else Telemetry.of(table)
 
@@ -300,9 +291,8 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
     `burstline verify`.
     """
     manifest = read_manifest(path)
-    _check_parts(
-        path, manifest, ("telemetry.parquet", "counts.parquet", *(("records.parquet",) * check_records))
-    )
+    names = ["telemetry.parquet", "counts.parquet", *(["records.parquet"] if check_records else [])]
+    _check_parts(path, manifest, names)
     return Run(path, manifest)
 
 
@@ -311,17 +301,10 @@ def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
         if not (part.is_file() or part.is_dir()):
             raise WorkloadError(f"{part} is neither a file nor a folder; expected what `burstline run` wrote")
     n_planned = _n_planned(run, manifest)
-    names = [name for name in names if (run / name).exists()]
-    if not names:
-        return
     schemas = {"records.parquet": RECORDS, "telemetry.parquet": TELEMETRY, "counts.parquet": COUNTS}
-    for name in names:
-        expected = schemas[name]
+    for name in (name for name in names if (run / name).exists()):
         n_rows, schema = _shape_of(run / name)
-        types = dict(zip(schema.names, schema.types, strict=False))
-        if wrong := [field.name for field in expected if types.get(field.name) != field.type]:
-            text = f"columns are missing or of other types: {', '.join(wrong[:5])}"
-            raise WorkloadError(f"{run / name}: {text}; was it changed?")
+        _check_columns(run / name, schema, schemas[name])
         if name == "records.parquet" and n_planned is not None and n_rows != n_planned:
             raise WorkloadError(
                 f"{run / name} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "
@@ -329,17 +312,23 @@ def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
             )
 
 
+def _check_columns(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
+    types = dict(zip(schema.names, schema.types, strict=False))
+    if wrong := [field.name for field in expected if types.get(field.name) != field.type]:
+        text = f"columns are missing or of other types: {', '.join(wrong[:5])}"
+        raise WorkloadError(f"{path}: {text}; was it changed?")
+
+
 def _n_planned(run: Path, manifest: Manifest) -> int | None:
     """How many requests the plan has, stages not counted; None where it was never written."""
     path = run / "plan.parquet"
     if not path.exists():
         return None
-    n_rows, schema = _shape_of(path)
+    _, schema = _shape_of(path)
     sha256 = (schema.metadata or {}).get(b"sha256", b"").decode(errors="replace")
     if manifest.plan_sha256 not in (None, sha256):
         raise WorkloadError(f"{path} is not the plan of this run: its hash is not the manifest's plan_sha256")
-    if "stage" not in schema.names:
-        return n_rows
+    _check_columns(path, schema, PLAN)
     try:
         with pq.ParquetFile(path) as file:  # read_table would import pyarrow.dataset, and pandas with it
             return int(file.read(columns=["stage"]).column("stage").null_count)
@@ -371,7 +360,7 @@ def read_manifest(run: Path) -> Manifest:
     if schema != SCHEMA:
         version = row.get("version") if isinstance(row, dict) else None
         raise WorkloadError(
-            f"{path} has schema {schema}, this Burstline reads schema {SCHEMA} alone: use the version that "
+            f"{path} has schema {schema}, this version reads only schema {SCHEMA}: use the version that "
             f"wrote it ({version or 'not named'}), or run it again"
         )
     try:

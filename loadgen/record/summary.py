@@ -1,4 +1,4 @@
-"""What summary.json holds: named sections of figures, written and read through these types.
+"""The contents of summary.json: named sections of numbers, written and read through these types.
 
 A figure is one line here: its name, and the title that reports print. `loadgen/summarize.py` computes them.
 To add a figure, add its line and compute it; to add a section, add a class and a field of `Summary`.
@@ -12,9 +12,10 @@ from typing import Any, Final, Self
 
 from burstline.loadgen.record import typed_json
 from burstline.loadgen.record.manifest import OPTIONAL, SCHEMA
-from burstline.loadgen.record.verdict import PercentileGrade, TargetResult, Verdict
+from burstline.loadgen.record.verdict import PercentileGrade, Replies, TargetResult, Verdict
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+from burstline.roofline.predict.forecast import NoForecast, Score
+from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
 
 LACKING: Final = Absent("the summary was made before this figure existed", "not-in-this-summary")
 """A figure that the summary's file does not hold; `burstline report RUN` computes it."""
@@ -84,11 +85,14 @@ class Quantiles(Section):
 class MetricFigures(Quantiles):
     """One metric over all planned requests, or over all tokens.
 
-    `instrument_error` is the most by which late reading can have moved one of its percentiles; None where
-    the client cannot move the metric.
+    `instrument_error` is the most by which late reading can have moved one of its percentiles, and at least
+    what the canary was off; None where the client cannot move the metric.
     """
 
     mean: Figure = titled("mean")
+    std: Figure = titled("SD")
+    min: Figure = titled("min")
+    max: Figure = titled("max")
     instrument_error: Figure | None = optional("± instrument")
 
 
@@ -102,26 +106,22 @@ class Throughput(Section):
 
 @dataclass(frozen=True, slots=True)
 class Goodput(Section):
-    """What met every per-request SLO in `criteria`."""
+    """Requests that met every per-request SLO in `criteria`."""
 
     criteria: tuple[str, ...] = ()
-    attainment: Figure = titled("Share of all planned requests", share=True)
+    attainment: Figure = titled("Requests that met every SLO", share=True)
     requests_per_s: Figure = titled("Request throughput")
-    tok_per_s: Figure = titled("Their output")
+    tok_per_s: Figure = titled("Output of these requests")
 
 
 @dataclass(frozen=True, slots=True)
 class CountedWindow(Section):
     """The part of the run that counts, seconds from its start."""
 
-    start_s: Figure = titled("Counts from")
-    end_s: Figure = titled("Counts until")
+    start_s: Figure = titled("Start")
+    end_s: Figure = titled("End")
     warm_up_s: Figure = titled("Warm-up left out")
     n_warm_up: Figure = titled("Requests in the warm-up")
-    start_wave_ttft_p50_s: Figure = titled("TTFT p50 of the start wave")
-    start_wave_e2e_p50_s: Figure = titled("E2E p50 of the start wave")
-    cold_requests: Figure | None = optional("First requests that were slower than the rest")
-    cold_slower_s: Figure | None = optional("… their median TTFT, above the rest's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +156,46 @@ class SessionFigures(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSize(Section):
+    """What a prefix cache of so many blocks would serve if requests came one after another."""
+
+    blocks: int
+    hit_tok: Figure = titled("Hits in a cache of this size")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache(Section):
+    """Prompt tokens from the prefix cache: as the plan explains them, and as they were counted.
+
+    `simulated_tok` is of an LRU cache with the engine's own blocks, `unexplained_tok` what was served beyond
+    it (below 0: less). `by_size` is the miss-ratio curve.
+    """
+
+    prompt_tok: Figure = titled("Prompt tokens")
+    infinite_tok: Figure = titled("Hits expected from an infinite cache")
+    simulated_tok: Figure = titled("Hits expected from the engine's cache")
+    counted_tok: Figure = titled("Hits by the engine's metrics")
+    replied_tok: Figure = titled("Hits by the replies")
+    unexplained_tok: Figure = titled("Unexplained hits")
+    restarted_s: Figure = titled("Engine's counters began again")
+    by_size: tuple[CacheSize, ...] = ()
+
+    @property
+    def served_tok(self) -> Figure:
+        """Hits by the replies, else by the engine's metrics."""
+        return self.counted_tok if isinstance(self.replied_tok, Absent) else self.replied_tok
+
+
+@dataclass(frozen=True, slots=True)
 class Stationarity(Section):
     """Mann-Kendall trend tests, and the Theil-Sen change over the run as a share of the median."""
 
-    in_flight_trend_p: Figure = titled("In flight: chance of such a trend without one")
-    in_flight_trend_tau: Figure = titled("In flight: Kendall's τ with time")
-    in_flight_change_fraction: Figure = titled("In flight: change over the run, of its median")
-    ttft_trend_p: Figure = titled("TTFT: chance of such a trend without one")
-    ttft_trend_tau: Figure = titled("TTFT: Kendall's τ with time")
-    ttft_change_fraction: Figure = titled("TTFT: change over the run, of its median")
-    tpot_trend_p: Figure = titled("TPOT: chance of such a trend without one")
-    tpot_trend_tau: Figure = titled("TPOT: Kendall's τ with time")
-    tpot_change_fraction: Figure = titled("TPOT: change over the run, of its median")
+    in_flight_trend_p: Figure = titled("In flight: p-value of the trend")
+    in_flight_change_fraction: Figure = titled("In flight: change over the run, relative to the median")
+    ttft_trend_p: Figure = titled("TTFT: p-value of the trend")
+    ttft_change_fraction: Figure = titled("TTFT: change over the run, relative to the median")
+    tpot_trend_p: Figure = titled("TPOT: p-value of the trend")
+    tpot_change_fraction: Figure = titled("TPOT: change over the run, relative to the median")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +205,17 @@ class ScheduleFigures(Section):
     planned_per_s: Figure = titled("Rate planned")
     achieved_per_s: Figure = titled("Rate achieved")
     rate_error: Figure = titled("Rate achieved against planned (0 is exact)")
-    planned_gap_cv: Figure = titled("Variation of the gaps planned (CV)")
-    gap_cv: Figure = titled("Variation of the gaps achieved (CV)")
-    dispersion_100ms: Figure = titled("Dispersion of counts per 0.1 s (Poisson: 1)")
-    dispersion_1s: Figure = titled("Dispersion of counts per 1 s")
-    dispersion_10s: Figure = titled("Dispersion of counts per 10 s")
-    gap_ks: Figure = titled("Distance of the gaps from their law (KS)")
-    gap_ks_critical: Figure = titled("… exceeded in 5% of schedules that follow it")
-    in_flight_mean: Figure = titled("In flight, time average")
+    planned_gap_cv: Figure = titled("CV of the planned gaps between requests")
+    gap_cv: Figure = titled("CV of the achieved gaps between requests")
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency(Section):
     mean: Figure = titled("Mean")
     max: Figure = titled("Most at once")
-    server_running_max: Figure = titled("Running in the server at once, most seen")
-    server_waiting_max: Figure = titled("Waiting in the server at once, most seen")
+    server_running_max: Figure = titled("Running in the server, maximum")
+    server_waiting_max: Figure = titled("Waiting in the server, maximum")
     server_waiting_mean: Figure = titled("Waiting in the server, mean")
-    little_residual: Figure = titled("Residual of Little's law")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +224,16 @@ class Burst(Section):
     drain_s: Figure = titled("Time to drain")
     plateau_tok_per_s: Figure = titled("Plateau (10% to 90% of first tokens)")
     ttft_slope_s_per_request: Figure = titled("TTFT slope along the queue")
-    ttft_residual_s: Figure = titled("TTFT around that line (RMS)")
-    prefill_requests_per_s: Figure = titled("Requests taken in")
-    prefill_tok_per_s: Figure = titled("Prompt tokens taken in")
-    fifo: Figure = titled("First come, first served: rank correlation, 1 in strict order")
+    prefill_requests_per_s: Figure = titled("Requests admitted")
+    prefill_tok_per_s: Figure = titled("Prompt tokens admitted")
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls(Section):
     count: Figure = titled("Stalls")
-    total_s: Figure = titled("Time stalled, all requests together")
+    total_s: Figure = titled("Total time stalled, all requests")
     request_fraction: Figure = titled("Requests with a stall")
-    threshold_s: Figure = titled("A gap is a stall beyond")
-    token: Figure = titled("Most stalls come before token")
+    threshold_s: Figure = titled("Shortest gap that counts as a stall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +241,11 @@ class LengthFigures(Section):
     """Planned and served tokens of a request."""
 
     planned_mean: Figure = titled("Planned, mean")
-    planned_min: Figure = titled("Planned, least")
-    planned_max: Figure = titled("Planned, most")
+    planned_min: Figure = titled("Planned, minimum")
+    planned_max: Figure = titled("Planned, maximum")
     served_mean: Figure = titled("Served, mean")
-    served_min: Figure = titled("Served, least")
-    served_max: Figure = titled("Served, most")
+    served_min: Figure = titled("Served, minimum")
+    served_max: Figure = titled("Served, maximum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +254,8 @@ class LengthSummary(Section):
 
     prompt_tok: LengthFigures = LengthFigures()
     output_tok: LengthFigures = LengthFigures()
-    prompt_mismatches: Figure = titled("Requests with another prompt length")
-    output_mismatches: Figure = titled("Requests with another output length")
+    prompt_mismatches: Figure = titled("Requests with a different prompt length")
+    output_mismatches: Figure = titled("Requests with a different output length")
     output_tok_of_failed: Figure = titled("Output tokens of failed requests")
     cached_tok: Figure = titled("Prompt tokens from the prefix cache")
     cached_fraction: Figure = titled("Share of prompt tokens from the prefix cache")
@@ -246,7 +264,8 @@ class LengthSummary(Section):
     output_sources: Mapping[str, int] = field(default_factory=dict)
     splits: Mapping[str, int] = field(default_factory=dict)
     count_gaps: Figure = titled("Requests whose two counts differ")
-    beyond_tok: Figure = titled("Output tokens beyond the asked length")
+    beyond_tok: Figure = titled("Output tokens beyond the requested length")
+    cut_behind: Figure = titled("Replies without a proper end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,26 +276,28 @@ class Instrument(Section):
     send_lag_p50_s: Figure = titled("Requests sent late, p50")
     send_lag_p99_s: Figure = titled("Requests sent late, p99")
     send_lag_max_s: Figure = titled("Requests sent late, max")
-    read_lag_p50_s: Figure = titled("Read after the kernel had it, p50")
-    read_lag_p99_s: Figure = titled("Read after the kernel had it, p99")
-    read_lag_max_s: Figure = titled("Read after the kernel had it, max")
-    read_error_p50_s: Figure = titled("Error of an arrival's time stamp, p50 at most")
-    read_error_p99_s: Figure = titled("Error of an arrival's time stamp, p99 at most")
-    read_error_max_s: Figure = titled("Error of an arrival's time stamp, max at most")
+    read_lag_p50_s: Figure = titled("Read delay after the kernel's time stamp, p50")
+    read_lag_p99_s: Figure = titled("Read delay after the kernel's time stamp, p99")
+    read_lag_max_s: Figure = titled("Read delay after the kernel's time stamp, max")
+    read_error_p50_s: Figure = titled("Error bound of arrival times, p50")
+    read_error_p99_s: Figure = titled("Error bound of arrival times, p99")
+    read_error_max_s: Figure = titled("Error bound of arrival times, max")
     kernel_stamps: Figure = titled("Share of arrivals stamped by the kernel", share=True)
     max_pass_s: Figure = titled("Longest pass of the read loop")
     peak_events_per_s: Figure = titled("Most events in a second")
     client_cpu_s: Figure = titled("CPU time of the client")
     client_peak_bytes: Figure = titled("Client processes, peak resident")
-    involuntary_switches: Figure = titled("Times the client was made to give up its CPU")
+    involuntary_switches: Figure = titled("Involuntary context switches of the client")
     resent: Figure = titled("Requests sent twice")
     clock_drift_s: Figure = titled("Drift of the wall clock")
     clock_error_s: Figure | None = optional("Clocks of the load's machines, error at most")
     others_cpu_fraction: Figure = titled("CPU used by others")
     steal_fraction: Figure = titled("CPU stolen by the hypervisor")
-    cpu_waiting_fraction: Figure = titled("Time some task waited for a CPU")
+    cpu_waiting_fraction: Figure = titled("Time in which some task waited for a CPU")
     throttled_fraction: Figure = titled("Time the client was throttled")
     client_cpu_wait_fraction: Figure = titled("Time the client waited for a CPU")
+    gpu_slowed_fraction: Figure | None = optional("Time that heat or a power fault slowed a GPU")
+    gpu_power_capped_fraction: Figure | None = optional("Time that its power limit slowed a GPU")
     canary_p50_s: Figure = titled("In-run canary: reported minus true, p50")
     canary_p99_s: Figure = titled("In-run canary: reported minus true, p99")
     canary_beyond_p99_s: Figure = titled("… outside the client's own bounds, p99")
@@ -284,8 +305,6 @@ class Instrument(Section):
     network_rtt_s: Figure | None = optional("Network's share of each TTFT, one round trip by TCP")
     network_rtt_p99_s: Figure | None = optional("Round trip by TCP when a connection closed, p99")
     network_retransmits: Figure | None = optional("TCP segments sent again")
-    network_left_p99_s: Figure | None = optional("A request's last byte left after its send, p99")
-    network_acked_p50_s: Figure | None = optional("… and the server's kernel acknowledged it after, p50")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +327,21 @@ class Memory(Section):
 
 @dataclass(frozen=True, slots=True)
 class Cost(Section):
-    """Money and energy for the output; energy is that of the GPUs that were watched, over the load."""
+    """Money and energy for tokens. Each price is that of all the time, for input or for output alone.
+
+    Energy is that of the GPUs that were watched, and of this machine's CPUs, in the time that rates count.
+    Idle is the server with its model loaded, before the load.
+    """
 
     usd_per_million_output_tok: Figure | None = optional("Cost per million output tokens")
-    device_power_w: Figure | None = optional("GPU power, mean")
-    joules_per_output_tok: Figure | None = optional("GPU energy per output token")
+    usd_per_million_input_tok: Figure | None = optional("Cost per million input tokens")
+    device_power_w: Figure = titled("GPU power, mean")
+    device_idle_power_w: Figure = titled("… idle, before the load")
+    joules_per_output_tok: Figure = titled("GPU energy per output token")
+    joules_above_idle_per_output_tok: Figure = titled("… above idle")
+    cpu_power_w: Figure = titled("CPU power, mean")
+    cpu_idle_power_w: Figure = titled("… idle, before the load")
+    cpu_joules_per_output_tok: Figure = titled("CPU energy per output token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,15 +350,15 @@ class Conservation(Section):
 
     output_client_tok: Figure = titled("Output, counted from the replies")
     output_server_tok: Figure = titled("Output, by the server's counters")
-    output_residual: Figure = titled("Output, share that differs")
+    output_residual: Figure = titled("Output, difference as a share")
     prompt_client_tok: Figure = titled("Prompts, counted from the replies")
     prompt_server_tok: Figure = titled("Prompts, by the server's counters")
-    prompt_residual: Figure = titled("Prompts, share that differs")
+    prompt_residual: Figure = titled("Prompts, difference as a share")
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Section):
-    """Latencies by the server's own histograms, compared with the client's."""
+    """The server's own latency histograms, compared with the client's latencies."""
 
     ttft_client_p50_s: Figure = titled("TTFT p50, from the request written")
     ttft_server_p50_s: Figure = titled("… by the server's own histogram")
@@ -353,6 +382,23 @@ class Agreement(Section):
     server_accepted: Figure | None = optional("Drafted tokens accepted per draft")
     server_acceptance: Figure | None = optional("Share of drafted tokens accepted")
     server_accepted_a_step: Figure | None = optional("Tokens per decode step")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit(Section):
+    """Replies of the load, compared with the same requests sent alone afterwards; each was sent alone twice.
+
+    Positions and lengths count tokens where the server sends ids, else characters.
+    """
+
+    answer: Replies | None = field(default=None, metadata=OPTIONAL)
+    under_load: Figure = titled("Replies that differ from the first alone", share=True)
+    alone: Figure = titled("… the second alone from the first", share=True)
+    excess: Figure = titled("Differ under load, more than alone", share=True)
+    first_difference_p50: Figure | None = optional("First difference under load, median position")
+    cut_short: Figure = titled("Replies cut short under load", share=True)
+    loops: Figure = titled("Replies that end in a loop, under load", share=True)
+    loops_alone: Figure = titled("… alone", share=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +430,11 @@ class Summary:
     agreement: Agreement = Agreement()
     grades: Mapping[str, Mapping[str, PercentileGrade]] = field(default_factory=dict)
     sessions: SessionFigures | None = field(default=None, metadata=OPTIONAL)
+    prefix_cache: PrefixCache | None = field(default=None, metadata=OPTIONAL)
     roofline: Reconciliation | NotReconciled | None = field(default=None, metadata=OPTIONAL)
+    forecast: Score | NoForecast | None = field(default=None, metadata=OPTIONAL)
+    profile: Profiled | NotReconciled | None = field(default=None, metadata=OPTIONAL)
+    audit: Audit | None = field(default=None, metadata=OPTIONAL)
     schema: int = SCHEMA
 
     def figure(self, section: str, *names: str) -> Figure:
@@ -394,6 +444,15 @@ class Summary:
             node, names = node.get(names[0]), names[1:]
         return node.figure(names[0]) if isinstance(node, Section) and names else LACKING
 
+    def rows(self) -> Iterator[NamedFigure]:
+        """Every figure, named by its path: `metrics.ttft.p50`."""
+        for slot in fields(self):
+            value = getattr(self, slot.name)
+            parts = value if isinstance(value, Mapping) else {"": value}
+            for key, part in parts.items():
+                if isinstance(part, Section):
+                    yield from part.rows(f"{slot.name}.{key}." if key else f"{slot.name}.")
+
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = typed_json.plain(self)
         return {"schema": row.pop("schema"), **row}
@@ -402,5 +461,5 @@ class Summary:
     def from_json(cls, row: Mapping[str, Any]) -> Summary:
         """The summary; MismatchError, naming the place, where it is none of this schema."""
         if (schema := row.get("schema")) != SCHEMA:
-            raise typed_json.MismatchError(f"schema is {schema!r}, this version reads {SCHEMA} alone")
+            raise typed_json.MismatchError(f"schema is {schema!r}, this version reads only {SCHEMA}")
         return typed_json.from_fields(cls, row)

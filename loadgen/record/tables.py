@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
 from burstline.loadgen.record.record import RECOUNTS, Counts, Record
 from burstline.servers.host.telemetry import Row
 
+_TYPES: Final = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+def _type_of(hint: Any) -> pa.DataType:
+    """Of a column that holds such a field: a list where the field is a sequence."""
+    one = _TYPES[(*get_args(hint), hint)[0]]
+    return pa.list_(one) if get_origin(hint) is Sequence else one
+
+
 RECORDS: Final = pa.schema(
-    {
-        "index": pa.int64(),
-        "outcome": pa.string(),
-        "due_ns": pa.int64(),
-        "dispatched_ns": pa.int64(),
-        "connected_ns": pa.int64(),
-        "sent_ns": pa.int64(),
-        "headers_ns": pa.int64(),
-        "closed_ns": pa.int64(),
-        "answer_ns": pa.int64(),
-        "token_ns": pa.list_(pa.int64()),
-        "token_n": pa.list_(pa.int32()),
-        "read_lag_ns": pa.list_(pa.int64()),
-        "read_error_ns": pa.list_(pa.int64()),
-        "planned_prompt_tok": pa.int64(),
-        "planned_output_tok": pa.int64(),
-        "prompt_tok": pa.int64(),
-        "prompt_source": pa.string(),
-        "output_tok": pa.int64(),
-        "output_source": pa.string(),
-        "output_gap_tok": pa.int64(),
-        "split": pa.string(),
-        "cached_tok": pa.int64(),
-        "finish_reason": pa.string(),
-        "http_status": pa.int64(),
-        "n_events": pa.int64(),
-        "n_reads": pa.int64(),
-        "error": pa.string(),
-        "beyond_tok": pa.int64(),
-        "server_queue_s": pa.float64(),
-        "server_prefill_s": pa.float64(),
-        "server_first_token_s": pa.float64(),
-    }
+    {name: _type_of(hint) for name, hint in get_type_hints(Record).items()}
+    | {"token_n": pa.list_(pa.int32())}
 )
-
-
+"""A column for each field of a record."""
 PER_REQUEST: Final = [field.name for field in RECORDS if not pa.types.is_list(field.type)]
 """The fields of `RECORDS` that do not hold something for each token."""
 
@@ -67,10 +44,7 @@ TELEMETRY: Final = pa.schema(
 
 def record_table(records: Sequence[Record]) -> pa.Table:
     """One row per record, a column per field."""
-    columns = [[getattr(record, name) for record in records] for name in RECORDS.names]
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)], schema=RECORDS
-    )
+    return pa.table({name: [getattr(each, name) for each in records] for name in RECORDS.names}, RECORDS)
 
 
 def counts_of(table: pa.Table) -> dict[int, Counts]:
@@ -84,13 +58,8 @@ def counts_of(table: pa.Table) -> dict[int, Counts]:
 def telemetry_table(rows: Iterable[Row], t0_ns: int = 0) -> pa.Table:
     """One row per sampled value, in the order of time; `t0_ns` is taken off every `at_ns`."""
     rows = sorted(rows, key=lambda row: row.at_ns)
-    columns = [
-        [row.at_ns - t0_ns for row in rows],
-        *([getattr(row, name) for row in rows] for name in TELEMETRY.names[1:]),
-    ]
-    return pa.table(
-        [pa.array(c, field.type) for c, field in zip(columns, TELEMETRY, strict=True)], schema=TELEMETRY
-    )
+    columns = {name: [getattr(row, name) for row in rows] for name in TELEMETRY.names}
+    return pa.table({**columns, "at_ns": [row.at_ns - t0_ns for row in rows]}, TELEMETRY)
 
 
 class _NoPandas:

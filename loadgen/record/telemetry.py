@@ -22,6 +22,9 @@ class Series(NamedTuple):
     values: Floats
 
 
+LEAST_READ_S = 0.5
+"""Energy over less than that is noise: counters move every 20 to 100 ms."""
+
 _EMPTY = Series(np.empty(0), np.empty(0))
 
 
@@ -84,11 +87,11 @@ class Telemetry:
     def why_missing(self, source: str, name: str) -> str:
         """Why there is no such value, in the watcher's words."""
         if not len(self):
-            return "nothing was watched on this run"
+            return "the run has no telemetry"
         places = [self._rows[key] for key in ((source, name), (source, "*")) if key in self._rows]
         notes = [self.note[k] for k in sorted(np.concatenate(places).tolist())] if places else []
         return next(
-            (str(note) for note in reversed(notes) if note is not None), f"the {source} reports no {name}"
+            (str(note) for note in reversed(notes) if note is not None), f"not reported by the {source}"
         )
 
     @cached_property
@@ -120,19 +123,28 @@ class Telemetry:
             return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
         return measured(float(after[-1] - before[-1]), unit, "", len(values))
 
+    def restarted(self, source: str, *names: str) -> Figure:
+        """When the first of these counters fell during the load, s: the process started again."""
+        falls = []
+        for name in names:
+            at_s, values = self.series(source, name)
+            falls += [float(at) for at in at_s[1:][np.diff(values) < 0] if 0 < at <= self.length_s]
+        return measured(min(falls, default=None), "s", "no counter fell", len(falls))
+
     def grown_together(self, source: str, prefix: str) -> dict[str, float] | Absent:
         """How much each counter of this prefix grew over the load, by the rest of its name.
 
         They are taken from the same two readings: the last before the load and the last after it.
         """
         if not len(self):
-            return Absent("nothing was watched on this run")
+            return Absent("the run has no telemetry")
         counters = {name: self.series(source, name) for name in self.names(source, prefix)}
         at_s = np.concatenate([times for times, _ in counters.values()]) if counters else np.empty(0)
         before, after = at_s[at_s <= 0], at_s[at_s >= self.length_s]
         if not len(before) or not len(after):
-            none = f"the {source} reports no {prefix.rstrip('_')}"
-            return Absent("it was not read before and after" if counters else none)
+            return Absent(
+                "not read before and after the load" if counters else f"not reported by the {source}"
+            )
         first_s, last_s = before.max(), after.max()
         grown = {}
         for name, (times, values) in counters.items():
@@ -141,14 +153,40 @@ class Telemetry:
                 grown[name.removeprefix(prefix)] = float(last[0] - first[0])
         return grown
 
-    def time_fraction(self, source: str, name: str) -> Figure:
-        """The share of the watched time that a counter of seconds took."""
-        return self._fraction(source, name, 1.0)
+    def power_w(self, source: str, start_s: float, end_s: float) -> float | None:
+        """Mean power between two moments, by the energy counter, else by integrated power, W.
+
+        None where less than half of the time, or half a second, was read.
+        """
+        at_s, joules = self.series(source, "energy_j")
+        if not len(at_s):
+            at_s, watts = self.series(source, "power_w")
+            joules = np.concatenate([[0.0], np.cumsum(np.diff(at_s) * (watts[1:] + watts[:-1]) / 2)])
+        if not len(at_s):
+            return None
+        first_s, last_s = max(start_s, at_s[0]), min(end_s, at_s[-1])
+        if last_s - first_s < max(0.5 * (end_s - max(start_s, at_s[0])), LEAST_READ_S):
+            return None
+        before, after = np.interp([first_s, last_s], at_s, joules)
+        return float((after - before) / (last_s - first_s))
+
+    def slowed_fraction(self, reasons: int) -> Figure | None:
+        """In which share of the readings under load a GPU's clocks were held down for one of these `reasons`.
+
+        Of the GPU with the largest share; `reasons` are bits of NVML. None where no GPU reports them.
+        """
+        shares = []
+        for device in self.devices():
+            at_s, bits = self.series(device, "throttle_reasons")
+            seen = bits[(at_s >= 0) & (at_s <= self.length_s)].astype(np.int64) & reasons
+            if len(seen):
+                shares.append((np.count_nonzero(seen) / len(seen), len(seen)))
+        return measured(max(shares)[0], "1", "", max(shares)[1]) if shares else None
 
     def cpu_fraction(self, name: str) -> Figure:
         """The share of the machine's CPU time that a counter of the host took."""
         _, n_cpus = self.series("host", "n_cpus")
-        return self._fraction("host", name, float(n_cpus[-1]) if len(n_cpus) else 1.0)
+        return self.fraction("host", name, float(n_cpus[-1]) if len(n_cpus) else 1.0)
 
     def throttled_fraction(self) -> Figure:
         """The share of a CPU that a quota took from the client; Absent where others share the quota."""
@@ -156,9 +194,10 @@ class Telemetry:
         if len(alone) and not alone.min():
             return Absent("the control group holds more than the client")
         _, n_cpus = self.series("host", "n_cpus")
-        return self._fraction("cgroup", "throttled_s", float(n_cpus[-1]) if len(n_cpus) else 1.0)
+        return self.fraction("cgroup", "throttled_s", float(n_cpus[-1]) if len(n_cpus) else 1.0)
 
-    def _fraction(self, source: str, name: str, per_s: float) -> Figure:
+    def fraction(self, source: str, name: str, per_s: float) -> Figure:
+        """How much a counter grew in a second of the watched time, as a share of `per_s`."""
         at_s, values = self.series(source, name)
         inside = (at_s >= 0) & (at_s <= self.length_s)
         if inside.sum() < 2:

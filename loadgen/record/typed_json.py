@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON and back: what does not fit its type is refused, with its place in the document.
+"""Frozen dataclasses to JSON and back. A value of the wrong type is an error that names its place.
 
 A type's own `to_json` or `from_json` is used where it has one. A field with a default may be missing; a key
 that the type does not have is refused.
@@ -6,14 +6,16 @@ that the type does not have is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+Reader = Callable[[Any, str], Any]
+"""Takes a JSON value and where it stands; gives the typed value."""
 
 
 class MismatchError(ValueError):
@@ -42,52 +44,74 @@ def plain(value: Any) -> Any:
 
 def from_json(of: type[T], row: object, where: str = "") -> T:
     """The value of type `of` that the JSON document `row` holds; MismatchError where it is none."""
-    return cast(T, _read(of, row, where))
+    return cast(T, _reader(cast(Any, of))(row, where))
 
 
 def from_fields(of: type[T], row: object, where: str = "") -> T:
     """The dataclass by its fields, whatever `from_json` it has."""
     if not isinstance(row, Mapping):
         raise _mismatch(where, "an object", row)
-    known = {field.name: (field, hint) for field, hint in _fields(cast(type, of))}
+    known = _fields(cast(type, of))
     if unknown := [key for key in row if key not in known]:
         raise MismatchError(f"{_at(where, str(unknown[0]))} is not known to this version")
     found = {}
-    for name, (field, hint) in known.items():
+    for name, (is_needed, read) in known.items():
         if name in row:
-            found[name] = _read(hint, row[name], _at(where, name))
-        elif field.default is MISSING and field.default_factory is MISSING:
+            found[name] = read(row[name], _at(where, name))
+        elif is_needed:
             raise MismatchError(f"{_at(where, name)} is missing")
     return of(**found)
 
 
 @cache
-def _fields(of: type) -> tuple[tuple[Field[Any], Any], ...]:
+def _fields(of: type) -> dict[str, tuple[bool, Reader]]:
+    """Of each field: whether it must be there, and how it is read."""
     hints = get_type_hints(of)
-    return tuple((field, hints[field.name]) for field in fields(of) if field.init)
+    return {
+        field.name: (
+            field.default is MISSING and field.default_factory is MISSING,
+            _reader(hints[field.name]),
+        )
+        for field in fields(of)
+        if field.init
+    }
 
 
-def _read(of: Any, row: Any, where: str) -> Any:
+@cache
+def _reader(of: Any) -> Reader:
+    """How a value of this type is read: found out once, because a summary has thousands of values."""
     origin, inner = get_origin(of), get_args(of)
     if of is Any or of is object:
-        return row
+        return lambda row, _: row
     if origin in (Union, UnionType):
-        return _any_of(inner, row, where)
+        return partial(_any_of, NoneType in inner, [_reader(kind) for kind in inner if kind is not NoneType])
     if origin is Literal:
-        if row in inner:
-            return row
-        raise _mismatch(where, " or ".join(map(repr, inner)), row)
+        return partial(_one_of, inner)
     if origin is tuple:
-        if not isinstance(row, list):
-            raise _mismatch(where, "a list", row)
-        return tuple(_read(inner[0], item, f"{where}[{k}]") for k, item in enumerate(row))
+        return partial(_list, _reader(inner[0]))
     if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(row, Mapping):
-            raise _mismatch(where, "an object", row)
-        return {key: _read(inner[1], item, _at(where, str(key))) for key, item in row.items()}
+        return partial(_mapping, _reader(inner[1]))
     if is_dataclass(of):
-        return _object(of, row, where)
-    return _scalar(of, row, where)
+        return partial(_object, of)
+    return partial(_scalar, of)
+
+
+def _one_of(known: tuple[Any, ...], row: Any, where: str) -> Any:
+    if row in known:
+        return row
+    raise _mismatch(where, " or ".join(map(repr, known)), row)
+
+
+def _list(read: Reader, row: Any, where: str) -> Any:
+    if not isinstance(row, list):
+        raise _mismatch(where, "a list", row)
+    return tuple(read(item, f"{where}[{k}]") for k, item in enumerate(row))
+
+
+def _mapping(read: Reader, row: Any, where: str) -> Any:
+    if not isinstance(row, Mapping):
+        raise _mismatch(where, "an object", row)
+    return {key: read(item, _at(where, str(key))) for key, item in row.items()}
 
 
 def _object(of: Any, row: Any, where: str) -> Any:
@@ -102,21 +126,21 @@ def _object(of: Any, row: Any, where: str) -> Any:
         raise MismatchError(f"{where}: {error}") from None
 
 
-def _any_of(kinds: tuple[Any, ...], row: Any, where: str) -> Any:
-    """The first type that fits the row; otherwise the first type's error."""
-    if row is None and NoneType in kinds:
+def _any_of(may_be_none: bool, kinds: Sequence[Reader], row: Any, where: str) -> Any:
+    if row is None and may_be_none:
         return None
     errors = []
-    for kind in kinds:
-        if kind is not NoneType:
-            try:
-                return _read(kind, row, where)
-            except MismatchError as error:
-                errors.append(error)
+    for read in kinds:
+        try:
+            return read(row, where)
+        except MismatchError as error:
+            errors.append(error)
     raise errors[0]
 
 
 def _scalar(of: Any, row: Any, where: str) -> Any:
+    if type(row) is of:
+        return row
     if issubclass(of, Enum):
         known = [member.value for member in of]
         if row in known:

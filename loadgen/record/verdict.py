@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from burstline.loadgen.stats.figure import Figure
+from burstline.loadgen.stats.figure import Figure, Result
 
 FLOOR_S: Final = 1e-3
 SHARE: Final = 0.01
-"""What the instrument moves a percentile by, up to 1 ms or 1% of it, is not worth a word."""
+"""Errors of the instrument up to 1 ms or 1% of a percentile are not mentioned."""
 MOST_SHARE: Final = 0.05
 """Beyond this share, where that is more than 1 ms, the percentile is unreliable."""
 
@@ -60,9 +60,17 @@ class Verdict:
     warnings: tuple[Reason, ...] = ()
 
 
+class Replies(StrEnum):
+    """What an audit found: whether replies differ from the same requests sent alone."""
+
+    SAME = "same"
+    AS_ALONE = "differ as the engine does alone"
+    MORE = "differ more under load"
+
+
 class Grade(StrEnum):
     """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have moved it by
-    more than 5%, or by nobody knows how much.
+    more than 5%, or by an unknown amount.
     """
 
     OK = "ok"
@@ -87,6 +95,11 @@ Grades = Mapping[str, Mapping[str, PercentileGrade]]
 """By metric and percentile ("ttft", "p99"); percentiles that do not exist have no grade."""
 
 
+def time_text(seconds: float) -> str:
+    """As people write it: `136 ms`, `1.26 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
 def tolerance_s(value_s: float) -> float:
     """Up to where an effect on a latency of this size is not worth a word."""
     return max(FLOOR_S, SHARE * value_s)
@@ -95,12 +108,6 @@ def tolerance_s(value_s: float) -> float:
 def is_unreliable(value_s: float, read_s: float | None) -> bool:
     """Whether an effect of late reading on a latency of this size, None if unknown, spoils it."""
     return read_s is None or read_s > max(FLOOR_S, MOST_SHARE * value_s)
-
-
-class Result(StrEnum):
-    PASS = "pass"  # noqa: S105
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True)

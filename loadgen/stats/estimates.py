@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special  # scipy.stats would take as long to import as all else that a report computes
 
-from burstline.loadgen.stats import distributions
 from burstline.loadgen.stats.figure import Absent as Absent
 from burstline.loadgen.stats.figure import Estimate as Estimate
 from burstline.loadgen.stats.figure import Figure as Figure
@@ -26,7 +27,21 @@ ONE_RUN = "1 run: repeat it (--repeats 3) for an interval"
 
 def students_t(freedom: float, tail: float = (1 - LEVEL) / 2) -> float:
     """The quantile of Student's t that leaves `tail` above it: half the width of an interval in errors."""
-    return float(-distributions.t.ppf(tail, freedom))
+    return float(-special.stdtrit(freedom, tail))
+
+
+def binom_cdf(k: Any, n: Any, p: Any) -> Any:
+    k, n = np.asarray(k), np.asarray(n)
+    return np.where(k < n, special.betaincc(k + 1, np.maximum(n - k, 1), p), 1.0)
+
+
+def binom_ppf(q: Any, n: Any, p: Any) -> Any:
+    """The least k whose cdf is at least q."""
+    k = np.clip(np.ceil(special.bdtrik(q, n, p)), 0, n)
+    # bdtrik inverts to rounding error: k may be one too many or too few.
+    k = np.where(binom_cdf(k, n, p) < q, k + 1, k)
+    before = np.maximum(k - 1, 0)
+    return np.where(binom_cdf(before, n, p) >= q, before, k)
 
 
 def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
@@ -36,8 +51,8 @@ def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int |
     small for that side. Source: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
     """
     tail = (1 - level) / 2
-    low = int(distributions.binom.ppf(tail, n, p))
-    high = int(distributions.binom.ppf(1 - tail, n, p)) + 1
+    low = int(binom_ppf(tail, n, p))
+    high = int(binom_ppf(1 - tail, n, p)) + 1
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
@@ -48,8 +63,8 @@ def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING
     is not reached. Source: MLCommons inference rules, "Early stopping"
     (https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc, appendix).
     """
-    guess = int(distributions.binom.ppf(1 - confidence, n, 1 - p))
-    while guess >= 0 and distributions.binom.cdf(guess, n, 1 - p) >= 1 - confidence:
+    guess = int(binom_ppf(1 - confidence, n, 1 - p))
+    while guess >= 0 and binom_cdf(guess, n, 1 - p) >= 1 - confidence:
         guess -= 1
     return max(guess, 0)
 
@@ -94,5 +109,5 @@ def label(p: float) -> str:
 
 def among_failures(n_failed: float, n: int, p: float, *, of_tokens: bool = False) -> str:
     """Why a percentile is absent where too many failed; `of_tokens`: n counts tokens, not requests."""
-    failed = "tokens are of requests that did not succeed" if of_tokens else "did not succeed"
-    return f"{n_failed:,.0f} of {n:,} {failed} and count as infinitely late, so {label(p)} does not exist"
+    failed = "tokens belong to failed requests" if of_tokens else "measured requests failed"
+    return f"{n_failed:,.0f} of the {n:,} {failed} and count as infinitely late, so {label(p)} does not exist"

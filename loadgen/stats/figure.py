@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
+
+
+class Result(StrEnum):
+    """What became of a test against a bound."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +83,8 @@ def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:
     if value is None or not math.isfinite(value):
         return Absent(absent)
     return Estimate(float(value), None, None, None, n, unit)
+
+
+def known(figure: Figure | None) -> float | None:
+    """The number, None without one."""
+    return figure.point if isinstance(figure, Estimate) else None

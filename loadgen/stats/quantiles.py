@@ -177,15 +177,27 @@ def mean(samples: Samples, unit: str) -> Figure:
     if math.isinf(ranked.value[-1]):
         n_failed = np.count_nonzero(samples.by_request(np.isinf(samples.value)))
         n = np.count_nonzero(samples.counts)
-        return Absent(f"{n_failed:,} of {n:,} did not succeed and have no finite latency to average")
+        return Absent(f"{n_failed:,} of the {n:,} requests failed, so the mean does not exist")
     each = ranked.value if ranked.cumulated is None else samples.value * samples.weight
     point = float(each.sum() / total)
     return Estimate(point, None, None, None, total, unit, ONE_RUN)
 
 
+def extremes(samples: Samples, unit: str) -> dict[str, Figure]:
+    """The standard deviation (n - 1), the least and the greatest value, as plain readings."""
+    average, total = mean(samples, unit), int(samples.ranked.total)
+    if isinstance(average, Absent):
+        return dict.fromkeys(("std", "min", "max"), average)
+    squares = float((samples.weight * (samples.value - average.point) ** 2).sum())
+    ends = (float(samples.value.min()), float(samples.value.max()))
+    std = math.sqrt(squares / max(total - 1, 1))
+    known = zip(("std", "min", "max"), (std, *ends), strict=True)
+    return {name: Estimate(value, None, None, None, total, unit) for name, value in known}
+
+
 def _percentile(samples: Samples, p: float, unit: str) -> Figure:
     n, floor = int(samples.ranked.total), early_stopping_floor(p)
-    if n < floor:
+    if n < floor and not (n and math.isinf(samples.ranked.quantile(p))):  # more samples would not help
         return Absent(f"{label(p)} needs {floor:,} samples, there are {n:,}")
     point = samples.ranked.quantile(p)
     if not math.isfinite(point):

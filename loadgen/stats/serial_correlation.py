@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from burstline.loadgen.stats import distributions
 from burstline.loadgen.stats.estimates import (
     LEVEL,
     Absent,
@@ -30,6 +30,7 @@ from burstline.loadgen.stats.estimates import (
     students_t,
 )
 from burstline.loadgen.stats.quantiles import Samples
+from burstline.loadgen.stats.shares import clopper_pearson
 
 LENGTHENED: Final = 5
 LEAST_BLOCKS: Final = 3
@@ -61,12 +62,8 @@ class OrderedSamples:
         order = np.argsort(at_s, kind="stable")
         return cls(samples, order, samples.by_request(samples.weight)[order], least_block)
 
-    def error(self, residuals: Floats) -> tuple[float, float]:
-        """See `standard_error`."""
-        return _error_of_requests(residuals, self.least_block)
-
     def sums(self, amount: NDArray[Any]) -> Floats:
-        """What each request has of `amount`, one for each sample, in the order of time."""
+        """Each request's `amount`, one per sample, in time order."""
         return np.asarray(self.samples.by_request(amount * self.samples.weight)[self.order])
 
 
@@ -80,7 +77,7 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
         return mean
     weights = samples.weights
     residuals = (samples.sums(samples.samples.value) - mean.point * weights) / weights.mean()
-    error, freedom = samples.error(residuals)
+    error, freedom = _error_of_requests(residuals, samples.least_block)
     half = students_t(freedom) * error
     note = _effective(len(weights), float(residuals.var()) / error**2 if error else math.inf)
     mean = replace(mean, level=LEVEL, note=note)
@@ -88,7 +85,9 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
         return replace(mean, low=mean.point - half, high=mean.point + half)
     share = half / mean.point
     if share >= 1:
-        return replace(mean, low=mean.point / (1 + share), high=None, note=f"{note}: no upper bound")
+        return replace(
+            mean, low=mean.point / (1 + share), high=None, note=f"{note}, so there is no upper bound"
+        )
     return replace(mean, low=mean.point / (1 + share), high=mean.point / (1 - share))
 
 
@@ -103,7 +102,7 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
     if isinstance(percentile, Absent):
         return percentile
     n_effective = effective_size(samples, p)
-    low_share, high_share = _clopper_pearson(p * n_effective, n_effective)
+    low_share, high_share = clopper_pearson(p * n_effective, n_effective)
     ranked = samples.samples.ranked
     total = ranked.total
     low_rank, high_rank = math.floor(low_share * total), math.ceil(high_share * total) + 1
@@ -117,7 +116,7 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
     else:
         high = math.inf
     if math.isinf(high):
-        note = f"{note}: {label(p)} has no upper bound"
+        note = f"{note}, so {label(p)} has no upper bound"
     if math.isinf(high) and math.isfinite(ranked.value[-1]):
         times = next((k for k in range(2, 1000) if _scarcer(p, k * n_effective) <= SCARCEST), 1000)
         note = f"{note}; run {times} times as long"
@@ -127,7 +126,7 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
 
 def _scarcer(p: float, n: float) -> float:
     """How many times as many of `n` independent values may lie above `p` as above its interval."""
-    return (1 - p) / max(1 - _clopper_pearson(p * n, n)[1], 1e-300)
+    return (1 - p) / max(1 - clopper_pearson(p * n, n)[1], 1e-300)
 
 
 def bound_in_order(samples: OrderedSamples, p: float, unit: str) -> Figure:
@@ -145,7 +144,7 @@ def share_in_order(met: NDArray[np.bool_], at_s: Floats, least_block: int = 1) -
     residuals = met[np.argsort(at_s, kind="stable")].astype(np.float64) - share
     error, freedom = _error_of_requests(residuals, least_block)
     n_effective = _independent(share, error, freedom, n)
-    low, high = _clopper_pearson(share * n_effective, n_effective)
+    low, high = clopper_pearson(share * n_effective, n_effective)
     return Estimate(share, low, high, LEVEL, n, "1", _effective(n, n_effective))
 
 
@@ -185,30 +184,25 @@ def ratio_interval(amounts: Floats, stays: Floats, least_block: int) -> tuple[fl
 def effective_size(samples: OrderedSamples, p: float) -> float:
     """How many independent samples would say as much of the percentile `p`."""
     upto = (*(q for q in BELOW if q < p), p)
-    samples.sizes.update({q: _effective_size(samples, q) for q in upto if q not in samples.sizes})
+    samples.sizes.update({q: size_at(samples, q) for q in upto if q not in samples.sizes})
     return min(samples.sizes[q] for q in upto)
 
 
-def _effective_size(samples: OrderedSamples, p: float) -> float:
+def size_at(samples: OrderedSamples, p: float) -> float:
+    """How many independent samples would give the share above the percentile `p` its error."""
     ranked, weights = samples.samples.ranked, samples.weights
     below = samples.sums(samples.samples.value <= ranked.at(p * ranked.total))
     share = float(below.sum() / ranked.total)
     residuals = (below - share * weights) / weights.mean()
-    return _independent(share, *samples.error(residuals), ranked.total)
+    return _independent(share, *_error_of_requests(residuals, samples.least_block), ranked.total)
 
 
 def _independent(share: float, error: float, freedom: float, most: float) -> float:
     """How many independent trials give a share this error, with Student's t turned into fewer trials."""
     if not error:
         return most
-    widened = error * students_t(freedom) / float(distributions.norm.ppf((1 + LEVEL) / 2))
+    widened = error * students_t(freedom) / float(special.ndtri((1 + LEVEL) / 2))
     return min(most, share * (1 - share) / widened**2)
-
-
-def _clopper_pearson(k: float, n: float) -> tuple[float, float]:
-    """The exact binomial interval of a share, for numbers that need not be whole."""
-    low = float(distributions.beta.ppf((1 - LEVEL) / 2, k, n - k + 1)) if k > 0 else 0.0
-    return low, float(distributions.beta.ppf((1 + LEVEL) / 2, k + 1, n - k)) if k < n else 1.0
 
 
 def _error_of_requests(residuals: Floats, least_block: int) -> tuple[float, float]:
@@ -239,7 +233,8 @@ def block_length(series: Floats) -> int:
     n = len(series)
     if n < 2 or np.ptp(series) == 0:
         return 1
-    covariance = _autocovariances(series)
+    power = np.abs(np.fft.rfft(series - series.mean(), 2 * n)) ** 2
+    covariance = np.fft.irfft(power)[:n] / n
     reach = _reach(covariance / covariance[0], n)
     lags = np.abs(np.arange(-reach, reach + 1))
     flat_top = np.minimum(1.0, 2 * (1 - lags / reach)) * covariance[lags]
@@ -248,13 +243,6 @@ def block_length(series: Floats) -> int:
         return 1
     best = float(np.cbrt(1.5 * slope**2 / spectrum**2 * n))
     return max(1, math.ceil(min(best, 3 * math.sqrt(n), n / 3)))
-
-
-def _autocovariances(series: Floats) -> Floats:
-    n = len(series)
-    spectrum = np.fft.rfft(series - series.mean(), 2 * n)
-    covariance: Floats = np.fft.irfft(np.abs(spectrum) ** 2)[:n] / n
-    return covariance
 
 
 def _reach(correlation: Floats, n: int) -> int:
@@ -267,4 +255,4 @@ def _reach(correlation: Floats, n: int) -> int:
 
 
 def _effective(n: int, n_effective: float) -> str:
-    return f"1 run: {n:,} correlated values carry the information of {min(n_effective, n):,.0f}"
+    return f"1 run; {n:,} correlated values are worth {min(n_effective, n):,.0f} independent ones"

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from burstline.loadgen.stats import distributions
-from burstline.loadgen.stats.across_runs import LEAST_RUNS, Noise
+from burstline.loadgen.stats.across_runs import LEAST_RUNS
 from burstline.loadgen.stats.estimates import LEVEL, Absent, Estimate, Floats, students_t
 
 MARGIN: Final = 0.03
@@ -56,7 +56,7 @@ class Difference:
             return 1.0
         if not self.error:
             return 0.0 if self.point else 1.0
-        return float(2 * distributions.t.sf(abs(self.point) / self.error, self.freedom))
+        return float(2 * special.stdtr(self.freedom, -abs(self.point) / self.error))
 
     def within(self, margin: float) -> bool:
         """Whether they are equivalent: the 90% interval lies within the margin (TOST, Schuirmann 1987)."""
@@ -70,11 +70,11 @@ class Difference:
 class Contrast:
     """The difference of b from a in one number.
 
-    `ratio` is b over a, without an interval where nothing is known of the noise. `p` is for no difference,
-    after Holm over all numbers. `detectable` is the relative difference that this comparison has 80% power to
-    detect, `noise` the one that two runs of one system exceed once in twenty (A/A); both None where unknown.
-    `more_runs` is how many more runs of each would decide (None where it is decided, or not even a hundred
-    would).
+    `ratio` is b over a, without an interval where nothing is known of the noise. Its interval and `p`, for no
+    difference, are corrected for all numbers (Holm): what is DIFFERENT excludes 1, what is INCONCLUSIVE does
+    not. `detectable` is the relative difference that this comparison has 80% power to detect, `noise` the one
+    that two runs of one system exceed once in twenty (A/A); both None where unknown. `more_runs` is how many
+    more runs of each would decide (None where it is decided, or not even a hundred would).
     """
 
     answer: Answer
@@ -116,17 +116,7 @@ def between_runs(
         return Difference(point, None, n - 1, None, n_runs, n, f"{note}: the noise between runs is unknown")
     spread = pooled_spread([a, b])
     error = spread * math.sqrt(1 / len(a) + 1 / len(b))
-    return Difference(point, error, n - 2, spread, n_runs, n, f"{note}, taken to scatter alike")
-
-
-def with_noise(difference: Difference, noise: Noise) -> Difference:
-    """The difference of single runs with the noise between runs from elsewhere (a stored A/A measurement)."""
-    n_a, n_b = difference.n_runs
-    error = noise.spread * math.sqrt(1 / n_a + 1 / n_b)
-    note = f"{n_a} and {n_b} runs, with the A/A noise of {noise.n_runs} earlier runs"
-    return Difference(
-        difference.point, error, noise.n_runs - 1, noise.spread, difference.n_runs, difference.n, note
-    )
+    return Difference(point, error, n - 2, spread, n_runs, n, f"{note}, assumed to scatter equally")
 
 
 def pooled_spread(groups: Sequence[Floats]) -> float:
@@ -143,15 +133,31 @@ def judged(differences: Mapping[str, Difference | Absent]) -> dict[str, Contrast
     known = {name: each for name, each in differences.items() if isinstance(each, Difference)}
     uncertain = {name: each.p for name, each in known.items() if each.error}
     adjusted = dict(zip(uncertain, holm(list(uncertain.values())), strict=True))
+    levels = dict(zip(uncertain, _holm_levels(list(uncertain.values())), strict=True))
     return {
         name: each
         if isinstance(each, Absent)
-        else _judged(each, adjusted.get(name, each.p), max(1, len(uncertain)))
+        else _judged(each, adjusted.get(name, each.p), levels.get(name, LEVEL), max(1, len(uncertain)))
         for name, each in differences.items()
     }
 
 
-def _judged(difference: Difference, p: float, n_numbers: int) -> Contrast:
+def _holm_levels(p_values: Sequence[float]) -> list[float]:
+    """The level of each number's interval, at which it excludes 0 just where Holm calls it different.
+
+    The k-th smallest of m values is tested at alpha / (m - k + 1), all behind the first that fails at its.
+    """
+    order = np.argsort(p_values, kind="stable")
+    levels, left, is_open = [0.0] * len(p_values), len(p_values), True
+    for k in order:
+        alpha = (1 - LEVEL) / left
+        levels[k] = 1 - alpha
+        is_open = is_open and p_values[k] < alpha
+        left -= is_open
+    return levels
+
+
+def _judged(difference: Difference, p: float, level: float, n_numbers: int) -> Contrast:
     error, freedom = difference.error, difference.freedom
     if difference.within(MARGIN):
         answer = Answer.SAME
@@ -159,7 +165,7 @@ def _judged(difference: Difference, p: float, n_numbers: int) -> Contrast:
         answer = Answer.DIFFERENT if p < 1 - LEVEL else Answer.INCONCLUSIVE
     point = math.exp(difference.point)
     if error:  # a zero-width interval would claim a certainty that readings without noise do not have
-        reach = math.exp(students_t(freedom) * error)
+        reach = math.exp(students_t(freedom, (1 - level) / 2) * error)
         ratio = Estimate(point, point / reach, point * reach, LEVEL, difference.n, "1", difference.note)
     else:
         ratio = Estimate(point, None, None, None, difference.n, "1", difference.note)
@@ -178,7 +184,7 @@ def _judged(difference: Difference, p: float, n_numbers: int) -> Contrast:
 def _reach(freedom: NDArray[np.floating[Any]] | float, n_numbers: int) -> Floats:
     """How many standard errors make a difference that Holm's first step detects with 80% power."""
     alpha = (1 - LEVEL) / n_numbers
-    return np.asarray(distributions.t.ppf(1 - alpha / 2, freedom) + distributions.t.ppf(POWER, freedom))
+    return np.asarray(special.stdtrit(freedom, 1 - alpha / 2) + special.stdtrit(freedom, POWER))
 
 
 def _more_runs(difference: Difference, n_numbers: int) -> int | None:
@@ -190,9 +196,7 @@ def _more_runs(difference: Difference, n_numbers: int) -> int | None:
     error, freedom = difference.noise * np.sqrt(2 / runs), 2.0 * runs - 2
     different = abs(difference.point) >= _reach(freedom, n_numbers) * error
     room = math.log1p(MARGIN) - abs(difference.point)
-    same = (
-        room >= (distributions.t.ppf(LEVEL, freedom) + distributions.t.ppf((1 + POWER) / 2, freedom)) * error
-    )
+    same = room >= (special.stdtrit(freedom, LEVEL) + special.stdtrit(freedom, (1 + POWER) / 2)) * error
     enough = runs[different | same]
     return int(enough[0]) - fewest if len(enough) else None
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
-from burstline.loadgen.stats import distributions
 from burstline.loadgen.stats.estimates import Floats
 
 BATCH = 5
@@ -68,20 +68,34 @@ def mann_kendall(series: Floats) -> Trend | None:
     if variance <= 0:
         return Trend(0.0, 1.0, n)
     z = (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
-    return Trend(score / (n * (n - 1) / 2), float(2 * distributions.norm.sf(abs(z))), n)
+    return Trend(score / (n * (n - 1) / 2), float(2 * special.ndtr(-abs(z))), n)
 
 
 def _variance_inflation(series: Floats) -> float:
     n = len(series)
-    slope = distributions.theil_slope(series)
-    ranks = distributions.rankdata(series - slope * np.arange(n))
+    slope = theil_slope(series)
+    ranks = rankdata(series - slope * np.arange(n))
     ranks -= ranks.mean()
     power = float((ranks**2).sum())
     if power == 0:
         return 1.0
     lags = np.arange(1, n - 1)
     rho = np.array([(ranks[lag:] * ranks[:-lag]).sum() for lag in lags]) / power
-    significant = np.abs(rho) > distributions.norm.ppf(0.975) / math.sqrt(n)
+    significant = np.abs(rho) > special.ndtri(0.975) / math.sqrt(n)
     weights = (n - lags) * (n - lags - 1.0) * (n - lags - 2.0)
     # Never below 1: the correction is here to call fewer things a trend, not more.
     return max(1.0, 1 + 2 / (n * (n - 1) * (n - 2)) * float((weights * rho)[significant].sum()))
+
+
+def theil_slope(series: Floats) -> float:
+    """The median of the slopes between all pairs of points, their places 1 apart (Theil 1950)."""
+    later, earlier = np.tril_indices(len(series), -1)
+    return float(np.median((series[later] - series[earlier]) / (later - earlier)))
+
+
+def rankdata(values: Floats) -> Floats:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = (last - (counts - 1) / 2)[place]
+    return ranks

@@ -1,4 +1,4 @@
-"""Whether engines may be compared: only if they did the same work under the same settings.
+"""Comparability: engines are compared only if they did the same work under the same settings.
 
 Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld.
 """
@@ -76,8 +76,10 @@ def comparability(
     facts = tuple(fact for fact, _ in [*numbers, *settings])
     differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
     reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
-    warnings = (*_unchecked(facts), *_unforced(works))
-    unbelievable = _unbelievable(works)
+    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *_unforced(works))
+    # A difference in failures says already why a run is FAILED.
+    is_said = any(reason.code == "failures" for reason in differing)
+    unbelievable = _unbelievable(works, UNUSABLE[1:] if is_said else UNUSABLE)
     if anyway:
         warnings = (*reasons, *unbelievable, *warnings)
         reasons = unbelievable = ()
@@ -113,7 +115,7 @@ _NUMBERS: Final = (
         lambda w: w.prompt_tok,
         "{:,.1f}",
         True,
-        "Is the same tokenizer in use, and does a server cut or pad prompts?",
+        "Check that all use the same tokenizer and that no server truncates or pads prompts.",
     ),
     _Number(
         "output-tokens",
@@ -129,15 +131,15 @@ _NUMBERS: Final = (
         lambda w: w.stopped_fraction,
         "{:.1%}",
         False,
-        "Force the output length, or give the model an end-of-text id it never draws.",
+        "Force the output length, or choose a model that does not stop early.",
     ),
     _Number(
         "failures",
-        "Requests without a whole reply",
+        "Requests without a complete reply",
         lambda w: w.failed_fraction,
         "{:.1%}",
         False,
-        "What is refused makes the rest look faster: lower the load or raise the server's limits.",
+        "Rejected requests make the others look faster: lower the load or raise the server's limits.",
     ),
     _Number(
         "prefix-cache",
@@ -145,7 +147,7 @@ _NUMBERS: Final = (
         lambda w: w.cached_fraction,
         "{:.1%}",
         False,
-        "Turn prefix caching off everywhere, or on everywhere, and use a fresh salt.",
+        "Turn prefix caching on or off for all of them, and use a new --salt.",
     ),
 )
 
@@ -165,11 +167,11 @@ class _Setting:
 
 
 _SETTINGS: Final = (
-    _Setting("concurrency", "workload", "Requests at a time", "Drive every engine in the same way."),
+    _Setting("concurrency", "workload", "Concurrency", "Send every engine the same load."),
     _Setting(
         "abandoned", "workload", "Requests abandoned", "Give every run the same --cancel-share.", "none"
     ),
-    _Setting("sampling", "sampling", "Sampling", "Ask every engine for the same sampling."),
+    _Setting("sampling", "sampling", "Sampling", "Use the same sampling for every engine."),
     *(
         _Setting(name, code, title, f"Start every engine with the same {flag_of(name)}.")
         for name, (code, title) in EQUAL.items()
@@ -191,7 +193,9 @@ def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, R
     ends = f"{number.shown.format(low)} at {low_label}, {number.shown.format(high)} at {high_label}"
     detail = _why_failed(works) if number.code == "failures" else ""
     return Fact(number.name, shown, False, tolerance), Reason(
-        number.code, f"{number.name}: {ends}{detail}; {tolerance} is allowed.", number.advice
+        number.code,
+        f"{number.name}: {ends}{detail}. To be ranked, these must lie within {tolerance} of each other.",
+        number.advice,
     )
 
 
@@ -219,7 +223,7 @@ UNSAID: Final = "not stated"
 
 
 def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[str, str]:
-    """What each contender has, as text; the extremes where its repeats differ."""
+    """Each contender's value, as text; the extremes if its repeats differ."""
     texts: dict[str, str] = {}
     for label in dict.fromkeys(label for label, _ in found):
         values = [value for name, value in found if name == label and value is not None]
@@ -241,11 +245,11 @@ def _workload(works: Sequence[ServedWork]) -> list[Reason]:
         elif not np.array_equal(c.planned_prompt_tok, first.planned_prompt_tok) or not np.array_equal(
             c.planned_output_tok, first.planned_output_tok
         ):
-            what = f"{works[0].label} and {work.label} were asked for other lengths"
+            what = f"{works[0].label} and {work.label} got requests of different lengths"
         elif (
             works[0].opened and work.opened and not np.allclose(work.planned_s, works[0].planned_s, atol=1e-3)
         ):
-            what = f"{works[0].label} and {work.label} were asked at other times"
+            what = f"{works[0].label} and {work.label} got requests at different times"
         else:
             continue
         return [Reason("workload", f"{what}.", "Give every engine the same load with the same seed.")]
@@ -265,18 +269,9 @@ def _alike(one: ServedWork, other: ServedWork) -> bool:
 
 
 def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
-    """Cache hits that the prompts' own prefixes do not explain, once per contender."""
-    reasons: dict[str, Reason] = {}
-    for work in works:
-        seen, expected = work.cached_fraction, work.expected_cached_fraction
-        if seen is None or expected is None or abs(seen - expected) <= TOLERANCE:
-            continue
-        text = f"{work.label} served {seen:.1%} of its prompt tokens from a prefix cache; the prompts' own"
-        advice = "Use a fresh salt, restart the server, and keep others off it."
-        reasons.setdefault(
-            work.label, Reason("cache-truth", f"{text} prefixes explain {expected:.1%}.", advice)
-        )
-    return list(reasons.values())
+    """Cache hits that the plan does not explain, once per contender."""
+    first = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
+    return [Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in first.items()]
 
 
 def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
@@ -286,9 +281,9 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
         if fact.agrees is None:
             for label in (label for label, value in fact.values.items() if value == UNSAID):
                 silent.setdefault(label, []).append(fact.name[:1].lower() + fact.name[1:])
-    advice = "What an engine does not say is not compared: make sure of it by its command line."
+    advice = "Unreported settings are not compared: check the engine's command line."
     return [
-        Reason("unchecked", f"{label} does not say: {', '.join(names)}.", advice)
+        Reason("unchecked", f"{label} does not report: {', '.join(names)}.", advice)
         for label, names in silent.items()
     ]
 
@@ -298,17 +293,17 @@ def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
     return [
         Reason(
             "unforced",
-            f"{label} cannot be forced to a given output length.",
-            "Its lengths were checked, not forced.",
+            f"{label} cannot force the output length.",
+            "Its output lengths were only checked.",
         )
         for label in labels
     ]
 
 
-def _unbelievable(works: Sequence[ServedWork]) -> tuple[Reason, ...]:
-    """One reason for each verdict under which a run's numbers cannot be used."""
+def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple[Reason, ...]:
+    """One reason for each of the `states` that a run has, with all that spoilt the first such run."""
     reasons = []
-    for state in UNUSABLE:
+    for state in states:
         runs = [work for work in works if state_of(work.verdict) == state]
         if runs:
             who = list(dict.fromkeys(work.label for work in runs))
@@ -317,7 +312,7 @@ def _unbelievable(works: Sequence[ServedWork]) -> tuple[Reason, ...]:
             which = f"{runs[0].label}: " if len(who) > 1 and runs[0].verdict_reason else ""
             state_text = f"The run is {state}" if len(works) == 1 else many
             text = f"{state_text}. {which}{runs[0].verdict_reason}".rstrip()
-            reasons.append(Reason("verdict", text, "The run's own report says what to do."))
+            reasons.append(Reason("verdict", text, runs[0].verdict_advice))
     return tuple(reasons)
 
 
@@ -341,7 +336,7 @@ def admitted(works: Sequence[ServedWork]) -> tuple[tuple[ServedWork, ...], tuple
         Reason(
             "left-out",
             f"{work.run} ({work.label}) is left out: it is {work.verdict}. {work.verdict_reason}".rstrip(),
-            "The others of its contender are compared; run it again to have it in.",
+            "The other runs of this contender are compared; run it again to include it.",
         )
         for work in works
         if work in left_out

@@ -1,4 +1,4 @@
-"""What two runs may differ in, by name: the engine, its version, its flags, the model, the machine.
+"""The factors in which two runs can differ: engine, version, flags, model, machine.
 
 A comparison varies some of these factors on purpose (`--vary max-num-seqs`); everything else must be equal.
 """
@@ -41,14 +41,16 @@ def canonical(name: str) -> str:
     return name.strip().lower().lstrip("-").replace("_", "-")
 
 
-def factors_of(
-    manifest: Manifest, passing: Collection[str] = (), spellings: Mapping[str, Spelling] | None = None
-) -> dict[str, str]:
-    """Every factor of one run; flags in `passing` differ from start to start and are none.
+def factors(manifest: Manifest) -> dict[str, str]:
+    """Every factor of one run; flags that differ from start to start or follow from the load are none.
 
-    `spellings` are the engine's own flags for each setting: however it is spelled, a setting is one factor.
-    What the server says of a setting counts before what its command line or its user says.
+    However a setting is spelled among the engine's flags, it is one factor. What the server says of it counts
+    before what its command line or its user says.
     """
+    engine = ENGINES.get(manifest.engine)
+    passing = engine.start_flags | engine.load_flags if engine else ()
+    spellings: Mapping[str, Spelling] = engine.settings if engine else {}
+    load = manifest.load or LoadFacts()
     identity, server = manifest.identity or Identity(manifest.engine), manifest.server
     argv = server.command if server else ()
     config = manifest.hardware.model_config if manifest.hardware else None
@@ -67,36 +69,27 @@ def factors_of(
         "image": (server.image_digest or server.image) if server else None,
         "placement": None if server is None else ("attached" if server.attached else "same machine"),
         "server-addresses": server.addresses if server else None,
-        "prompts": manifest.load.prompts if manifest.load else None,
-        "warm-up": _warm_up(manifest.load) if manifest.load else None,
+        "prompts": load.prompts,
+        # How many bursts an automatic warm-up needs is chance.
+        "warm-up": f"bursts of {load.warm_up.bursts[0].n}"
+        if load.warm_up
+        else sum(stage.n for stage in load.stages)
+        if manifest.load
+        else None,
         **{canonical(name): _read(getattr(identity, name)) for name in _SETTINGS},
         "quantization": quantization_of(identity, argv or None, config),
     }
     # Some settings go to a server by its environment, or by flags that adapters fit to the load.
     asked = {canonical(row.name): row.asked for row in (server.settings if server else ()) if row.asked}
-    flags = _flags(argv[1:], passing, spellings or {})
-    defaults = dict.fromkeys(map(canonical, spellings or ()), DEFAULT) if argv else {}
+    flags = _flags(argv[1:], passing, spellings)
+    defaults = dict.fromkeys(map(canonical, spellings), DEFAULT) if argv else {}
     told = {name: str(value) for name, value in known.items() if value is not None}
     return {**defaults, **asked, **flags, **told}
-
-
-def factors(manifest: Manifest) -> dict[str, str]:
-    """The factors of one run, its engine's flags under the names of the settings that they are."""
-    engine = ENGINES.get(manifest.engine)
-    if engine is None:
-        return factors_of(manifest)
-    return factors_of(manifest, engine.start_flags | engine.load_flags, engine.settings)
 
 
 def _read(value: object) -> str | None:
     """A setting as the server says it; switches are on or off."""
     return plain(value) if isinstance(value, bool) else None if value is None else str(value)
-
-
-def _warm_up(load: LoadFacts) -> str | int:
-    """As it was asked: how many bursts an automatic warm-up needs is chance."""
-    bursts = load.warm_up
-    return f"bursts of {bursts.bursts[0].n}" if bursts else sum(stage.n for stage in load.stages)
 
 
 def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = None) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Grades: how far the client moved each percentile of each metric, by sending late and by reading late.
+"""Grades: how much late sends and late reads of the client changed each percentile.
 
 What counts is the effect on that very percentile, never a percentile of the lag: if 1% of the requests left
 1 ms late, no p99 need be wrong by 1 ms.
@@ -28,12 +28,18 @@ from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_flo
 from burstline.loadgen.stats.quantiles import Samples, quantile_of
 
 
-def most_moved(graded: Mapping[str, PercentileGrade] | None) -> Figure | None:
-    """The most by which late reading can have moved one of a metric's percentiles; None without grades."""
+def most_moved(graded: Mapping[str, PercentileGrade] | None, canary_s: float | None = None) -> Figure | None:
+    """The most by which late reading can have moved one of a metric's percentiles; None without grades.
+
+    Not less than `canary_s`, how far the canary's events were from their true times in this run.
+    """
     if not graded:
         return None
     known = [each.read_effect_s for each in graded.values() if each.read_effect_s is not None]
-    return measured(max(known, default=None), "s", "no percentile has a bound of its reading", len(known))
+    known += [canary_s] if known and canary_s is not None else []
+    return measured(
+        max(known, default=None), "s", "the effect of late reads is unknown for every percentile", len(known)
+    )
 
 
 def widened(figure: Figure, graded: PercentileGrade | None) -> Figure:

@@ -1,15 +1,18 @@
-"""Whether a run can be used, in one word, with reasons and what to do."""
+"""The verdict of a run: one word, its reasons and what to do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from burstline.loadgen.record.record import OUTCOME_WORDS, failed
-from burstline.loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, worst
+from burstline.loadgen.record.manifest import Manifest, Status
+from burstline.loadgen.record.record import OVERLOADED, Outcome, failed, in_words
+from burstline.loadgen.record.summary import Instrument, Summary
+from burstline.loadgen.record.verdict import Grade, Reason, State, Verdict, worst
 from burstline.loadgen.stats.estimates import early_stopping_floor
+from burstline.loadgen.stats.figure import known
 
 HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
 """The percentiles that people read first: where the client spoils one of them, it spoils the run."""
@@ -19,143 +22,153 @@ BUSY: Final = 0.25
 WAITING: Final = 0.1
 """The share of the run that the client may spend waiting for a CPU."""
 THROTTLED: Final = 0.01
+SLOWED: Final = 0.05
+"""The share of the readings in which a GPU may be slow from heat: a passing moment moves no median."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a verdict rests on.
+def judge(
+    summary: Summary,
+    manifest: Manifest,
+    status: Status = "complete",
+    *,
+    decisive: Collection[tuple[str, str]] = HEADLINE,
+    cause: str = "",
+    others: Mapping[State, Sequence[Reason]] = MappingProxyType({}),
+    warnings: tuple[Reason, ...] = (),
+) -> Verdict:
+    """The verdict: the worst state that has a reason, then the reasons of the others.
 
-    `counts` are requests by outcome with `planned` and `ok`, `death` says that the server died, `cause` is
-    the error of the first request that failed in the most frequent way. `grades` are how far the client
-    moved each percentile at most, `decisive` those that people read first and those with an SLO;
-    `canary_beyond_s` is how far the canary's truth lay outside the client's own bounds, for which these
-    grades allow (p99, None where it did not say). Shares are of the run's time or the machine's CPU, None
-    where unknown: `waited_fraction` the client waited for a CPU, `throttled_fraction` its CPU quota stopped
-    it, `others_cpu_fraction` what neither client nor server used; `server_here` says that the server ran on
-    this machine and is none of those. `max_failures` is the share of planned requests that may fail.
-    `contradictions` are laws between the figures that do not hold: then none of them can be used.
+    `decisive` are the percentiles that people read first and those with an SLO, `cause` is the error of the
+    first request that failed in the most frequent way, `others` are reasons of other checks by state.
     """
-
-    counts: Mapping[str, int]
-    grades: Grades = field(default_factory=dict)
-    decisive: Collection[tuple[str, str]] = HEADLINE
-    cause: str = ""
-    death: str = ""
-    canary_beyond_s: float | None = None
-    waited_fraction: float | None = None
-    throttled_fraction: float | None = None
-    others_cpu_fraction: float | None = None
-    server_here: bool = False
-    max_failures: float = 0.01
-    status: str = "complete"
-    not_comparable: tuple[Reason, ...] = ()
-    not_stationary: tuple[Reason, ...] = ()
-    cold: tuple[Reason, ...] = ()
-    contradictions: tuple[Reason, ...] = ()
-
-
-def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
-    """The verdict: the worst state that has a reason, then the reasons of the others."""
-    client, disturbed = _client_bound(evidence), _disturbed(evidence)
+    client, disturbed = (
+        _client_bound(summary, decisive),
+        [
+            *_disturbed(summary.instrument, server_here=manifest.server_here),
+            *(_slowed(summary.instrument) if manifest.on_this_machine else ()),
+        ],
+    )
     if disturbed:  # then the machine is also why the client read late
         disturbed += [reason for reason in client if reason.code == "read-lag"]
         client = [reason for reason in client if reason.code != "read-lag"]
-    reasons = {
-        State.FAILED: [*_failed(evidence), *evidence.contradictions],
-        State.CLIENT_BOUND: client,
-        State.DISTURBED: disturbed,
-        State.NOT_STATIONARY: list(evidence.not_stationary),
-        State.NOT_COMPARABLE: list(evidence.not_comparable),
-        State.COLD: list(evidence.cold),
-    }
-    state = worst(state for state, found in reasons.items() if found)
-    return Verdict(state, tuple(reason for state in State for reason in reasons.get(state, ())), warnings)
+    failures = _failed(summary.counts, manifest, status, cause)
+    own = {State.FAILED: failures, State.CLIENT_BOUND: client, State.DISTURBED: disturbed}
+    found = [(state, each) for state in State for each in (*own.get(state, ()), *others.get(state, ()))]
+    return Verdict(worst(state for state, _ in found), tuple(reason for _, reason in found), warnings)
 
 
-def _failed(evidence: Evidence) -> list[Reason]:
+def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause: str) -> list[Reason]:
     """Nothing or too little was served, because requests failed."""
-    counts = evidence.counts
     ok, planned = counts["ok"], counts["planned"]
-    few = ok < early_stopping_floor(0.5)
-    failures = failed(counts)
-    n_failed = sum(failures.values())
-    if evidence.status == "interrupted" and not few:  # judged by what had ended
-        failures = failed(counts, interrupted=True)
-        planned -= n_failed - sum(failures.values())
-        n_failed = sum(failures.values())
-    if evidence.death:
-        text = f"{evidence.death.rstrip('.')}. {ok:,} of {counts['planned']:,} requests had succeeded."
+    if status == "failed" and manifest.error and counts.get(Outcome.NOT_SENT) == planned:
+        what, _, hint = manifest.error.partition("\n")
+        return [Reason("no-start", f"No request was sent: {what}.", hint)]
+    if status == "failed" and manifest.error:
+        text = f"{manifest.error.rstrip('.')}. {ok:,} of {planned:,} requests had succeeded."
         return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
-    if (ok and not n_failed) or (not few and n_failed <= evidence.max_failures * planned) or not planned:
-        return (
-            []
-            if planned
-            else [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
-        )
-    kinds = (
-        ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failures.items())
-        or f"{planned - ok:,} abandoned"
-    )
-    cause = f" The first error: {evidence.cause.rstrip('.')}." if evidence.cause else ""
+    if not planned:
+        return [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
+    few = ok < early_stopping_floor(0.5)
+    interrupted = status == "interrupted" and not few  # judged by what had ended
+    failures = failed(counts, interrupted=interrupted)
+    n_failed = sum(failures.values())
+    planned -= sum(failed(counts).values()) - n_failed
+    if (ok and not n_failed) or (not few and n_failed <= manifest.max_failures * planned):
+        return []
+    kinds = in_words(failures) or f"{planned - ok:,} abandoned"
+    cause = f" The first error: {cause.rstrip('.')}." if cause else ""
+    advice = _what_to_do(failures)
     if not ok:
         text = f"None of {planned:,} requests succeeded: {kinds}.{cause}"
-        return [Reason("no-success", text, "See the first failure below and the server's log.")]
+        return [Reason("no-success", text, advice)]
     if few:
         text = f"Only {ok:,} of {planned:,} requests succeeded: {kinds}.{cause}"
-        advice = "See the first failure below; lower the load or raise the server's limits."
         return [Reason("mostly-failed", text, advice)]
-    share, most = 100 * n_failed / planned, 100 * evidence.max_failures
+    share, most = 100 * n_failed / planned, 100 * manifest.max_failures
     text = f"{n_failed:,} of {planned:,} requests failed ({share:.3g}%): {kinds}"
-    text = f"{text}; at most {most:.3g}% may.{cause}"
-    advice = "See the first failure below; lower the load, or allow more with --max-failures."
+    text = f"{text}; at most {most:.3g}% may fail.{cause}"
     return [Reason("too-many-failures", text, advice)]
 
 
-def _client_bound(evidence: Evidence) -> list[Reason]:
+def _what_to_do(failures: Mapping[str, int]) -> str:
+    """What helps against each kind of failure, the most frequent first."""
+    steps: dict[str, dict[str, int]] = {}
+    for kind, n in sorted(failures.items(), key=lambda row: -row[1]):
+        steps.setdefault(_remedy(kind), {})[kind] = n
+    if len(steps) < 2:
+        return next(iter(steps), _remedy(""))
+    told = (f"{in_words(of)} → {step[:1].lower()}{step[1:].rstrip('.')}" for step, of in steps.items())
+    return f"{'; '.join(told)}."
+
+
+def _remedy(kind: str) -> str:
+    if kind in OVERLOADED:
+        return "Lower the load, or raise the limit of the server's queue."
+    if kind == Outcome.TIMEOUT:
+        return "Lower the load, or give requests more time with --timeout-s."
+    if kind.startswith("http_4"):
+        return "Read the first error: the server rejected the requests themselves."
+    return "Read the server's log at the time of the first failure."
+
+
+def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[Reason]:
     """A decisive percentile is unreliable: by late reads, by wrong time stamps, or for all that is known."""
     unreliable = [
         (math.inf if each.read_effect_s is None else each.read_effect_s, f"{metric.upper()} {p}")
-        for metric, row in evidence.grades.items()
+        for metric, row in summary.grades.items()
         for p, each in row.items()
-        if (metric, p) in evidence.decisive and each.grade == Grade.UNRELIABLE
+        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE
     ]
     if not unreliable:
         return []
     effect_s, name = max(unreliable)
     names = ", ".join(each for _, each in sorted(unreliable, reverse=True))
-    beyond_s = evidence.canary_beyond_s
+    beyond_s = known(summary.instrument.canary_beyond_p99_s)
     if math.isinf(effect_s):
-        text = "How late the client read some replies is not known"
+        text = "The time at which the client read some replies is unknown"
         if beyond_s is None:
-            text = f"{text}, and no canary says how late it is on this machine"
-        return [Reason("read-unknown", f"{text}. Unreliable: {names}.", "Run it again, for longer.")]
-    moved = f"may have moved {name} by {effect_s * 1e3:.3g} ms. Unreliable: {names}."
+            text = f"{text}, and no canary measured this client"
+        return [Reason("read-unknown", f"{text}. Unreliable: {names}.", "Repeat the run for longer.")]
+    moved = f"may have changed {name} by {effect_s * 1e3:.3g} ms. Unreliable: {names}."
     if beyond_s and beyond_s > effect_s / 2:
         text = (
-            f"The canary's events were {beyond_s * 1e3:.3g} ms outside the client's own bounds, which {moved}"
+            f"Events of the canary were {beyond_s * 1e3:.3g} ms outside the client's own error bounds, which "
+            f"{moved}"
         )
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
         return [Reason("instrument-error", text, advice)]
     advice = "Run the client on a separate machine, or on more CPUs."
-    return [Reason("read-lag", f"Late reading {moved}", advice)]
+    return [Reason("read-lag", f"The client read replies late, which {moved}", advice)]
 
 
-def _disturbed(evidence: Evidence) -> list[Reason]:
+def _disturbed(client: Instrument, *, server_here: bool) -> list[Reason]:
     """Others took CPU time that client or server needed."""
     reasons = []
-    advice = "Stop other work on this machine and run again; comparisons need --anyway."
-    others, waited, throttled = (
-        evidence.others_cpu_fraction,
-        evidence.waited_fraction,
-        evidence.throttled_fraction,
+    advice = "Stop other work on this machine and run again; compare accepts this run only with --anyway."
+    others, waited, throttled = map(
+        known, (client.others_cpu_fraction, client.client_cpu_wait_fraction, client.throttled_fraction)
     )
-    if evidence.server_here and others is not None and others > BUSY:
-        text = f"Processes that are neither client nor server used {others:.0%} of this machine's CPU."
+    if server_here and others is not None and others > BUSY:
+        text = f"Processes other than the client and the server used {others:.0%} of this machine's CPU."
         reasons.append(Reason("busy-machine", text, advice))
     if waited is not None and waited > WAITING:
         text = f"The client waited for a CPU {waited:.0%} of the time."
         reasons.append(Reason("cpu-wait", text, advice))
     if throttled is not None and throttled > THROTTLED:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
-        reasons.append(Reason("throttled", text, "Lift the client's CPU quota; comparisons need --anyway."))
+        reasons.append(
+            Reason(
+                "throttled", text, "Lift the client's CPU quota; compare accepts this run only with --anyway."
+            )
+        )
     return reasons
+
+
+def _slowed(client: Instrument) -> list[Reason]:
+    """Heat or a power fault slowed a GPU: another run would be as fast only in the same heat."""
+    share = known(client.gpu_slowed_fraction)
+    if share is None or share <= SLOWED:
+        return []
+    text = f"Heat or a power fault lowered the clocks of a GPU in {share:.0%} of the readings."
+    advice = "Cool the machine or lower its power limit (`nvidia-smi -q -d PERFORMANCE`), and run again."
+    return [Reason("gpu-throttled", text, advice)]

@@ -1,4 +1,4 @@
-"""What one run really served, and under which settings: all that decides whether runs can be compared."""
+"""The work that a run did and its settings, which decide whether runs can be compared."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from burstline.loadgen.metrics.prefix_cache import prefix_cache
 from burstline.loadgen.metrics.sessions import turns_of
-from burstline.loadgen.metrics.throughput import prompt_tok
-from burstline.loadgen.metrics.token_accounting import cached_by_counters
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest, ServerFacts
-from burstline.loadgen.record.record import STOPPED, Outcome
+from burstline.loadgen.record.record import STOPPED, Outcome, in_words
 from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.figure import known
 from burstline.servers.identity import Identity
 from burstline.servers.protocol.introspection import value_of
 from burstline.servers.settings import EQUAL, canonical
-from burstline.workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from burstline.workloads.request import Request
 
 ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """The server gave a whole reply, of whatever length: work that was done."""
 
 OPEN = "open loop"
+
+CACHE_FAULTS = ("prefix-cache", "prefix-more", "prefix-less", "prefix-none", "prefix-restarted")
+"""Codes of the warnings of a prefix cache whose hits the plan does not explain."""
 
 _QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
 
@@ -33,10 +36,10 @@ _QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
 class ServedWork:
     """One run of one contender; `label` names the contender, repeats share it.
 
-    `cached_fraction` is the share of prompt tokens that the prefix cache served, `expected_cached_fraction`
-    what the prompts' own prefix tree allows. In `settings` None means that the server does not say.
+    `cached_fraction` is the share of prompt tokens that the prefix cache served, `cache_warnings` are the
+    run's about hits that its plan does not explain. In `settings` None means that the server does not say.
     `lengths_forced` is False where the engine cannot ignore an end-of-text token. `verdict_reason`
-    is the first reason of the run's own verdict, "" where it has none. `opens` says of sessions which
+    has all reasons of the run's own verdict, "" where it has none. `opens` says of sessions which
     requests open one.
     """
 
@@ -45,10 +48,11 @@ class ServedWork:
     columns: Columns
     verdict: str
     cached_fraction: float | None
-    expected_cached_fraction: float | None
     settings: Mapping[str, str | None]
+    cache_warnings: tuple[Reason, ...] = ()
     lengths_forced: bool = True
     verdict_reason: str = ""
+    verdict_advice: str = ""
     seed: int | None = None
     opens: NDArray[np.bool_] | None = None
 
@@ -88,37 +92,41 @@ class ServedWork:
 
     @property
     def failures(self) -> str:
-        """The outcomes of what failed, most frequent first, e.g. `300 http_503`."""
+        """The outcomes of what failed, most frequent first, e.g. `300 got HTTP 503`."""
         tally = self.columns.tally("outcome")
-        return ", ".join(f"{n:,} {outcome}" for outcome, n in tally.items() if outcome not in ENDED)
+        return in_words({outcome: n for outcome, n in tally.items() if outcome not in ENDED})
 
 
 def work_of(run: Run, label: str) -> ServedWork:
-    """What the run in a folder served, from its files alone."""
+    """The work that a run did, from its files."""
     manifest = run.manifest
-    columns, salt = run.columns.without(Outcome.ABANDONED), manifest.salt
-    requests = run.plan.requests if salt is None else run.asked
+    columns, salt = run.columns.without(Outcome.ABANDONED), manifest.asked.salt
+    requests = run.asked if salt else run.plan.requests
     server = manifest.server or ServerFacts()
     identity = manifest.identity or Identity(manifest.engine)
     caching = identity.prefix_cache is not False
-    block_tok = identity.kv_block_tok or BLOCK_TOK
     verdict = run.summary.verdict if run.summary else None
-    turns = turns_of(run)
+    turns, cache = turns_of(run), prefix_cache(columns, manifest, run.watched.over(columns.end_s), ())
+    served_tok, total_tok = (known(cache.served_tok), known(cache.prompt_tok)) if cache else (None, None)
+    cached_fraction = served_tok / total_tok if served_tok is not None and total_tok else None
     config = manifest.hardware.model_config if manifest.hardware else None
     return ServedWork(
         label=label,
         run=run.name,
         columns=columns,
         verdict=str(verdict.state) if verdict else "NO SUMMARY",
-        verdict_reason=next((reason.text for reason in verdict.reasons), "") if verdict else "",
-        cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
-        expected_cached_fraction=_expected(run, requests, block_tok) if caching else 0.0,
+        verdict_reason=" ".join(reason.text for reason in verdict.reasons) if verdict else "",
+        verdict_advice=next((reason.advice for reason in verdict.reasons), "") if verdict else "",
+        cached_fraction=cached_fraction if caching else 0.0,
+        cache_warnings=tuple(
+            warning for warning in (verdict.warnings if verdict else ()) if warning.code in CACHE_FAULTS
+        ),
         settings={
-            "concurrency": str(manifest.concurrency or OPEN),
+            "concurrency": str(manifest.asked.concurrency or OPEN),
             "abandoned": _abandoned(manifest),
             **settings_of(identity, server.argv, requests, config),
         },
-        seed=manifest.seed,
+        seed=manifest.asked.seed,
         opens=turns.opens if turns else None,
         lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
     )
@@ -169,19 +177,6 @@ def _sampling(requests: Sequence[Request]) -> str:
     kinds = {(r.sampling.temperature, r.sampling.top_p) for r in requests}
     words = ("greedy" if not t else f"temperature {t:g}, top_p {p:g}" for t, p in sorted(kinds))
     return "; ".join(words)
-
-
-def _expected(run: Run, requests: Sequence[Request], block_tok: int) -> float:
-    planned = run.manifest.load.expected_cached_fraction if run.manifest.load else None
-    return expected_hit_fraction(requests, run.manifest.salt, block_tok) if planned is None else planned
-
-
-def _cached_fraction(c: Columns, run: Run) -> float | None:
-    """By the replies' counts, else by the growth of the server's counters; None without either."""
-    known = ~np.isnan(c.cached_tok)
-    if known.any():
-        return float(c.cached_tok[known].sum() / prompt_tok(c)[known].sum())
-    return cached_by_counters(run.watched.over(c.end_s))
 
 
 def _mean(values: Floats) -> float | None:

@@ -1,4 +1,4 @@
-"""From the kernel's receive stamps (CLOCK_REALTIME) to the one clock of a run (CLOCK_MONOTONIC)."""
+"""Convert the kernel's receive timestamps (CLOCK_REALTIME) to the run's clock (CLOCK_MONOTONIC)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every exchange from its due time to its end, over the connections of a pool."""
+"""Dispatch every request when it is due and follow it to its end, over a pool of connections."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Schedule:
 _OPEN_AHEAD_NS = 1_000_000_000
 _STALE_NS = 2_000_000_000
 _WAITING_BYTES = 1 << 27
-"""What all replies in flight hold before parts of them are compressed: a thousand short ones never are."""
+"""Bytes held by all replies in flight above which parts are compressed; a thousand short ones never are."""
 _LEAST_PART_BYTES = 1 << 12
 
 now = time.monotonic_ns
@@ -78,7 +78,7 @@ def _was_stale(connection: Connection, exchange: Exchange) -> bool:
 
 
 class Dispatcher:
-    """What is parked, waiting for a connection, in flight, and ended since `take_ended`.
+    """Requests that are parked, waiting for a connection, in flight, or ended since `take_ended`.
 
     Its plain integers, `stopped` and `over` may be read from any thread without a lock: one thread writes
     them, and a reader that is a moment late only waits a moment longer. All else belongs to the wire's
@@ -140,6 +140,12 @@ class Dispatcher:
         if exchange.closed_ns is None and exchange.failure is None:
             self.fail(exchange, "cancelled" if exchange in self._in_flight else "not_sent", None)
 
+    def end(self) -> None:
+        """Send nothing more; what is dispatched goes on."""
+        self.over = True
+        for exchange in self._schedule.clear():
+            self.fail(exchange, "not_sent", None)
+
     def stop(self) -> None:
         """Send nothing more, and give everything up."""
         self.stopped = True
@@ -166,9 +172,7 @@ class Dispatcher:
         idle, waiting = self._pool.idle, self._waiting
         since_t0 = at_ns - (self._t0_ns or 0)
         if since_t0 >= self._until_ns:
-            self.over = True
-            for exchange in self._schedule.clear():
-                self.fail(exchange, "not_sent", None)
+            self.end()
         while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
             exchange = soon.popleft()[2]
             if exchange.failure is not None:
@@ -227,9 +231,8 @@ class Dispatcher:
         """Give connections that have become free to those who wait for one."""
         while self._waiting and self._pool.idle:
             exchange = self._waiting.popleft()
-            connection = self._pool.take() if exchange.failure is None else None
-            if connection is not None:
-                self._send(connection, exchange)
+            if exchange.failure is None:
+                self._send(self._pool.idle.popitem()[0], exchange)
 
     def refuse_waiting(self) -> None:
         """Fail what waits for a connection that cannot be had."""
@@ -319,11 +322,6 @@ class Dispatcher:
         self.n_failed += 1
         self._plan_ahead()
 
-    def outgrow(self, exchange: Exchange) -> None:
-        """The reply has passed its limit: keep what came, and hang up."""
-        limit = exchange.max_bytes
-        self.fail(exchange, "too_large", f"the reply is larger than {limit:,} bytes and has not ended")
-
     def break_off(self, connection: Connection, error: Exception) -> None:
         """End what an unforeseen exception has interrupted, and nothing else."""
         exchange = connection.exchange
@@ -355,10 +353,9 @@ class Dispatcher:
         """The connection has ended: in order (`error` None) or not."""
         exchange = connection.exchange
         self._part(connection)
-        if exchange is not None and exchange.index < 0:  # the canary's: it is no request of the plan
-            self._pool.drop(connection)
-            return
         self._pool.drop(connection)
+        if exchange is not None and exchange.index < 0:  # the canary's: it is no request of the plan
+            return
         if exchange is None:
             self._pool.note_unused(connection)
             self._plan_ahead()  # closed while idle: replaced before it is needed

@@ -1,4 +1,4 @@
-"""One request on its way through the wire, filled in as it goes."""
+"""The state of one request in flight."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class Exchange:
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
     happened. Until it has ended, only the wire's thread may touch it; after that, only who gets it back.
-    `left` and `acked` are the kernel's, of the request's last byte to a remote server: when it left this
-    host and when the server's kernel acknowledged it, on the wall clock, each with when we read the stamp.
-    `capture` turns them into `left_ns` and `acked_ns`, None where a step of the wall clock voids them.
+    `left` is the kernel's: when the last byte of a request to a remote server left this host, on the wall
+    clock, and when we read that stamp.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
     With `hang_up_at` the client ends the exchange after that many events, and `failure` says why by
     `hang_up_as`.
@@ -56,9 +55,6 @@ class Exchange:
     connected_ns: int | None = None
     sent_ns: int | None = None
     left: tuple[int, int] | None = None
-    acked: tuple[int, int] | None = None
-    left_ns: int | None = None
-    acked_ns: int | None = None
     closed_ns: int | None = None
     failure: str | None = None
     detail: str | None = None
@@ -206,10 +202,9 @@ class Exchange:
         )
 
         # A long request is in our send buffer at once, but leaves as fast as the network takes it.
-        self.left_ns, self.acked_ns = offsets.moment(self.left), offsets.moment(self.acked)
-        written_ns = self.sent_ns
-        if written_ns is not None and self.left_ns is not None:
-            written_ns = max(written_ns, self.left_ns)
+        written_ns, left_ns = self.sent_ns, offsets.moment(self.left)
+        if written_ns is not None and left_ns is not None:
+            written_ns = max(written_ns, left_ns)
 
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns

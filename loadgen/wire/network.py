@@ -1,4 +1,4 @@
-"""The network to a remote server as the kernel knows it: TCP's round trips, and when sent bytes left.
+"""The network to a remote server by the kernel's data: TCP round trips, and when sent bytes left.
 
 Used only beyond the loopback, and only on Linux.
 """
@@ -24,9 +24,9 @@ ERR: Final = 8
 
 # include/uapi/linux/net_tstamp.h and include/uapi/asm-generic/socket.h; the socket module has no names.
 _SO_TIMESTAMPING = 37
-_TX_SOFTWARE, _SOFTWARE, _OPT_ID, _TX_ACK, _OPT_TSONLY = 1 << 1, 1 << 4, 1 << 7, 1 << 9, 1 << 11
-_FLAGS = _TX_SOFTWARE | _TX_ACK | _SOFTWARE | _OPT_ID | _OPT_TSONLY
-_ORIGIN_TIMESTAMPING, _SENT, _ACKED = 4, 0, 2
+_TX_SOFTWARE, _SOFTWARE, _OPT_ID, _OPT_TSONLY = 1 << 1, 1 << 4, 1 << 7, 1 << 11
+_FLAGS = _TX_SOFTWARE | _SOFTWARE | _OPT_ID | _OPT_TSONLY
+_ORIGIN_TIMESTAMPING, _SENT = 4, 0
 _TIMESPEC, _EXTENDED_ERROR = struct.Struct("qq"), struct.Struct("IBBBBII")
 _STAMP_BYTES = 512
 
@@ -49,7 +49,7 @@ class Network:
         self._retransmits = 0
 
     def watch(self, sock: socket.socket) -> None:
-        """Have the kernel stamp when bytes leave and when they are acknowledged; the socket is connected."""
+        """Have the kernel stamp when bytes leave; the socket is connected."""
         with suppress(OSError):  # a kernel without transmit stamps
             sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPING, _FLAGS)
 
@@ -84,12 +84,8 @@ class Network:
                 elif len(data) >= _EXTENDED_ERROR.size:
                     _, origin, _, _, _, info, _ = _EXTENDED_ERROR.unpack_from(data)
                     kind = info if origin == _ORIGIN_TIMESTAMPING else kind
-            if exchange is None or not stamp_ns:
-                continue
-            if kind == _SENT:
+            if exchange is not None and stamp_ns and kind == _SENT:
                 exchange.left = stamp_ns, time.monotonic_ns()
-            elif kind == _ACKED:
-                exchange.acked = stamp_ns, time.monotonic_ns()
 
     def report(self) -> NetworkReport | None:
         """The round trips and retransmissions of all connections; None without one."""

@@ -38,7 +38,7 @@ def ensure_fd_limit(n_connections: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What this process has used so far; the difference of two is what it used in between."""
+    """Resources used by this process so far; subtract two readings to get the use in between."""
 
     wall_s: float
     cpu_s: float

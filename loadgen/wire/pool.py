@@ -73,7 +73,7 @@ _RECORD_BYTES = 1 << 18
 
 
 class Channel:
-    """One TLS connection over two memory buffers. Whoever owns the socket moves the bytes."""
+    """One TLS connection over two memory buffers. The owner of the socket moves the bytes."""
 
     __slots__ = ("_from_peer", "_tls", "_to_peer", "closed")
 
@@ -92,7 +92,7 @@ class Channel:
         return True
 
     def outgoing(self) -> bytes:
-        """What has to be sent to the peer now."""
+        """Bytes to send to the peer now."""
         return self._to_peer.read()
 
     def encrypt(self, plain: bytes) -> bytes:
@@ -206,10 +206,6 @@ class Pool:
         self.by_fd[connection.fd] = connection
         self._poller.register(connection.fd, IN)
         return connection
-
-    def take(self) -> Connection | None:
-        """The connection used last, now the caller's; None where none is free."""
-        return self.idle.popitem()[0] if self.idle else None
 
     def want(self, n_free: int) -> None:
         """From now on `n_free` connections shall be free, or on their way."""

@@ -115,6 +115,10 @@ class Wire:
         """Let the run begin at `t0_ns` (monotonic)."""
         self._ask(lambda: self.traffic.release(t0_ns))
 
+    def end(self) -> None:
+        """Send nothing more, and let what is in flight end by itself; what is parked ends "not_sent"."""
+        self._ask(self.traffic.end)
+
     def stop(self) -> None:
         """Send nothing more: what is in flight ends "cancelled", what is parked "not_sent"."""
         self._ask(self._stop)
@@ -235,7 +239,7 @@ class Wire:
         self._closed = True
 
     def _open_canary(self, exchange: Exchange, port: int) -> None:
-        connection = self.pool.adopt(socket.create_connection(("127.0.0.1", port), timeout=1.0))
+        connection = self.pool.adopt(socket.create_connection(("127.0.0.1", port)))
         connection.exchange, self._canary = exchange, connection
         self._canary_said = exchange
         self.reader.follow(connection)
@@ -284,6 +288,7 @@ class Wire:
         """Whether the exchange has ended or is to be cut, where its last bytes do not say that it goes on."""
         data = exchange.data
         if exchange.n_bytes > exchange.max_bytes:
-            self.traffic.outgrow(exchange)
+            detail = f"the reply is larger than {exchange.max_bytes:,} bytes and has not ended"
+            self.traffic.fail(exchange, "too_large", detail)
         elif len(data) > exchange.cut_at or not data.endswith(exchange.mid_stream):
             self.traffic.check(connection, exchange)

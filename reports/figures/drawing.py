@@ -155,6 +155,10 @@ def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: 
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
 
 
+def _shortened(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
+
+
 def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     """The figure as SVG, its ids beginning with `name`; values are read off along the panel's `axis`, if any.
 
@@ -170,7 +174,8 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     body = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
     body = _scoped_ids(body, name)
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r"-?\d+\.\d{4,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), body)
+    # Coordinates stand in tags; a number in a text stays as it is.
+    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{4,}", _shortened, tag[0]), body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for sentinel, variable in VARIABLES.items():
         body = body.replace(sentinel, f"var(--{variable})")

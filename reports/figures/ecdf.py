@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from burstline.loadgen.record.columns import Floats, Ints
+from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.stats.quantiles import quantile
-from burstline.reports.blocks import Plot, Table, table
+from burstline.reports.blocks import Numbers, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
@@ -24,32 +25,36 @@ from burstline.reports.figures.drawing import (
     margins,
     names_above,
 )
-from burstline.reports.number_format import Scale, number, scale_for
+from burstline.reports.number_format import Scale, number, point, scale_for
 
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 MOST_STEPS = 1500
 EXPLAINED = (
-    "Read across from a share to the curve, then down: that share of all planned requests was at least "
-    "that fast, and the vertical axis is stretched towards 100% so that the tail can be seen. The curve "
-    "ends below the top where requests failed; nothing here says when in the run a request came, and no "
-    "curve says how much another run would differ."
+    "Go from a share on the left to the curve, then down: that share of all planned requests had this "
+    "latency or less. The vertical axis is stretched towards 100% to show the tail. If requests failed, the "
+    "curve ends below 100%. The figure does not show when in the run a request was sent, or how much "
+    "another run would differ."
 )
 OVERLAID = (
-    "Of two curves the one further left is faster at that share of the requests; curves that cross are "
-    "faster for some and slower for others. All runs of a contender are drawn as one, a curve ends below the "
-    "top where requests failed, and no curve says how much another run would differ."
+    "Of two curves the one further left is faster; where curves cross, each is faster for a part of the "
+    "requests. All runs of a contender are drawn as one curve. If requests failed, it ends below 100%. "
+    "The figure does not show how much another run would differ."
 )
 LEGEND_LINE = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """One contender's requests: +inf is a failed one, NaN is left out; `known` are its percentiles, s."""
+    """One contender's requests: +inf is a failed one, NaN is left out.
+
+    `known` are its percentiles, s; `key` begins the keys of its numbers: `metrics.ttft`.
+    """
 
     label: str
     values_s: Floats
-    known: Mapping[float, float]
+    known: Mapping[float, Estimate]
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +72,7 @@ class _Sample:
     def at(self, p: float, scale: Scale) -> str:
         """The percentile as all tables have it; a dash where the sample is too small, ∞ among failures."""
         if p in self.curve.known:
-            return number(self.curve.known[p] / scale.divisor)
+            return point(self.curve.known[p], scale)
         if self.n * min(p, 1 - p) < 1:
             return "–"
         return number(quantile(self.values, p) / scale.divisor)
@@ -105,11 +110,15 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
         _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
         _mark_failures(panel, samples[0].n_ok, samples[0].n)
     tail_axis(panel, top)
-    panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
+    panel.set_xlabel(f"{label} ({scale.unit}); share on a log scale", loc="right")
     margins(figure, top=10 + legend, bottom=44, left=48, right=12)
-    finding = _medians(label, [s for _, s in shown], scale) if several else _finding(label, samples[0], scale)
+    medians = tuple((f"{s.curve.key}.p50", f"{s.at(0.5, scale)} {scale.unit}") for _, s in shown)
+    if several:
+        finding = _medians(label, [s for _, s in shown], medians)
+    else:
+        finding, medians = _finding(label, samples[0], scale)
     numbers = _table(title, label, samples, scale)
-    return Plot(name, title, finding, "", (drawn(figure, name, panel),), numbers)
+    return Plot(name, title, finding, "", (drawn(figure, name, panel),), numbers, numbers=medians)
 
 
 def _sample(curve: Curve) -> _Sample:
@@ -151,21 +160,22 @@ def tail_axis(panel: Axes, top: float) -> None:
 def fit_x(panel: Axes, x: Floats) -> None:
     """From zero unless the values lie far from it."""
     first, last = float(x[0]), float(x[-1])
-    if first < 0.5 * last:
+    if first < 0.5 * last or not last:
         panel.set_xlim(0, last * 1.05 or 1)
     else:
         margin = (last - first) * 0.05 or last * 0.05
         panel.set_xlim(first - margin, last + margin)
 
 
-def _mark_quantiles(panel: Axes, scale: Scale, marked: Mapping[float, float]) -> None:
-    for p, value_s in marked.items():
-        value = value_s / scale.divisor
+def _mark_quantiles(panel: Axes, scale: Scale, marked: Mapping[float, Estimate]) -> None:
+    for p, figure in marked.items():
+        value = figure.point / scale.divisor
         panel.plot([value], [nines(p)], "o", color=SERIES[0], markersize=5.5)
         on_left = value > 0.5 * sum(panel.get_xlim())
         panel.annotate(
-            f"p{p * 100:g}  {number(value)}", (value, float(nines(p))), (-8, 5) if on_left else (8, -10),
-            textcoords="offset points", ha="right" if on_left else "left", color=INK, fontsize=TEXT,
+            f"p{p * 100:g}  {point(figure, scale)}", (value, float(nines(p))),
+            (-8, 5) if on_left else (8, -10), textcoords="offset points",
+            ha="right" if on_left else "left", color=INK, fontsize=TEXT,
         )  # fmt: skip
 
 
@@ -180,26 +190,34 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     )  # fmt: skip
 
 
-def _finding(label: str, sample: _Sample, scale: Scale) -> str:
-    n, n_ok, median_s = sample.n, sample.n_ok, sample.curve.known.get(0.5)
+def _finding(label: str, sample: _Sample, scale: Scale) -> tuple[str, Numbers]:
+    """The ends and the middle in words; and these numbers."""
+    n, n_ok, key = sample.n, sample.n_ok, sample.curve.key
     first, last = (f"{number(sample.values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
-    lost = f"; {n - n_ok:,} of {n:,} were not served and count as infinitely late" if n_ok < n else ""
-    middle = "" if median_s is None else f"half within {number(median_s / scale.divisor)} {scale.unit}, "
-    return f"{label}: fastest {first}, {middle}slowest {last}{lost}."
+    half = f"{sample.at(0.5, scale)} {scale.unit}"
+    lost = ((f"{key}.failed", f"{n - n_ok:,}"), (f"{key}.n", f"{n:,}")) if n_ok < n else ()
+    failed = f"; {lost[0][1]} of {lost[1][1]} failed, so their latency counts as infinite" if lost else ""
+    middle = f"half within {half}, " if 0.5 in sample.curve.known else ""
+    numbers = (
+        (f"{key}.min", first),
+        (f"{key}.p50", half),
+        (f"{key}.{'served_max' if lost else 'max'}", last),
+    )
+    return f"{label}: fastest {first}, {middle}slowest {last}{failed}.", (*numbers, *lost)
 
 
-def _medians(label: str, shown: Sequence[_Sample], scale: Scale) -> str:
-    each = "; ".join(f"{sample.curve.label} {sample.at(0.5, scale)} {scale.unit}" for sample in shown)
-    return f"{label} within which half of the requests were served: {each}."
+def _medians(label: str, shown: Sequence[_Sample], medians: Numbers) -> str:
+    each = "; ".join(f"{p50} for {own.curve.label}" for own, (_, p50) in zip(shown, medians, strict=True))
+    return f"{label} p50: {each}."
 
 
 def _table(title: str, label: str, samples: Sequence[_Sample], scale: Scale) -> Table:
     rows = [[f"{p * 100:g}%", *(sample.at(p, scale) for sample in samples)] for p in TABLED]
     if len(samples) > 1:
-        columns = ["Requests at or below", *(f"{sample.curve.label} ({scale.unit})" for sample in samples)]
-        caption = f"{title}: {label} at or below which that share of all planned requests was"
+        columns = ["Share of requests", *(f"{sample.curve.label} ({scale.unit})" for sample in samples)]
+        caption = f"{title}: percentiles of {label} over all planned requests"
         return table(caption, columns, rows)
     (sample,) = samples
     rows.append([f"{sample.n_ok / sample.n:.1%}", number(sample.values[sample.n_ok - 1] / scale.divisor)])
-    columns = ["Requests at or below", f"{label} ({scale.unit})"]
-    return table(f"{title}: {label} of {sample.n:,} requests", columns, rows)
+    columns = ["Share of requests", f"{label} ({scale.unit})"]
+    return table(f"{title}: percentiles of {label} over {sample.n:,} requests", columns, rows)

@@ -12,17 +12,16 @@ from burstline.reports.blocks import Drawing, Plot, table
 from burstline.reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, canvas, drawn, margins
 from burstline.reports.figures.drawing import in_both_widths as both
 from burstline.reports.figures.scatter import LETTER, LINE
-from burstline.reports.number_format import number
 
 ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
 EXPLAINED = (
-    "How many times better one of the two is, whatever the unit; the side of the middle says which. The bar "
-    "is the 95% confidence interval over runs; one that crosses the middle leaves the question open. Small "
-    "dots are single runs, compared with the other engine's mean. Grey: not significant after correcting for "
-    "all compared numbers, or the same within 3%."
+    "Each row compares one number. Points to the right of the middle line mean that the first is better, "
+    "points to the left that the second is. The bar is the 95% confidence interval over runs: where it "
+    "crosses the line, the comparison is inconclusive. Small dots are single runs, compared with the other's "
+    "mean. Grey: not significant after correcting for all compared numbers, or the same within 3%."
 )
-LABEL = 44.0
-"""The least distance between two ticks that are written, CSS pixels."""
+LABEL, LABEL_NARROW = 80.0, 44.0
+"""The least distance between two ticks that are written, `1.1× better` or `1.1×`, CSS pixels."""
 TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -31,7 +30,7 @@ class Ratio:
     """How many times better the first is in one number, below 1 where the second is better.
 
     `low` and `high` are None without an interval. `runs` are the same ratio for each run. `decided` says that
-    the difference is significant.
+    the difference is significant. `times` and `ends` are the ratio in words: `1.35x faster`, `[1.26, 1.45]`.
     """
 
     title: str
@@ -40,13 +39,8 @@ class Ratio:
     high: float | None
     runs: tuple[float, ...]
     decided: bool
-
-    @property
-    def times(self) -> tuple[float, float | None, float | None]:
-        """The ratio and its interval as the better of the two has them: the first is at least 1."""
-        if self.point >= 1:
-            return self.point, self.low, self.high
-        return 1 / self.point, self.high and 1 / self.high, self.low and 1 / self.low
+    times: str
+    ends: str
 
 
 def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: str, *, explain: bool) -> Plot:
@@ -57,7 +51,7 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
 
     def draw(drawing: str, width: float) -> Drawing:
         narrow = width < 600
-        left, right = (102, 94) if narrow else (190, 170)
+        left, right, label, word = (102, 94, LABEL_NARROW, "") if narrow else (190, 190, LABEL, " better")
         ends = (f"← {second} better", f"{first} better →")
         is_crowded = LETTER * len("  ".join(ends)) > width - left - right
         top = HEADING + (LINE if is_crowded else 0)
@@ -69,14 +63,16 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         panel.grid(visible=True, axis="x")
         panel.grid(visible=False, axis="y")
         panel.axvline(1, color=MUTED, linewidth=1.4)
-        apart = math.exp(2 * reach * LABEL / (width - left - right))
+        apart = math.exp(2 * reach * label / (width - left - right))
         upward: list[float] = []
         for tick in TICKS:
             if math.log(tick) <= reach and tick >= apart * (upward[-1] if upward else 1.0):
                 upward.append(tick)
         kept = [*(1 / tick for tick in reversed(upward)), 1.0, *upward]
         panel.xaxis.set_major_locator(FixedLocator(kept))
-        panel.set_xticks(kept, [f"{max(tick, 1 / tick):.3g}×" for tick in kept])
+        panel.set_xticks(
+            kept, ["equal" if tick == 1 else f"{max(tick, 1 / tick):.3g}×{word}" for tick in kept]
+        )
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
         panel.tick_params(axis="y", labelcolor=INK)
         for k, ratio in enumerate(ratios):
@@ -86,7 +82,7 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
             panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
             panel.annotate(
-                _words(ratio, "\n" if narrow else "  "),
+                ("\n" if narrow else "  ").join(filter(None, (ratio.times, ratio.ends))),
                 (1, k),
                 (8, 0),
                 xycoords=("axes fraction", "data"),
@@ -108,26 +104,13 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
             )
         return replace(drawn(figure, drawing, panel), hover=None)
 
-    rows = [
-        [r.title, first if r.point >= 1 else second, *map(_or_dash, r.times), "yes" if r.decided else "no"]
-        for r in ratios
-    ]
-    columns = ["Number", "Better", "Times better", "95% low", "95% high", "Significant"]
+    rows = [[r.title, r.times, r.ends or "–", "yes" if r.decided else "no"] for r in ratios]
+    columns = ["Number", f"{first} is", "95% interval", "Significant"]
     return Plot(
         name,
         f"{first} against {second}",
         finding,
         EXPLAINED if explain else "",
         both(name, draw),
-        table("How many times better, with 95% intervals", columns, rows, text=(0, 1, 5)),
+        table(f"{first} compared with {second}", columns, rows, text=(0, 1, 2, 3)),
     )
-
-
-def _words(ratio: Ratio, between: str) -> str:
-    times, low, high = ratio.times
-    ends = "" if low is None or high is None else f"{between}[{number(low)}, {number(high)}]"
-    return f"{number(times)}×{ends}"
-
-
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else number(value)

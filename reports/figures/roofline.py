@@ -29,7 +29,12 @@ from burstline.reports.figures.drawing import (
     margins,
 )
 from burstline.reports.number_format import Scale, duration, number, scale_for
-from burstline.roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow, largest_gap
+from burstline.roofline.reconcile.reconciliation import (
+    Bar,
+    DeviceFacts,
+    PhaseRow,
+    largest_gap,
+)
 
 HEAD, FOOT = 52, 46
 LETTER = 6.4
@@ -51,21 +56,23 @@ class _Dot:
 
 
 EXPLAINED = (
-    "Each dot is one matrix product or attention of this phase's typical step; how far it lies below the "
-    "solid line is what a perfect kernel could gain, and left of the ridge more FLOP/s need fewer bytes, "
-    "not faster arithmetic. The horizontal axis is a property of the shapes, not of the speed, and dots "
-    "say nothing of what lies between the kernels."
+    "Each dot is one matrix product or attention of a typical step of this phase. Its distance below the "
+    "solid line is what a perfect kernel could gain. Left of the ridge, bandwidth is the limit; right of it, "
+    "arithmetic. The horizontal axis depends on the shapes only. Time between kernels is not shown."
 )
 LEAST_SHARE = 0.002
 """Parts of the waterfall below this share of the run are not drawn."""
 
 
-def roofline(phase: PhaseRow, device: DeviceFacts) -> Plot | None:
-    """One phase's products and attention under the device's ceilings; None where it has none."""
+def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Plot | None:
+    """One phase's products and attention under the device's ceilings; None where it has none.
+
+    `of` begins its name and that of the table with its numbers, where a page has two of a phase.
+    """
     dots = _dots(phase)
     if not dots:
         return None
-    name = f"roofline-{phase.phase}"
+    name = f"{of}roofline-{phase.phase}"
     scale = _rate_scale(device.peak_flops_per_s)
 
     def draw(drawing: str, width: float) -> Drawing:
@@ -93,7 +100,7 @@ def roofline(phase: PhaseRow, device: DeviceFacts) -> Plot | None:
         _roofline_finding(phase, dots, device),
         "",
         in_both_widths(name, draw, wide=HALF),
-        _dots_table(phase, dots, device, scale),
+        f"{of}bounds-{phase.phase}",
     )
 
 
@@ -104,14 +111,9 @@ def _rate_scale(peak_flops_per_s: float) -> Scale:
 def _dots(phase: PhaseRow) -> list[_Dot]:
     ops = [op for op in phase.ops if op.flops and op.predicted_flops_per_s]
     return [
-        _Dot(_label(op), op.intensity, op.predicted_flops_per_s, op.achieved_flops_per_s)
+        _Dot(op.label, op.intensity, op.predicted_flops_per_s, op.achieved_flops_per_s)
         for op in sorted(ops, key=lambda op: op.intensity)
     ]
-
-
-def _label(op: OpRow) -> str:
-    part = op.kind.partition(" ")[2]
-    return f"{op.name} ({part})" if part else op.name
 
 
 def _memory_bytes_per_s(device: DeviceFacts) -> float:
@@ -131,11 +133,6 @@ def _ends(dots: Sequence[_Dot], device: DeviceFacts, width: float) -> tuple[floa
     name = max(len(dot.name) for dot in dots) * LETTER + 12
     decades = math.log10(high / low) * name / (width - name)
     return low, float(high * 10 ** max(decades, 0.4))
-
-
-def _ceiling(device: DeviceFacts, intensity: float) -> float:
-    """FLOP/s out of the main memory at most."""
-    return float(min(device.peak_flops_per_s, intensity * _memory_bytes_per_s(device)))
 
 
 def _draw_ceilings(panel: Axes, device: DeviceFacts, scale: Scale, ends: tuple[float, float]) -> None:
@@ -204,34 +201,56 @@ def _log_axes(panel: Axes, low: float) -> None:
 
 def _roofline_finding(phase: PhaseRow, dots: Sequence[_Dot], device: DeviceFacts) -> str:
     left = [dot.name for dot in dots if dot.intensity < _ridge(device)]
-    where = f"{len(left)} of {len(dots)} lie left of the ridge" if left else "All lie right of the ridge"
+    where = f"{len(left)} of {len(dots)} operations lie left of" if left else "All operations lie right of"
     largest = max((op for op in phase.ops if op.flops), key=lambda op: op.share)
     reached = largest.achieved_flops_per_s or largest.predicted_flops_per_s
     how = "reaches" if largest.achieved_flops_per_s else "should reach"
     share = reached * largest.ideal_s / largest.flops
     return (
-        f"{where} at {number(_ridge(device))} FLOP per byte; {_label(largest)}, {largest.share:.0%} of "
-        f"the step, {how} {share:.0%} of its ceiling."
+        f"{where} the ridge at {number(_ridge(device))} FLOP per byte; {largest.label} takes "
+        f"{largest.share:.0%} of the step and {how} {share:.0%} of its ceiling."
     )
 
 
-def _dots_table(phase: PhaseRow, dots: Sequence[_Dot], device: DeviceFacts, scale: Scale) -> Table:
-    def rate(value: float | None) -> str:
-        return "–" if value is None else number(value / scale.divisor)
+def modules(phase: PhaseRow) -> Plot:
+    """A profiled step as one bar of its modules, the same step as predicted below it."""
+    name = f"modules-{phase.phase}"
+    scale = scale_for("s", [phase.step_s])
+    seconds = [(op.label, op.measured_s or 0.0, op.predicted_s) for op in phase.ops]
+    seconds += [(label, rest_s, 0.0) for label, rest_s in phase.rest.items()]
+    rows = [(label, took_s / scale.divisor, said_s / scale.divisor) for label, took_s, said_s in seconds]
 
-    rows = [
-        [
-            dot.name,
-            number(dot.intensity),
-            rate(_ceiling(device, dot.intensity)),
-            rate(dot.predicted),
-            rate(dot.measured),
-        ]
-        for dot in dots
-    ]
-    columns = ["Op", "FLOP per byte", f"Out of {device.levels[-1].name} at most ({scale.unit})",
-               f"Predicted ({scale.unit})", f"Measured ({scale.unit})"]  # fmt: skip
-    return table(f"The dots of the roofline of {phase.phase}", columns, rows)
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 132)
+        room = width - 88
+        most = max(sum(row[1] for row in rows), sum(row[2] for row in rows))
+        starts = [0.0, 0.0]
+        for k, (label, *pair) in enumerate(rows):
+            color, alpha = SERIES[k % len(SERIES)], 0.85 if k < len(SERIES) else 0.5
+            for at, long in enumerate(pair):
+                panel.barh(at, long, left=starts[at], height=0.62, color=color, alpha=alpha, edgecolor=PAPER)
+                if long / most * room > len(label) * LETTER + 6:
+                    middle = starts[at] + long / 2
+                    panel.annotate(label, (middle, at), ha="center", va="center", color=PAPER, fontsize=TEXT)
+                starts[at] += long
+        panel.set_yticks([0, 1], ["measured", "predicted"])
+        panel.set_ylim(1.5, -0.5)
+        panel.set_xlim(0, most)
+        panel.grid(visible=False)
+        panel.set_xlabel(f"time of the step ({scale.unit})", loc="right")
+        margins(figure, top=8, bottom=FOOT, left=72)
+        return drawn(figure, drawing, panel, "")
+
+    longest = max(seconds, key=lambda row: row[1])
+    return Plot(
+        name,
+        f"A step of {phase.phase}, module by module",
+        f"Of {duration(phase.step_s)} {longest[0]} takes {longest[1] / phase.step_s:.0%}.",
+        "Modules in the order in which they first run; one that is longer above than below takes longer than "
+        "the roofline model predicts. Parts without room for a name are in the table.",
+        in_both_widths(name, draw),
+        f"profile-bounds-{phase.phase}",
+    )
 
 
 def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
@@ -264,8 +283,8 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
         f"{duration(gap.seconds)}, {share:.0%} of the run.",
         "Read from the top: each bar starts where the one above ends, so that together they make up the "
         "whole run; the longest is what to look at first. Bars are differences between what was measured and "
-        "what the model of the hardware says, not things that a clock saw one after the other; one that goes "
-        "back was faster than predicted.",
+        "what the model of the hardware says, not things that a clock saw one after the other; a bar that "
+        "goes back was faster than predicted.",
         in_both_widths("waterfall", draw),
         _spans_table(bars, measured_s, scale),
     )

@@ -121,11 +121,11 @@ def timeline(
 
     return Plot(
         "timeline",
-        "Everything on one time axis",
+        "Requests, tokens and memory over time",
         finding,
-        f"Look for what changes together: all panels share the axis, and every bin is {edges[1]:g} s wide. "
-        "Rates are the bin's mean and levels its maximum, so a peak shorter than a bin shows in a level but "
-        f"is flattened in a rate.{' No number on this page counts the grey parts.' if greyed else ''}",
+        f"All panels share one time axis: look for what changes together. Each bin is {edges[1]:g} s wide. "
+        "Rates are the mean of a bin and levels its maximum, so a rate hides peaks shorter than a bin."
+        f"{' The grey parts are not measured.' if greyed else ''}",
         in_both_widths("timeline", draw),
         _timeline_table(edges, panels, scales),
     )
@@ -159,26 +159,6 @@ def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Sca
     return replace(made, id="timeline-numbers")
 
 
-def pulse(edges: Floats, in_flight: Floats, tok_per_s: Floats) -> Plot:
-    """Requests in flight and output rate over the run, small; the timeline has the numbers."""
-    figure, panels = canvas(310, 290, 2)
-    for panel, title, values in zip(
-        panels, ("Requests in flight", "Output tokens per second"), (in_flight, tok_per_s), strict=True
-    ):
-        panel.stairs(values, edges, baseline=None, color=SERIES[0], linewidth=1.8)
-        panel.stairs(values, edges, fill=True, color=SERIES[0], alpha=0.12, linewidth=0)
-        panel.set_ylim(0, _greatest(values) * 1.08 or 1)
-        head(panel, title, named=False)
-    panels[-1].set_xlim(edges[0], edges[-1])
-    panels[-1].xaxis.set_major_locator(MaxNLocator(5, prune="lower"))  # its 0 would lie on that of the y axis
-    panels[-1].set_xlabel("time (s)", loc="right")
-    margins(figure, top=26, bottom=44, left=58, right=12)
-    figure.subplots_adjust(hspace=0.5)
-    drawing = replace(drawn(figure, "small-pulse", panels[-1]), hover=None)
-    found = f"At most {count(_greatest(in_flight))} in flight; at most {number(_greatest(tok_per_s))} tok/s."
-    return Plot("small-pulse", "Over the run", found, "", (drawing,), "timeline-numbers")
-
-
 def split_bar(name: str, title: str, parts: Sequence[tuple[str, float]]) -> Plot:
     """One bar in parts, seconds each."""
     total_s = sum(value for _, value in parts)
@@ -205,7 +185,7 @@ def split_bar(name: str, title: str, parts: Sequence[tuple[str, float]]) -> Plot
         name,
         title,
         f"Of {duration(total_s)} on average: {words}.",
-        "Queue and prefill are means by the server's own clock; the rest is what the client saw beyond them.",
+        "Queue and prefill are means by the server's clock; the rest is what the client measured besides.",
         in_both_widths(name, draw),
         table(title, ["Part", f"Mean ({scale.unit})", "Share"], rows),
     )
@@ -262,10 +242,10 @@ def drain(
         "drain",
         "TTFT against the place in the queue",
         finding,
-        "A straight line means a server that takes requests in at a steady rate: its slope is what each "
-        "request ahead in the queue costs, the inverse of the prefill rate; steps are waves that wait for "
-        "room in the batch or the KV cache, and points far from the line were served out of order. The "
-        f"horizontal axis is the order in which requests left the client, not time.{_thinned(len(place))}",
+        "A straight line means that the server starts requests at a steady rate: its slope is how much each "
+        "request ahead in the queue adds to TTFT. Steps are waves that wait for room in the batch or the KV "
+        "cache. Points far from the line were served out of order. The horizontal axis is the order of "
+        f"sending, not time.{_thinned(len(place))}",
         in_both_widths("drain", draw, wide=HALF),
         _drain_table(place, index, y, scale, href),
     )
@@ -290,8 +270,8 @@ def _thinned(n: int) -> str:
     if n <= MOST_POINTS:
         return ""
     return (
-        f" Of each {n / (MOST_POINTS // 3):.0f} neighbours among the {n:,} requests the least, the middle and"
-        " the greatest are drawn."
+        f" Of each {n / (MOST_POINTS // 3):.0f} neighbours among the {n:,} requests, the fastest, the median "
+        "and the slowest are drawn."
     )
 
 
@@ -332,9 +312,9 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
         name,
         title,
         finding,
-        "Each row is one request from when it was due; the colour changes when its first token arrives, so a "
-        "long first part is time in the queue and in prefill. The vertical axis is only an order, and rows "
-        "are thinner than a pixel where there are many.",
+        "Each row is one request from when it was due. The colour changes at its first token, so a long "
+        "first part is time in the queue and in prefill. The rows are in the order of sending; with many "
+        "requests they are thinner than a pixel.",
         in_both_widths(name, draw),
         numbers,
         tuple(order.tolist()),

@@ -57,6 +57,7 @@ class ScatterCurve:
 
     label: str
     dots: tuple[Dot | None, ...]
+    is_joined: bool = True
 
     @property
     def known(self) -> list[Dot]:
@@ -116,6 +117,8 @@ def _fit(panel: Axes, x: Sequence[Reach], y: Sequence[Reach], *, is_log: bool) -
     else:
         panel.set_xlim(0, right * 1.06)
         panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    if all(float(r.at).is_integer() for r in y):
+        panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
     panel.set_ylim(0, min(max(_finite(r.high, r.at) for r in y), 1.5 * max(r.at for r in y)) * 1.12)
 
 
@@ -158,7 +161,7 @@ def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: 
         "markeredgewidth": 1.6,
     }
     xs, ys = zip(*points, strict=True)
-    panel.plot(xs, ys, linestyle=dashes, label=curve.label, **style)
+    panel.plot(xs, ys, linestyle=dashes if curve.is_joined else "none", label=curve.label, **style)
     hollow = [(dot.x.at, dot.y.at) for dot in curve.known if dot.hollow]
     if hollow:
         xs, ys = zip(*hollow, strict=True)

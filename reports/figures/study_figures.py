@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from burstline.roofline.predict.deployment import latency_s
 from burstline.roofline.predict.generations import DramPoint, Generation
+from burstline.roofline.training.step import TrainingStep
 
 # Okabe and Ito's colours, which readers with colour-blindness can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")
@@ -23,13 +24,38 @@ def write_figures(
     compared: Sequence[Generation],
 ) -> None:
     """Writes dram.svg and generations.svg into `folder`, made where it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in (
-        ("dram", _dram(scaling)),
-        ("generations", _generations(compared)),
-    ):
-        with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):  # the same bytes each time
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    _write(_dram(scaling), folder / "dram.svg")
+    _write(_generations(compared), folder / "generations.svg")
+
+
+def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
+    """Each method's seconds by part and its memory by kind, beside what the device has."""
+    figure, panels = _figure(2)
+    names = list(methods)
+    parts = {
+        "compute": [step.compute_s for step in methods.values()],
+        "tensor-parallel collectives": [step.tensor_s for step in methods.values()],
+        "bubble": [step.bubble_s for step in methods.values()],
+        "exposed communication": [step.exposed_s for step in methods.values()],
+        "optimizer": [step.optimizer_s for step in methods.values()],
+    }
+    kinds = {
+        kind: [getattr(step.memory, kind) / 1e9 for step in methods.values()]
+        for kind in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+    }
+    for panel, bars, title in zip(panels, (parts, kinds), ("seconds a step", "GB a device"), strict=True):
+        left = np.zeros(len(names))
+        for (label, widths), colour in zip(bars.items(), _COLOURS, strict=False):
+            if any(widths):
+                panel.barh(names, widths, left=left, color=colour, label=label)
+                left += np.array(widths)
+        panel.invert_yaxis()
+        panel.set_xlabel(title)
+        panel.legend(frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    capacity = next(iter(methods.values())).recipe.device.memory.capacity_bytes
+    panels[1].axvline(capacity / 1e9, color="black", linewidth=0.8, linestyle="--")
+    panels[1].set_yticklabels([])
+    _write(figure, path)
 
 
 def _figure(n_panels: int) -> tuple[Figure, list[Axes]]:
@@ -38,6 +64,13 @@ def _figure(n_panels: int) -> tuple[Figure, list[Axes]]:
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     return figure, panels
+
+
+def _write(figure: Figure, path: Path) -> None:
+    """An SVG has the same bytes each time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else None)
 
 
 def _dram(scaling: Mapping[int, Sequence[DramPoint]]) -> Figure:
@@ -61,8 +94,8 @@ def _generations(compared: Sequence[Generation]) -> Figure:
     figure, (panel,) = _figure(1)
     shown = [g for g in compared if g.phases]
     at = np.arange(len(shown))
-    for tier, colour, shift in (("ceiling", _COLOURS[0], -0.2), ("generic", _COLOURS[1], 0.2)):
-        seconds = [latency_s(g.phases, None if tier == "ceiling" else tier) for g in shown]
+    for tier, colour, shift in (("ceiling", _COLOURS[0], -0.2), ("predicted", _COLOURS[1], 0.2)):
+        seconds = [latency_s(g.phases, ceiling=tier == "ceiling") for g in shown]
         panel.bar(at + shift, seconds, 0.38, color=colour, label=tier)
     panel.set_xticks(at, [f"{g.device.name.split('-')[0]}\n{g.quant}" for g in shown], fontsize=8)
     panel.set_ylabel("seconds to the last token")
@@ -72,7 +105,6 @@ def _generations(compared: Sequence[Generation]) -> Figure:
 
 def write_bound(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
     """The roofline of each device with the products of both phases, and its decode step by batch."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure, (roof, curve) = _figure(2)
     for one, colour in zip(found, itertools.cycle(_COLOURS)):
         device, dtype = one["device"], one["quant"]["activations"]
@@ -81,11 +113,9 @@ def write_bound(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
         roof.plot(x, np.minimum(peak, x * per_s) / 1e12, color=colour, label=device["name"])
         for phase, mark in (("prefill", "o"), ("decode", "s")):
             ops = [op for op in one["phases"].get(phase, {"ops": ()})["ops"] if op["flops"] and op["ridge"]]
-            tier = list(ops[0]["predicted_us"])[-1] if ops else ""
-            rates = [op["flops"] / op["predicted_us"][tier] / 1e6 for op in ops]
+            rates = [op["flops"] / op["predicted_us"] / 1e6 for op in ops]
             roof.plot([op["intensity"] for op in ops], rates, mark, color=colour, fillstyle="none")
-        tier = list(one["decode_s_by_batch"])[-1]
-        batch, seconds = zip(*one["decode_s_by_batch"][tier], strict=True)
+        batch, seconds = zip(*one["decode_s_by_batch"]["predicted"], strict=True)
         curve.plot(batch, 1e3 * np.array(seconds), "o-", color=colour, label=device["name"], markersize=4)
         ridge = one["answer"]["ridge_tok"]
         if ridge and ridge <= max(batch):
@@ -100,6 +130,4 @@ def write_bound(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
         panel.legend(frameon=False, fontsize=8)
     roof.set_title("Circles: prefill, squares: decode, as predicted", loc="left", fontsize=9)
     curve.set_title("Dashed: products with weights turn compute-bound", loc="left", fontsize=9)
-    with mpl.rc_context({"svg.hashsalt": "bound", "svg.fonttype": "none"}):
-        metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
-        figure.savefig(path, metadata=metadata)
+    _write(figure, path)

@@ -23,11 +23,10 @@ def told(found: Mapping[str, Any]) -> str:
         f" {memory['kv_bytes_per_tok']:,.0f} bytes a token) beside {memory['weight_bytes'] / 1e9:.1f} GB of"
         f" weights a device; at most {memory['largest_batch']:,} such requests at once."
     )
-    fits = [f"{tier}: {fitted_on}" for tier, fitted_on in found["calibrations"].items()]
-    parts += ["", _outcome(found), room, "", _what_ifs(found["what_if"])]
+    parts += ["", _outcome(found), room, "", _what_ifs(found["what_if"]), "", _constants(found["constants"])]
     if found["burst"]:
         parts += ["", _burst({device["name"]: found["burst"]})]
-    parts += ["", "Assumed:", *(f"- {line}" for line in [*found["assumed"], *fits])]
+    parts += ["", "Assumed:", *(f"- {line}" for line in found["assumed"])]
     return "\n".join(parts)
 
 
@@ -53,7 +52,7 @@ def answer(found: Mapping[str, Any]) -> str:
 def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
     """One change a line, beside the request as it was asked."""
     base = rows[0]["latency_s"]
-    header = ["What if", "latency s", "change", "output tok/s", "largest batch", "by"]
+    header = ["What if", "latency s", "change", "output tok/s", "largest batch"]
     lines = [
         [
             row["change"],
@@ -61,7 +60,6 @@ def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
             "" if row is rows[0] else f"{row['latency_s'] / base - 1:+.0%}",
             f"{row['output_tok_per_s']:,.0f}",
             f"{row['largest_batch']:,}",
-            row["tier"],
         ]
         for row in rows
         if "impossible" not in row
@@ -72,28 +70,38 @@ def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([columns([header, *lines], range(1)), *refused])
 
 
+def _constants(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What each constant of the model moves here."""
+    lines = [
+        [
+            row["name"] + (" (own)" if row["own"] else ""),
+            f"{row['value']:.3g}",
+            f"{row['change_at_10_percent_more']:+.1%}",
+        ]
+        for row in sorted(rows, key=lambda row: -abs(row["change_at_10_percent_more"]))
+    ]
+    return columns([["Constant", "value", "latency if 10% larger"], *lines], range(1))
+
+
 def _sentence(name: str, phase: Mapping[str, Any]) -> str:
     largest = max(phase["ops"], key=lambda op: op["share"])
-    times = [f"ceiling {_ms(phase['ceiling_s'])} ms"]
-    for tier, seconds in phase["predicted_s"].items():
-        low, high = phase["range_s"][tier]
-        times.append(f"{tier} {_ms(seconds)} ms ({_ms(low)} to {_ms(high)})")
+    low, high = phase["range_s"]
+    times = f"ceiling {_ms(phase['ceiling_s'])} ms, predicted {_ms(phase['predicted_s'])} ms"
     steps = "" if phase["n_steps"] == 1 else f" a step, {phase['n_steps']} steps"
     return (
-        f"{name.capitalize()} is {phase['bound']}-bound ({', '.join(times)}{steps});"
+        f"{name.capitalize()} is {phase['bound']}-bound ({times} ({_ms(low)} to {_ms(high)}){steps});"
         f" {largest['op']} takes most, {largest['share']:.0%}."
     )
 
 
 def _phase_table(phase: Mapping[str, Any]) -> str:
-    tiers = list(phase["predicted_s"])
     header = ["op", "M × N × K", "runs", "FLOPs", "bytes", "FLOP/B", "ridge", "bound by", "ideal µs"]
-    header += [f"{tier} µs" for tier in tiers] + ["share"]
-    rows = [_op_row(op, tiers) for op in phase["ops"] if op["ideal_us"] or any(op["predicted_us"].values())]
-    return columns([header, *rows], range(2))
+    header += ["predicted µs", "share", "constants"]
+    rows = [_op_row(op) for op in phase["ops"] if op["ideal_us"] or op["predicted_us"]]
+    return columns([header, *rows], (0, 1, 11))
 
 
-def _op_row(op: Mapping[str, Any], tiers: Sequence[str]) -> list[str]:
+def _op_row(op: Mapping[str, Any]) -> list[str]:
     shape = f"{op['m']:.5g} × {op['n']:.6g}" + (f" × {op['k']:.6g}" if op["k"] else "")
     groups = f"{op['groups']:.4g} × " if op["groups"] != 1 else ""
     where = f" ({op['level']})" if op["bound"] in ("memory", "communication") else ""
@@ -107,21 +115,22 @@ def _op_row(op: Mapping[str, Any], tiers: Sequence[str]) -> list[str]:
         f"{op['ridge']:.0f}" if op["ridge"] else "",
         op["bound"] + where,
         f"{op['ideal_us']:,.1f}",
-        *(f"{op['predicted_us'][tier]:,.1f}" for tier in tiers),
+        f"{op['predicted_us']:,.1f}",
         f"{op['share']:.1%}",
+        " + ".join(op["by"]),
     ]
 
 
 def _outcome(found: Mapping[str, Any]) -> str:
     return "\n".join(
-        f"{tier.capitalize()}: {seconds:.3f} s to the last token,"
-        f" {found['output_tok_per_s'][tier]:,.1f} output tok/s."
-        for tier, seconds in found["latency_s"].items()
+        f"{by.capitalize()}: {seconds:.3f} s to the last token,"
+        f" {found['output_tok_per_s'][by]:,.1f} output tok/s."
+        for by, seconds in found["latency_s"].items()
     )
 
 
 def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
-    """The same burst on each device, by the ceiling and by each tier."""
+    """The same burst on each device, at the ceiling and as predicted."""
     header = [
         "device",
         "",
@@ -136,7 +145,7 @@ def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
         [
             device,
-            tier,
+            by,
             f"{one['makespan_s']:,.1f}",
             f"{one['output_tok_per_s']:,.0f}",
             f"{one['ttft_p50_s']:,.2f}",
@@ -146,7 +155,7 @@ def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
             str(one["n_preemptions"]),
         ]
         for device, burst in bursts.items()
-        for tier, one in burst["tiers"].items()
+        for by, one in burst["by"].items()
     ]
     burst = next(iter(bursts.values()))
     title = (
@@ -172,16 +181,15 @@ def _device_table(possible: Sequence[Mapping[str, Any]]) -> str:
     header += ["KV tokens", "largest batch"]
     rows = []
     for one in possible:
-        tier = list(one["latency_s"])[-1]
         phases = [one["phases"].get(name) for name in ("prefill", "decode")]
-        seconds = [phase and phase["predicted_s"].get(tier, phase["ceiling_s"]) for phase in phases]
+        seconds = [phase and phase["predicted_s"] for phase in phases]
         rows.append(
             [
                 one["device"]["name"],
                 *(phase["bound"] if phase else "" for phase in phases),
                 *(f"{s * 1e3:,.2f}" if s else "" for s in seconds),
-                f"{one['latency_s'][tier]:,.3f}",
-                f"{one['output_tok_per_s'][tier]:,.0f}",
+                f"{one['latency_s']['predicted']:,.3f}",
+                f"{one['output_tok_per_s']['predicted']:,.0f}",
                 f"{one['memory']['kv_tok']:,}",
                 f"{one['memory']['largest_batch']:,}",
             ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from burstline.loadgen.metrics.slo import state_decides
@@ -15,6 +17,18 @@ CASE = {"fail": "failure", "inconclusive": "error"}
 """An inconclusive target is an error: CI must not pass on an inconclusive result."""
 
 
+@dataclass(frozen=True, slots=True)
+class JUnitCase:
+    """One case: what is tested, and how it came out; `kind` is "failure" or "error", None where it passed."""
+
+    classname: str
+    name: str
+    kind: str | None
+    message: str = ""
+    type: str = ""
+    text: str = ""
+
+
 def junit(view: View) -> str:
     """One suite named after the run; a target missed is a failure.
 
@@ -22,42 +36,47 @@ def junit(view: View) -> str:
     FAILED run is one.
     """
     summary = view.summary
-    targets = summary.targets
     state = summary.verdict.state
-    usable = not state_decides(summary)
-    missed = sum(target.result == "fail" for target in targets)
-    errors = sum(target.result == "inconclusive" for target in targets) + (not usable)
+    reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
+    if state_decides(summary):
+        verdict = JUnitCase("burstline", "verdict", "error", state, state, reasons)
+    else:
+        verdict = JUnitCase("burstline", "verdict", None, text=f"{state}: {reasons}" if reasons else "")
+    timestamp = view.manifest.clock.utc[:19] if view.manifest.clock else ""
+    cases = (verdict, *map(_target, summary.targets))
+    return junit_suite(view.name, cases, lasted_s=_lasted_s(summary), timestamp=timestamp)
+
+
+def junit_suite(name: str, cases: Sequence[JUnitCase], *, lasted_s: float, timestamp: str) -> str:
+    """The cases as one suite."""
+    kinds = [case.kind for case in cases]
     suite = ET.Element(
         "testsuite",
-        name=view.name,
-        tests=str(1 + len(targets)),
-        failures=str(missed),
-        errors=str(errors),
+        name=name,
+        tests=str(len(cases)),
+        failures=str(kinds.count("failure")),
+        errors=str(kinds.count("error")),
         skipped="0",
-        time=f"{_lasted_s(summary):.3f}",
-        timestamp=view.manifest.clock.utc[:19] if view.manifest.clock else "",
+        time=f"{lasted_s:.3f}",
+        timestamp=timestamp,
     )
-    verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
-    reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
-    if not usable:
-        ET.SubElement(verdict, "error", message=state, type=state).text = reasons
-    elif reasons:
-        ET.SubElement(verdict, "system-out").text = f"{state}: {reasons}"
-    for target in targets:
-        _target(suite, target)
+    for case in cases:
+        node = ET.SubElement(suite, "testcase", classname=case.classname, name=case.name)
+        if case.kind:
+            ET.SubElement(node, case.kind, message=case.message, type=case.type).text = case.text
+        elif case.text:
+            ET.SubElement(node, "system-out").text = case.text
     ET.indent(suite)
     root = ET.tostring(suite, encoding="unicode", xml_declaration=False)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}\n'
 
 
-def _target(suite: ET.Element, target: TargetResult) -> None:
-    case = ET.SubElement(suite, "testcase", classname="burstline.target", name=target.target)
+def _target(target: TargetResult) -> JUnitCase:
     measured = f"measured {with_interval(target.measured)}"
     if kind := CASE.get(target.result):
         message = f"{target.result}: {measured}"
-        ET.SubElement(case, kind, message=message, type=target.result).text = target.reason
-    else:
-        ET.SubElement(case, "system-out").text = measured
+        return JUnitCase("burstline.target", target.target, kind, message, target.result, target.reason)
+    return JUnitCase("burstline.target", target.target, None, text=measured)
 
 
 def _lasted_s(summary: Summary) -> float:

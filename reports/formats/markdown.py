@@ -16,7 +16,6 @@ from burstline.reports.blocks import (
     Folded,
     Heading,
     Note,
-    Overview,
     Plot,
     Side,
     Table,
@@ -52,8 +51,6 @@ def _parts(block: Block) -> Iterator[str]:
         case Answer():
             yield f"**{_plain(block.sentence)}**"
             yield from map(_plain, block.details)
-        case Overview():
-            yield from _parts(block.tiles)
         case Tiles():
             yield "\n".join(f"- {t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():

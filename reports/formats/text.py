@@ -15,7 +15,6 @@ from burstline.reports.blocks import (
     Folded,
     Heading,
     Note,
-    Overview,
     Plot,
     Side,
     Table,
@@ -62,8 +61,6 @@ def _block(block: Block, width: int | None) -> str:
             return f"{block.caption}:\n{block.text}"
         case Answer():
             return "\n".join((block.sentence, *block.details))
-        case Overview():
-            return _block(block.tiles, width)
         case Tiles():
             return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
@@ -78,7 +75,8 @@ def _banner(banner: Banner) -> Iterator[str]:
     yield f"{banner.name}{banner.state}: {banner.sentence}"
     for target in banner.targets:
         why = f" ({target.reason})" if target.reason else ""
-        yield f"  {target.mark} {target.result}: {target.text}, {target.measured}{why}"
+        measured = f", {target.measured}" if target.measured else ""
+        yield f"  {target.mark} {target.result}: {target.text}{measured}{why}"
     yield from (f"  - {reason.text} {reason.advice}".rstrip() for reason in banner.reasons)
 
 

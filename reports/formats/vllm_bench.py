@@ -7,6 +7,7 @@ interval. All is of the whole run: `duration` is from the first request that was
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,26 @@ from burstline.loadgen.record.rundir import Run
 PERCENTILES = (50, 90, 95, 99)
 
 
+def latencies_ms(c: Columns) -> dict[str, NDArray[np.float64]]:
+    """By vLLM's names, each request's TTFT, TPOT and E2E latency, and every ITL; of those that succeeded."""
+    ok = np.flatnonzero(c.ok)
+    e2e_s, ttft_s, n_later = (c.last_s - c.sent_s)[ok], (c.first_s - c.sent_s)[ok], c.output_tok[ok] - 1
+    several = n_later > 0
+    gaps_s = np.diff(c.event_s, prepend=np.nan)[c.follows & c.per_event(c.ok)]
+    found_s = {
+        "ttft": ttft_s,
+        "tpot": (e2e_s - ttft_s)[several] / n_later[several],
+        "itl": gaps_s,
+        "e2el": e2e_s,
+    }
+    return {name: values_s * 1e3 for name, values_s in found_s.items()}
+
+
+def span_s(c: Columns) -> float:
+    """From the first request that was sent to the last reply; 0 where none succeeded."""
+    return float(c.end_s - np.nanmin(c.sent_s)) if c.ok.any() else 0.0
+
+
 def vllm_result(run: Run) -> dict[str, Any]:
     """The document, ready for JSON; 0 where vLLM writes 0 for what no request has."""
     manifest, c = run.manifest, run.columns
@@ -25,13 +46,12 @@ def vllm_result(run: Run) -> dict[str, Any]:
     events = np.split(c.event_s, c.starts[1:-1])
     latency_s, ttft_s = c.last_s - c.sent_s, c.first_s - c.sent_s
     prompts, outputs = int(np.nansum(c.prompt_tok[ok])), int(np.nansum(c.output_tok[ok]))
-    n_later = c.output_tok[ok] - 1
-    several = n_later > 0
     itls = [np.diff(events[k]) if c.ok[k] else np.empty(0) for k in range(len(c))]
-    duration_s = float(c.end_s - np.nanmin(c.sent_s)) if len(ok) else 0.0
+    duration_s = span_s(c)
     per_s = 1 / duration_s if duration_s else 0.0
     model = (manifest.server.model_name if manifest.server else None) or ""
-    rate_per_s = manifest.arrivals.rate_per_s if manifest.arrivals else None
+    asked = manifest.asked
+    shape = asked.arrival.parameter if asked.arrival and asked.pattern == "gamma" else 1.0
     return {
         "date": (manifest.clock.utc if manifest.clock else "")
         .replace("-", "")
@@ -43,9 +63,9 @@ def vllm_result(run: Run) -> dict[str, Any]:
         "model_id": model,
         "tokenizer_id": model,
         "num_prompts": len(c),
-        "request_rate": "inf" if rate_per_s is None else rate_per_s,
-        "burstiness": (manifest.arrivals.burstiness if manifest.arrivals else None) or 1.0,
-        "max_concurrency": manifest.concurrency,
+        "request_rate": asked.rate or "inf",
+        "burstiness": shape,
+        "max_concurrency": asked.concurrency,
         "duration": duration_s,
         "completed": len(ok),
         "failed": len(c) - len(ok),
@@ -63,10 +83,7 @@ def vllm_result(run: Run) -> dict[str, Any]:
         "start_times": _numbers(c.sent_s, float),
         "errors": ["" if good else "failed" for good in c.ok],
         **_busiest(c, events, ok),
-        **_statistics("ttft", ttft_s[ok]),
-        **_statistics("tpot", ((c.last_s - c.first_s)[ok][several]) / n_later[several]),
-        **_statistics("itl", np.concatenate([itls[k] for k in ok]) if len(ok) else np.empty(0)),
-        **_statistics("e2el", latency_s[ok]),
+        **{key: value for name, ms in latencies_ms(c).items() for key, value in _statistics(name, ms)},
     }
 
 
@@ -75,12 +92,12 @@ def _numbers(values: NDArray[Any], kind: type) -> list[Any]:
     return [kind(value) for value in np.nan_to_num(values, nan=0.0)]
 
 
-def _statistics(name: str, values_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, median, standard deviation and percentiles in ms."""
-    ms = values_s * 1e3 if len(values_s) else np.zeros(1)
+def _statistics(name: str, ms: NDArray[np.float64]) -> Iterator[tuple[str, float]]:
+    """Mean, median, standard deviation and percentiles."""
+    ms = ms if len(ms) else np.zeros(1)
     of_all = {"mean": ms.mean(), "median": np.median(ms), "std": ms.std()}
     some = {f"p{p}": np.percentile(ms, p) for p in PERCENTILES}
-    return {f"{what}_{name}_ms": float(value) for what, value in (of_all | some).items()}
+    yield from ((f"{what}_{name}_ms", float(value)) for what, value in (of_all | some).items())
 
 
 def _busiest(c: Columns, events: list[NDArray[np.float64]], ok: NDArray[np.intp]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import Grade, Reason
-from burstline.loadgen.stats.across_runs import Noise, over_runs, percentile_over_runs
+from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 from burstline.loadgen.stats.significance import (
     Answer,
@@ -30,17 +30,19 @@ from burstline.loadgen.stats.significance import (
     Difference,
     between_runs,
     judged,
-    with_noise,
 )
 from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
+from burstline.loadgen.verdict.grades import widened
 from burstline.loadgen.verdict.served_work import work_of
 from burstline.reports.figures.series import sending_order
+from burstline.reports.model.foreign import Foreign
 from burstline.reports.model.request_sample import Shown, shown_of
 from burstline.reports.model.sweep_load import differ_in_load_alone
 from burstline.servers.identity import Identity
 from burstline.servers.redact import redacted, words_of_server
 from burstline.servers.registry import ENGINES
+from burstline.workloads.request import RequestKind
 
 Path = tuple[str, ...]
 """Where the summary keeps a figure: ("metrics", "ttft", "p50")."""
@@ -69,14 +71,18 @@ def latency_headline(metric: str, p: str) -> Headline:
 
 E2E: Final = latency_headline("e2e", "p50")
 OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
+INPUT: Final = Headline("Input", ("throughput", "input_tok_per_s"), "higher")
 HEADLINES: Final = (
     *(latency_headline(metric, p) for metric in ("ttft", "tpot") for p in ("p50", "p99")),
     latency_headline("itl", "p99"),
     E2E,
     latency_headline("e2e", "p99"),
     OUTPUT,
-    Headline("Input", ("throughput", "input_tok_per_s"), "higher"),
+    INPUT,
     Headline("Requests", ("throughput", "requests_per_s"), "higher"),
+    Headline("Cost per million output tokens", ("cost", "usd_per_million_output_tok"), "lower"),
+    Headline("Cost per million input tokens", ("cost", "usd_per_million_input_tok"), "lower"),
+    Headline("GPU energy per output token", ("cost", "joules_per_output_tok"), "lower"),
     Headline("Peak memory of the server's processes", ("memory", "server_peak_bytes"), "lower"),
     Headline("Peak memory of the devices", ("memory", "device_peak_bytes"), "lower"),
 )
@@ -131,6 +137,16 @@ class View:
         return words_of_server(cause, 300) if cause else None
 
     @property
+    def is_generating(self) -> bool:
+        """Whether replies are generated: embeddings and ranks have no first token."""
+        return self.manifest.asked.request_kind == RequestKind.GENERATE
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """The metrics that are shown first."""
+        return LATENCIES if self.is_generating else ("e2e",)
+
+    @property
     def has_served(self) -> bool:
         """Whether any request succeeded."""
         return bool(self.summary.counts.get("ok"))
@@ -147,16 +163,17 @@ class View:
         """What was measured, on what and when; "" where it is not known."""
         manifest = self.manifest
         identity = manifest.identity or Identity(manifest.engine)
+        model = identity.model or (manifest.server.model if manifest.server else None) or ""
         devices = [device.name for device in manifest.devices]
         many = " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices))
-        utc = manifest.clock.utc if manifest.clock else ""
+        utc, status = manifest.clock.utc if manifest.clock else "", str(self.run.status)
         return {
             "engine": f"{identity.engine} {identity.version}" if identity.version else "",
-            "model": identity.model or (manifest.server.model if manifest.server else None) or "",
+            "model": "" if model == identity.engine else model,
             "dtype": identity.dtype or "",
             "devices": many or manifest.host.cpu or "",
             "date": f"{datetime.fromisoformat(utc).astimezone(UTC):%d %B %Y, %H:%M} UTC" if utc else "",
-            "status": "" if self.run.status == "complete" else f"the run was {self.run.status}",
+            "status": {"complete": "", "failed": "the run failed"}.get(status, f"the run was {status}"),
         }
 
     def words(self, column: str) -> list[str | None]:
@@ -194,24 +211,12 @@ class View:
         graded = self.summary.grades.get(path[1], {}).get(path[2])
         return graded.grade if graded else Grade.OK
 
-    def nearest(self, metric: str, p: str) -> list[int]:
-        """The requests at and just beyond a quantile, failed ones left out; none for a value of tokens."""
-        if METRICS[metric].of is None or p not in QUANTILES:
-            return []
-        values = self.counted(metric)
-        order = np.argsort(values, kind="stable")
-        order = order[~np.isnan(values[order])]
-        start = max(math.ceil(QUANTILES[p] * len(order)) - 1, 0)
-        return [int(i) for i in order[start : start + 2] if math.isfinite(values[i])]
-
     @cached_property
     def shown(self) -> Shown:
         """Which requests the page shows one by one."""
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
         _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
-        at_quantiles = (self.nearest(metric, p) for metric in LATENCIES for p in QUANTILES)
-        named = [*first_of_each_kind.tolist(), *chain.from_iterable(at_quantiles)]
-        return shown_of(sending_order(self.columns), slowest, named)
+        return shown_of(sending_order(self.columns), slowest, first_of_each_kind.tolist())
 
 
 def view_of(run: Run) -> View:
@@ -247,7 +252,9 @@ class Contender:
         if path[0] == "metrics" and path[2] != "mean":
             metric, p = path[1], float(path[2].removeprefix("p")) / 100
             samples = [view.samples(metric) for view in self.views]
-            return percentile_over_runs(samples, p, METRICS[metric].unit)
+            graded = [view.summary.grades.get(metric, {}).get(path[2]) for view in self.views]
+            most = max(filter(None, graded), key=lambda each: each.read_effect_s or 0.0, default=None)
+            return widened(percentile_over_runs(samples, p, METRICS[metric].unit), most)
         first = self._own(path)[0]
         return over_runs(np.array(values), first.unit if isinstance(first, Estimate) else "")
 
@@ -288,8 +295,7 @@ def contrasts_of(
 
 def _difference(a: Contender, b: Contender, path: Path, *, interleaved: bool) -> Difference | Absent:
     """Of the numbers that the table shows, with the scatter of the runs' own."""
-    views = (*a.views, *b.views)
-    for view in views:
+    for view in (*a.views, *b.views):
         if view.grade(path) == Grade.UNRELIABLE:
             return Absent(f"the client read too late in {view.name}: {' '.join(path[1:])} is unreliable")
     of_a, of_b = a.points(path), b.points(path)
@@ -300,18 +306,7 @@ def _difference(a: Contender, b: Contender, path: Path, *, interleaved: bool) ->
     if isinstance(shown_a, Absent) or isinstance(shown_b, Absent) or not shown_a.point or not shown_b.point:
         return Absent("a ratio needs values above 0", "not-positive")
     point = math.log(shown_b.point / shown_a.point)
-    found = between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
-    noise = _stored_noise(views, path)
-    if isinstance(found, Difference) and found.error is None and noise is not None:
-        return with_noise(found, noise)
-    return found
-
-
-def _stored_noise(views: Sequence[View], path: Path) -> Noise | None:
-    """The largest A/A noise that all runs' systems have stored for the number; None where one has none."""
-    stored = [view.manifest.noise.get(".".join(path[1:])) for view in views]
-    known = [Noise(each.spread, each.n_runs) for each in stored if each is not None]
-    return max(known, key=lambda noise: noise.apart) if len(known) == len(views) else None
+    return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
 
 
 def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
@@ -370,6 +365,10 @@ class Case:
         """Whether nothing is to be compared: one contender, whose runs can be used."""
         return self.gate.state == ALONE
 
+    def key(self, who: str, path: Path) -> str:
+        """The key of a number of a contender, or of a ratio of two: equal wherever the page shows it."""
+        return f"{self.name}/{who}:{'.'.join(path)}"
+
     def named(self, label: str) -> Contender:
         return next(contender for contender in self.contenders if contender.label == label)
 
@@ -401,12 +400,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Everything that one page shows."""
+    """Everything that one page shows; `others` are results of other tools, which are never ranked."""
 
     title: str
     cases: tuple[Case, ...]
     facts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    others: tuple[Foreign, ...] = ()
 
     @property
     def views(self) -> list[View]:
@@ -415,11 +415,14 @@ class Comparison:
     @property
     def run(self) -> View | None:
         """The one run that this is about; None of several, and of a suite however many it has finished."""
-        return self.views[0] if len(self.views) == 1 and not self.cases[0].hrefs else None
+        several = len(self.views) != 1 or self.cases[0].hrefs or self.others
+        return None if several else self.views[0]
 
     @property
     def comparable(self) -> bool:
         """Whether all of it may be ranked: contenders, or one contender at several loads."""
+        if self.others:
+            return False
         if all(case.is_alone for case in self.cases):
             return differ_in_load_alone([view.manifest for view in self.views])
         return all(case.gate.comparable for case in self.cases)
@@ -428,7 +431,7 @@ class Comparison:
 def alone(view: View) -> Comparison:
     """A run as a comparison with one contender."""
     case = Case("", (Contender(view.manifest.engine, (view,)),), Comparability(ALONE, (), (), ()))
-    return Comparison(view.title, (case,), tuple(fact for fact in view.facts.values() if fact))
+    return Comparison(view.title, (case,), tuple(dict.fromkeys(filter(None, view.facts.values()))))
 
 
 def case_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from burstline.loadgen.record.verdict import Reason
 from burstline.loadgen.stats.figure import Absent
 from burstline.loadgen.verdict.factors import DEFAULT, GATED, GONE, NOT_STATED, canonical, differing, factors
 from burstline.reports.model.comparison import Comparison, Member, case_of
-from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
+from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 
@@ -77,6 +77,13 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
     return tuple(own) if len(own) == 1 == len(found) else ()
 
 
+def settled_in(found: Collection[str], varied: Collection[str]) -> set[str]:
+    """The settings that may differ between runs that differ in `found`: those `varied`, and those of one
+    engine, where what was not varied is a reason of its own (`_unlike`)."""
+    settled = {GATED[name] for name in found if name in GATED and (name in varied or "engine" not in found)}
+    return settled if "max-num-seqs" in found else {*settled, GATED["max-num-seqs"]}
+
+
 def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
@@ -109,9 +116,7 @@ def comparison_of(
         for name, values in found.items()
         if name not in varied and not (several and name in GATED)
     ]
-    settled = {GATED[name] for name in found if name in GATED and (name in varied or not several)}
-    if "max-num-seqs" not in found:
-        settled.add(GATED["max-num-seqs"])
+    settled = settled_in(found, varied)
     labels = labels_of(manifests, swept=swept, varied=varied)
     groups: dict[SweepLoad | None, list[Member]] = {}
     for label, run in zip(labels, runs, strict=True):
@@ -119,7 +124,7 @@ def comparison_of(
         groups.setdefault(load_of(run.manifest) if swept else None, []).append(Member(label, run, href))
     loads = sorted(load for load in groups if load is not None)
     what = " and ".join(dict.fromkeys(m.title or m.workload for m in manifests))
-    told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
+    told = f"{len(loads)} loads from {load_range(loads[0], loads[-1])}" if swept else what
     cases = tuple(
         case_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
         for load in (loads if swept else [None])

@@ -8,8 +8,11 @@ from typing import Final
 
 from burstline.loadgen.record.manifest import Manifest
 
-KINDS: Final = {"concurrency": ("Requests at a time", "at a time"), "rate": ("Requests per second", "/s")}
-"""What a load is counted in: the heading of its column, and what stands behind one."""
+KINDS: Final = {
+    "concurrency": ("Concurrency", "concurrency {}"),
+    "rate": ("Requests per second", "{} req/s"),
+}
+"""What a load is counted in: the heading of its column, and how one or several are written."""
 OF_THE_LOAD: Final = ("requests", "duration_s", "rate", "concurrency", "workers", "salt")
 """What of a workload may differ between the loads of one sweep: how hard it drives, for how long."""
 STEADY: Final = ("constant", "poisson", "gamma")
@@ -23,20 +26,25 @@ class SweepLoad:
     value: float
 
     def __str__(self) -> str:
-        return f"{self.number}{'' if self.kind == 'rate' else ' '}{KINDS[self.kind][1]}"
+        return KINDS[self.kind][1].format(self.number)
 
     @property
     def number(self) -> str:
         return f"{self.value:g}"
 
 
+def load_range(first: SweepLoad, last: SweepLoad) -> str:
+    """`concurrency 1 to 16`, `2 to 8 req/s`."""
+    return KINDS[last.kind][1].format(f"{first.number} to {last.number}")
+
+
 def load_of(manifest: Manifest) -> SweepLoad | None:
     """The run's load; None of a burst, a ramp and other runs without one."""
-    if manifest.concurrency:
-        return SweepLoad("concurrency", float(manifest.concurrency))
-    arrivals = manifest.arrivals
-    if arrivals is not None and arrivals.pattern in STEADY and arrivals.rate_per_s:
-        return SweepLoad("rate", arrivals.rate_per_s)
+    asked = manifest.asked
+    if asked.concurrency:
+        return SweepLoad("concurrency", float(asked.concurrency))
+    if asked.pattern in STEADY and asked.rate:
+        return SweepLoad("rate", asked.rate)
     return None
 
 

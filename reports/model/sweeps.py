@@ -8,22 +8,20 @@ from typing import Final
 
 from burstline.loadgen.metrics.slo import Goal, parse_goal
 from burstline.loadgen.record.manifest import ServerFacts
-from burstline.loadgen.record.verdict import Result, State
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
 from burstline.reports.model.comparison import OUTPUT, Case, Contender, View
 from burstline.reports.model.sweep_load import SweepLoad, load_of, work_asked
 from burstline.roofline.reconcile.reconciliation import Reconciliation
 
 PERCENTILES: Final = ("p99", "p95", "p90", "p50")
-AGAINST: Final = ("p50", "p90", "p99")
-"""The percentiles that are shown against the load."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `latency` is by metric, at the sweep's percentile of it, `percentiles` are those of AGAINST. `result` is
+    `latency` is by metric, at the sweep's percentile of it. `result` is
     the worst of all its runs' targets, "" without any; `missed` are targets that a run missed, `unsure`
     those that are inconclusive, each with the reason. `doubts` are the states other than VALID of its runs
     and of the comparison at its load. `overloaded`: requests in flight kept growing.
@@ -33,7 +31,6 @@ class Point:
     load: SweepLoad
     output: Figure
     latency: Mapping[str, Figure]
-    percentiles: Mapping[str, Mapping[str, Figure]]
     result: str
     missed: tuple[str, ...]
     unsure: tuple[tuple[str, str], ...]
@@ -92,7 +89,7 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
     goals = tuple(
         parse_goal(t) for t in dict.fromkeys(row.target for v in views for row in v.summary.targets)
     )
-    percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ntpot", "ttft", "e2e")}
+    percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
     per_device = None not in [_n_devices(view) for view in views]
     points = tuple(
         _point(case.named(label), load, case, percentile, per_device)
@@ -119,7 +116,7 @@ def _percentile(metric: str, cases: Sequence[Case], goals: Sequence[Goal]) -> st
     wanted = [g.statistic for g in goals if g.metric == metric and g.statistic in PERCENTILES]
     if wanted:
         return str(wanted[0])
-    if metric in ("tpot", "ntpot"):
+    if metric == "tpot":
         return "p50"
     contenders = [contender for case in cases for contender in case.contenders]
 
@@ -144,9 +141,6 @@ def _point(
         load=load,
         output=_each(contender.figure(*OUTPUT.path), lambda value: value / n),
         latency={m: contender.figure("metrics", m, p) for m, p in percentile.items()},
-        percentiles={
-            m: {p: contender.figure("metrics", m, p) for p in AGAINST} for m in ("ttft", "tpot", "e2e")
-        },
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
         unsure=tuple(dict.fromkeys((r.target, r.reason) for r in judged if r.result == Result.INCONCLUSIVE)),

@@ -2,64 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from burstline.loadgen.metrics.slo import judge_over_runs, parse_goal
 from burstline.loadgen.record.summary import Goodput, Instrument, Summary
-from burstline.loadgen.record.verdict import Reason, Result, State
-from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.loadgen.record.verdict import Reason, State, TargetResult
+from burstline.loadgen.stats.figure import Absent, Estimate, Result
 from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
 from burstline.reports.blocks import MARKS, Banner, TargetLine
 from burstline.reports.model.comparison import Case, Comparison
 from burstline.reports.number_format import count, duration, error, number, with_interval
-from burstline.reports.sentences import COMPARED, INTERRUPTED, MEANT_BY, REPEATS, STATES, SWEEP, say
+from burstline.reports.sentences import COMPARED, INTERRUPTED, MEANT_BY, REPEATS, STATES, SWEEP, say, say_next
 
+NOTABLE_CPU: Final = 0.1
+"""A reader should know of more, though the verdict allows it."""
 FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""
 
 
 def banner(comparison: Comparison) -> Banner:
     """The verdict for the top of the page."""
-    return _of_cases(comparison) if comparison.run is None else run_banner(comparison.run.summary)
+    if comparison.run is not None:
+        return run_banner(comparison.run.summary)
+    found = _of_cases(comparison)
+    if not comparison.others:
+        return found
+    tone, mark, _ = COMPARED[State.NOT_COMPARABLE]
+    unknown = tuple(
+        Reason("other-tool", say("unknown-error", name=each.name, tool=each.tool), "")
+        for each in comparison.others
+    )
+    return Banner(State.NOT_COMPARABLE, tone, mark, say("others-are-read"), (*unknown, *found.reasons))
 
 
 def run_banner(summary: Summary) -> Banner:
-    """A run's verdict with its reasons, the instrument's error and its SLOs."""
+    """A run's verdict with its reasons and its SLOs."""
     verdict = summary.verdict
     state: str = verdict.state
     refused = {reason.code for reason in verdict.reasons}
+    steps = (
+        replace(r, text=r.advice or r.text, advice="")  # the page's first sentence says what happened
+        if r.code == "no-start"
+        else replace(r, advice=say_next(r.advice))
+        for r in verdict.reasons
+    )
     warnings = (w for w in verdict.warnings if not (w.code == "failures" and refused & FAILURES))
-    reasons = (*verdict.reasons, *warnings)
+    reasons = (*steps, *warnings)
     if state == State.VALID and any(reason.code == "interrupted" for reason in reasons):
         state = INTERRUPTED
         reasons = tuple(reason for reason in reasons if reason.code != "interrupted")
     tone, mark, sentence = STATES[state]
     if state in (State.FAILED, State.CLIENT_BOUND):  # its own reason comes first
         sentence = next((MEANT_BY[r.code] for r in verdict.reasons if r.code in MEANT_BY), sentence)
-    elif state == State.VALID and any(t.result != Result.PASS for t in summary.targets):
-        tone, sentence = "warn", f"These numbers can be used. SLOs: {_slo_results(summary)}."
-    return Banner(
-        state, tone, mark, sentence, reasons, _instrument_error(summary.instrument), target_lines(summary)
-    )
+    elif state == State.VALID:
+        others = summary.instrument.others_cpu_fraction
+        results = {target.result for target in summary.targets}
+        if results - {Result.PASS}:
+            state = f"{state}, SLO {'MISSED' if Result.FAIL in results else 'INCONCLUSIVE'}"
+            tone, mark, sentence = "warn", "!", f"The numbers can be used. SLOs: {_slo_results(summary)}."
+        if isinstance(others, Estimate) and others.point >= NOTABLE_CPU:
+            used = f"{others.point:.0%} of this machine's CPU"
+            sentence = f"{sentence} Processes that Burstline did not start used {used}."
+    if not summary.targets and not summary.goodput.criteria and summary.counts.get("ok"):
+        sentence = f"{sentence} {say('no-slo')}"
+    return Banner(state, tone, mark, sentence, reasons, target_lines(summary))
 
 
 def case_banner(case: Case) -> Banner:
     """The state of one case, by its name."""
     reasons = (*case.gate.reasons, *case.gate.warnings)
-    return _banner(_state(case), reasons, name=f"{case.name}: " if case.name else "")
+    shown = _banner(case_state(case), reasons, [case], name=f"{case.name}: " if case.name else "")
+    return replace(shown, targets=_over_runs([case]))
 
 
-def _state(case: Case) -> str:
+def case_state(case: Case) -> str:
     """The gate's; of one contender that ran several times that these are repeats."""
     return REPEATS if case.is_alone and len(case.views) > 1 else case.gate.state
 
 
-def _banner(state: str, reasons: tuple[Reason, ...], name: str = "") -> Banner:
-    """Not green where runs are used that are not valid (`--anyway`)."""
+def _banner(state: str, reasons: tuple[Reason, ...], cases: Sequence[Case], name: str = "") -> Banner:
+    """Green only where every run is valid."""
     tone, mark, sentence = COMPARED.get(state, ("warn", "!", "See the reasons."))
-    if tone == "good" and any(reason.code == "verdict" for reason in reasons):
-        tone, mark = "warn", "!"
+    doubtful = Counter(view.summary.verdict.state for case in cases for view in case.views)
+    n, n_valid = doubtful.total(), doubtful.pop(State.VALID, 0)
+    if tone == "good" and doubtful:
+        states = ", ".join(f"{many} {each}" for each, many in doubtful.items())
+        state, tone, mark = ("NOT VALID" if state == COMPARABLE else state), "warn", "!"
+        sentence = say("not-all-valid", n=n - n_valid, of=n, states=states)
     return Banner(state, tone, mark, sentence, reasons, name=name)
 
 
@@ -68,8 +100,8 @@ def _of_cases(comparison: Comparison) -> Banner:
     cases = comparison.cases
     refused = [case.name for case in cases if not case.gate.comparable and not case.is_alone]
     # Where a contender is missing, the one that is left is no set of repeats, but alone.
-    states = (case.gate.state if comparison.missing else _state(case) for case in cases)
-    worst = max(states, key=_severity, default=ALONE)
+    states = (case.gate.state if comparison.missing else case_state(case) for case in cases)
+    worst = min(states, key=_WORST_FIRST.index, default=ALONE)
     worst = SWEEP if worst in (ALONE, REPEATS) and comparison.comparable else worst
     reasons = tuple(
         replace(reason, text=f"{case.name}: {reason.text}") if len(cases) > 1 else reason
@@ -84,35 +116,38 @@ def _of_cases(comparison: Comparison) -> Banner:
         return Banner(
             f"{n} OF {len(cases)} {COMPARABLE}", "warn", "!", say("not-ranked", names=names), reasons
         )
-    return _banner(worst, reasons)
+    return replace(_banner(worst, reasons, cases), targets=_over_runs(cases))
 
 
-_ORDER: Final[tuple[str, ...]] = (
-    State.NOT_COMPARABLE,
+_WORST_FIRST: Final[tuple[str, ...]] = (
+    State.NOT_COMPARABLE,  # no repeated run would help
     *(state for state in State if state != State.NOT_COMPARABLE),
     ALONE,
     REPEATS,
+    COMPARABLE,
 )
-
-
-def _severity(state: str) -> int:
-    """The work that differs is worst: no repeated run would help."""
-    return len(_ORDER) - _ORDER.index(state) if state in _ORDER else 0
 
 
 def target_lines(summary: Summary) -> tuple[TargetLine, ...]:
     """Every target in the order asked, then the share of requests that met all criteria."""
-    lines = tuple(
-        TargetLine(
-            MARKS[row.result],
-            row.result,
-            row.target,
-            with_interval(row.measured),
-            "" if row.result == "pass" else row.reason,
-        )
-        for row in summary.targets
-    )
-    return (*lines, *_goodput_line(summary.goodput))
+    return (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
+
+
+def _target_line(row: TargetResult) -> TargetLine:
+    why = "" if row.result == Result.PASS else row.reason
+    value = with_interval(row.measured) if isinstance(row.measured, Estimate) or not why else ""
+    return TargetLine(MARKS[row.result], row.result, row.target, value, why, f"slo.{row.target}")
+
+
+def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
+    """The SLOs of one contender that ran several times, judged by its figures over all runs."""
+    if len(cases) != 1 or len(cases[0].contenders) != 1:
+        return ()
+    (contender,) = cases[0].contenders
+    summaries = [view.summary for view in contender.views]
+    goals = [parse_goal(text) for text in contender.views[0].manifest.targets]
+    rows = judge_over_runs(goals, summaries, lambda path: contender.figure(*path))
+    return tuple(map(_target_line, rows))
 
 
 def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
@@ -120,10 +155,9 @@ def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
     if isinstance(share, Absent):
         return
     per_s = f", {with_interval(rate)}" if isinstance(rate, Estimate) else ""
-    met = (
-        f"met by {count(share.point * share.n)} of {share.n:,} requests ({number(share.point * 100)}%){per_s}"
-    )
-    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, "")
+    n, percent = count(share.point * share.n), number(share.point * 100)
+    met = f"met by {n} of {share.n:,} measured requests ({percent}%){per_s}"
+    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target"), "slo.goodput")
 
 
 def _slo_results(summary: Summary) -> str:
@@ -133,15 +167,15 @@ def _slo_results(summary: Summary) -> str:
     return ", ".join(f"{results.count(r)} {word}" for r, word in words.items() if r in results)
 
 
-def _instrument_error(instrument: Instrument) -> str:
+def instrument_error(instrument: Instrument) -> str:
     """How late the client was, in a sentence; "" where it is not known."""
     late, read_p99 = instrument.send_lag_p99_s, instrument.read_error_p99_s
     if isinstance(late, Absent) or isinstance(read_p99, Absent):
         return ""
     sent = f"99% of requests were sent at most {duration(late.point)} late"
-    stamped = "99% of arrivals carry the kernel's time stamp, so late reading does not move them"
+    stamped = "99% of arrivals have the kernel's time stamp, so late reading does not change them"
     read = f"99% of arrival times are exact to {error(read_p99.point)}" if read_p99.point > 0 else stamped
-    return f"The instrument: {sent}; {read}.{_canary(instrument)}{_network(instrument)}"
+    return f"The client: {sent}; {read}.{_canary(instrument)}{_network(instrument)}"
 
 
 def _canary(instrument: Instrument) -> str:
@@ -149,12 +183,11 @@ def _canary(instrument: Instrument) -> str:
     p99, beyond = instrument.canary_p99_s, instrument.canary_beyond_p99_s
     if isinstance(p99, Absent) or isinstance(beyond, Absent):
         too_short = isinstance(p99, Absent) and p99.code == "too-short"
-        return " The canary did not check these bounds: the run was too short." if too_short else ""
+        return " The run was too short for the canary to check this." if too_short else ""
     within = "within these bounds" if not beyond.point else f"at most {error(beyond.point)} outside them"
     return (
-        f" The canary, a process of this machine that streamed {p99.n:,} events with their true times "
-        f"meanwhile, checked this: 99% came {within}, "
-        f"and at most {error(p99.point)} from their true times."
+        f" A canary checked this: a process on this machine that streamed {p99.n:,} events with known times "
+        f"during the load. 99% were measured {within} and at most {error(p99.point)} off."
     )
 
 
@@ -164,4 +197,4 @@ def _network(instrument: Instrument) -> str:
     if not isinstance(rtt, Estimate) or not isinstance(again, Estimate):
         return ""
     lost = f"; {again.point:,.0f} TCP segments were sent again" if again.point else ""
-    return f" The network's share of each TTFT is {duration(rtt.point)}, one round trip by TCP{lost}."
+    return f" The network adds one TCP round trip, {duration(rtt.point)}, to each TTFT{lost}."

@@ -26,13 +26,14 @@ from burstline.reports.model.comparison import (
     better,
 )
 from burstline.reports.number_format import interval, number, point, scale_of
-from burstline.reports.page.answer import limits_of, pair_words
+from burstline.reports.page.answer import pair_numbers, pair_words
+from burstline.reports.page.bottleneck import limits_of
 from burstline.reports.page.sections import NO_DISTRIBUTION, distributions
-from burstline.reports.page.side_by_side import findings, side_by_side, spread_table
+from burstline.reports.page.side_by_side import side_by_side, times_of
 from burstline.reports.sentences import say
 
 SHORT = {
-    "Peak memory of the server's processes": "Server memory",
+    "Peak memory of the server's processes": "Host memory",
     "Peak memory of the devices": "GPU memory",
 }
 """Titles that are too long beside a figure."""
@@ -42,8 +43,8 @@ def numbers(case: Case, prefix: str) -> list[Block]:
     """How many times better the fastest is, all numbers, and what they say; without ranking where refused."""
     if case.gate.comparable or case.is_alone:
         # What limited the contenders stands at the top of the page where this is its only case.
-        found = [*findings(case), *(limits_of([case]) if prefix else ())]
-        lines = [Findings(tuple(found))] if found else []
+        limits = limits_of([case]) if prefix else ()
+        lines = [Findings(tuple(limits))] if limits else []
         return [*_forests(case, prefix), side_by_side(case), *lines]
     if case.gate.state == State.NOT_COMPARABLE:
         return [side_by_side(case)]
@@ -57,7 +58,8 @@ def _forests(case: Case, prefix: str) -> Iterator[Block]:
         ratios = [r for path in JUDGED if (r := _ratio(case, pair, path, contrasts.get(path)))]
         if ratios:
             finding = f"{pair_words(pair, contrasts)}."
-            yield forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
+            plot = forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
+            yield replace(plot, numbers=tuple(pair_numbers(case, pair, contrasts)))
             explain = False
 
 
@@ -78,8 +80,9 @@ def _ratio(case: Case, pair: Pair, path: Path, contrast: Contrast | Absent | Non
         runs = tuple((value / base) ** sign for value in of_one)
     ends = [end**sign for end in (contrast.ratio.low, contrast.ratio.high) if end]
     low, high = (min(ends), max(ends)) if len(ends) == 2 else (None, None)
-    decided = better(contrast, which) is not None
-    return Ratio(SHORT.get(title, title), contrast.ratio.point**sign, low, high, runs, decided)
+    decided, times = better(contrast, which) is not None, times_of(contrast, title, which)
+    better_by = contrast.ratio.point**sign
+    return Ratio(SHORT.get(title, title), better_by, low, high, runs, decided, times.text, times.ends)
 
 
 def differences(case: Case, _: str) -> list[Block]:
@@ -88,44 +91,46 @@ def differences(case: Case, _: str) -> list[Block]:
         [fact for fact in case.gate.facts if fact.agrees is agrees] for agrees in (False, None, True)
     )
     blocks: list[Block] = [
-        _facts(differing, case, "What differs beyond its tolerance")
+        _facts(differing, case, "Differences beyond the tolerance")
         if differing
-        else Note("Nothing that was checked differs beyond its tolerance.")
+        else Note("All checked properties agree within their tolerances.")
     ]
     if unknown:
-        blocks.append(_facts(unknown, case, "What not every engine says, and could not be checked"))
+        blocks.append(_facts(unknown, case, "Not checked, because not every engine reports it"))
     if equal:
-        blocks.append(Folded(f"{len(equal)} things are equal", (_facts(equal, case, "What is equal"),)))
+        blocks.append(Folded(f"{len(equal)} properties agree", (_facts(equal, case, "Equal properties"),)))
     return blocks
 
 
 def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
-    columns = ["Fact", *case.labels, "May differ by"]
+    columns = ["Property", *case.labels, "Tolerance"]
     rows = [[f.name, *(f.values.get(label, UNSAID) for label in case.labels), f.tolerance] for f in facts]
     return table(caption, columns, rows, text=range(len(columns)))
 
 
 def shape(case: Case, prefix: str) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, one curve a contender."""
-    plots = tuple(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix))
+    keys = [case.key(label, ()) for label in case.labels]
+    plots = tuple(distributions(case.contenders, keys, "ttft", "tpot", "e2e", prefix=prefix))
     explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
     return [Side(plots, explained)] if plots else [Note(NO_DISTRIBUTION)]
 
 
 def platforms(comparison: Comparison) -> list[Block]:
     """For each engine the distributions of one work on all platforms, on one axis; empty for one platform."""
-    groups: dict[tuple[str, str, str], dict[str, tuple[str, Contender]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, tuple[Case, Contender]]] = {}
     for case in comparison.cases:
         for contender in case.contenders:
             view = contender.views[0]
             work = (contender.label, str(replace(view.manifest.asked, salt="")), view.facts["model"])
-            groups.setdefault(work, {}).setdefault(view.facts["devices"], (case.name, contender))
+            groups.setdefault(work, {}).setdefault(view.facts["devices"], (case, contender))
     blocks: list[Block] = []
     for k, ((label, *_), found) in enumerate(groups.items()):
         if len(found) > 1 and all(found):
             curves = [Contender(devices, contender.views) for devices, (_, contender) in found.items()]
-            plots = tuple(distributions(curves, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
-            names = "; ".join(name for name, _ in found.values())
+            keys = [case.key(label, ()) for case, _ in found.values()]
+            plots = tuple(distributions(curves, keys, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
+            names = "; ".join(case.name for case, _ in found.values())
             blocks += [Note(f"{label}: {names}."), Side(plots, OVERLAID)] if plots else []
     return blocks
 
@@ -142,10 +147,8 @@ def runs(case: Case, _: str) -> list[Block]:
         )
         for label, view in shown
     ]
-    columns = ["Contender", "Run", "Verdict", "Served as asked"]
-    spread = spread_table(case)
-    listing = table("Every run, with its own report", columns, rows, text=(0, 1, 2))
-    return [listing] if spread is None else [listing, spread]
+    columns = ["Contender", "Run", "Reliable?", "Served as asked"]
+    return [table("Every run, with its own report", columns, rows, text=(0, 1, 2))]
 
 
 def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
@@ -157,12 +160,14 @@ def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
     if len(cases) < 2:
         return None
     labels = list(dict.fromkeys(label for case in cases for label in case.labels))
-    rows = [Row((Cell("Verdict"), *(_state(case, anchors[id(case)]) for case in cases)))]
+    rows = [Row((Cell("Comparable?"), *(_state(case, anchors[id(case)]) for case in cases)))]
     for label in labels:
         known = [next((c for c in case.contenders if c.label == label), None) for case in cases]
         cells = (_grid_cell(case, contender) for case, contender in zip(cases, known, strict=True))
         rows.append(Row((Cell(label), *cells)))
-    columns = (Column("E2E p50", False), *(Column(case.name or "all", False) for case in cases))
+    limited = (" ".join(limits_of([case], brief=True)) or "–" for case in cases)
+    rows.append(Row((Cell("What limited each"), *(Cell(limit, tone="wrap") for limit in limited))))
+    columns = (Column("Contender", False), *(Column(case.name or "all", False) for case in cases))
     figures = [contender.figure(*E2E.path) for case in cases for contender in case.contenders]
     has_intervals = any(interval(figure, scale_of([figure])) for figure in figures)
     caption = f"E2E p50 {'with its 95% interval ' if has_intervals else ''}and the output rate in each case"
@@ -186,4 +191,5 @@ def _grid_cell(case: Case, contender: Contender | None) -> Cell:
     output = "" if isinstance(rate, Absent) else f"{number(rate.point)} tok/s"
     details = " · ".join(filter(None, (interval(figure, scale), output)))
     mark, tone = (" ★", "best") if case.best(E2E) == contender.label else ("", "")
-    return Cell(f"{point(figure, scale)} {scale.unit}{mark}", detail=details, tone=tone)
+    text, key = f"{point(figure, scale)} {scale.unit}{mark}", case.key(contender.label, E2E.path)
+    return Cell(text, detail=details, tone=tone, key=key, unit=scale.unit)

@@ -6,6 +6,7 @@ from typing import Any
 
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison
 from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.page.banner import case_state
 from burstline.reports.page.side_by_side import contrast_json
 from burstline.reports.page.sweep_words import sweep_json
 
@@ -18,13 +19,21 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "cells": [_case(case) for case in comparison.cases],
         "sweeps": [sweep_json(sweep) for sweep, _ in sweeps_in(comparison.cases)],
         "missing": list(comparison.missing),
+        "others": [
+            {
+                "name": each.name,
+                "tool": each.tool,
+                "numbers": {".".join(place): value for place, value in each.numbers.items()},
+            }
+            for each in comparison.others
+        ],
     }
 
 
 def _case(case: Case) -> dict[str, Any]:
     return {
         "name": case.name,
-        "state": case.gate.state,
+        "state": case_state(case),
         "reasons": [reason.to_json() for reason in case.gate.reasons],
         "warnings": [reason.to_json() for reason in case.gate.warnings],
         "facts": [

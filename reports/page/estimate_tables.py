@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from markupsafe import Markup, escape
 
 from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.record.summary import NamedFigure, Section, SessionFigures
+from burstline.loadgen.record.summary import NamedFigure, Section, Summary
 from burstline.loadgen.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
 from burstline.loadgen.stats.estimates import ONE_RUN
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.reports.blocks import Cell, Column, Row, Table
-from burstline.reports.model.comparison import LATENCIES, QUANTILES
-from burstline.reports.number_format import ARROWS, Scale, duration, error, interval, point, scale_of
+from burstline.reports.blocks import Block, Cell, Column, Row, Table, table
+from burstline.reports.model.comparison import QUANTILES, View
+from burstline.reports.number_format import (
+    ARROWS,
+    Scale,
+    duration,
+    error,
+    interval,
+    point,
+    scale_of,
+    with_interval,
+)
 from burstline.reports.sentences import say
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
 LETTERS = (
-    "The letters of the formulae: s when the request was due, d dispatched, c₁ connected, w fully written; "
-    "t₁ … tₘ when the events that carry tokens arrived, n₁ … nₘ how many tokens each carries, N their sum; "
-    "f the end of the stream; a window is [a, b]. All on one monotonic clock."
+    "A request is due at s, dispatched at d, connected at c₁ and fully written at w. Events with tokens "
+    "arrive at t₁ … tₘ and carry n₁ … nₘ tokens, in sum N; the stream ends at f. A window is [a, b]. All "
+    "times come from one monotonic clock."
 )
+
+
+COLUMNS = {**{p: p for p in QUANTILES}, "mean": "mean", "std": "SD", "min": "min", "max": "max"}
+"""The columns of a table of latencies, by the figure's name."""
+TOTALS = ("output_tok_per_s", "requests_per_s", "drain_s", "server_peak_bytes", "device_peak_bytes")
+"""Figures of the run as a whole that stand beside its latencies."""
 
 
 def title_of(key: str) -> str:
@@ -40,35 +54,44 @@ def named(key: str, title: str = "") -> Cell:
     return Cell(f"{METRICS[key].title}\u00a0{arrow}".strip(), href=f"#def-{key}")
 
 
-def latency_table(
-    caption: str,
-    metrics: Mapping[str, Section],
-    *,
-    graded: Grades = MappingProxyType({}),
-    evidence: bool = True,
-) -> Table:
+def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) -> Table:
     """One row a metric, one column a quantile, each number over its interval, then the instrument's error.
 
-    Numbers of the headline link to their `evidence`; a note says what late reading did to one (`graded`).
+    A note says what late reading did to a number (`graded`).
     """
     figures = {key: {row.name: row.figure for row in section.rows()} for key, section in metrics.items()}
-    columns = [p for p in (*QUANTILES, "mean") if any(p in row for row in figures.values())]
+    always = (*QUANTILES, "mean")
+    columns = [
+        p
+        for p in COLUMNS
+        if any(p in row and (p in always or isinstance(row[p], Estimate)) for row in figures.values())
+    ]
     errors = ["instrument_error"] if any("instrument_error" in row for row in figures.values()) else []
     notes: list[str] = []
     rows = tuple(
-        Row(tuple(_latency_cells(key, row, graded.get(key, {}), columns, errors, notes, evidence)))
+        Row(tuple(_latency_cells(key, row, graded.get(key, {}), columns, errors, notes)))
         for key, row in figures.items()
     )
-    titles = ["Latency", "Unit", *columns, *("± instrument" for _ in errors), "n"]
+    titles = ["Latency", "Unit", *(COLUMNS[p] for p in columns), *("± instrument" for _ in errors), "n"]
     known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
-    alone = evidence and any(figure.note == ONE_RUN for figure in known)
+    alone = any(figure.note == ONE_RUN for figure in known)
     return Table(
         caption,
         tuple(Column(title, k > 1) for k, title in enumerate(titles)),
         rows,
-        remark="One run gives no interval; three (--repeats 3) give one." if alone else "",
+        remark="One burst gives no confidence interval; three runs do (--repeats 3)." if alone else "",
         notes=tuple(notes),
     )
+
+
+def headline_latencies(view: View, caption: str) -> list[Table]:
+    """The table of the latencies that are shown first; none where no request has one."""
+    summary = view.summary
+    metrics: dict[str, Section] = {k: row for k, row in summary.metrics.items() if k in view.headline}
+    if not metrics:
+        return []
+    metrics |= {"interactivity": summary.interactivity} if view.is_generating else {}
+    return [latency_table(caption, metrics, summary.grades)]
 
 
 def _latency_cells(
@@ -78,31 +101,39 @@ def _latency_cells(
     columns: list[str],
     errors: list[str],
     notes: list[str],
-    evidence: bool,
 ) -> Iterator[Cell]:
     known = [figure for p in columns if isinstance(figure := row.get(p), Estimate)]
     scale = scale_of(known)
     yield named(key)
     yield Cell(scale.unit)
     for p in columns:
-        href = f"#ev-{key}-{p}" if evidence and key in LATENCIES else ""
-        yield _value(row[p], scale, notes, href, graded.get(p)) if p in row else Cell("–")
+        path = f"{'metrics.' if key in METRICS else ''}{key}.{p}"
+        yield _value(row[p], scale, path, notes, graded.get(p)) if p in row else Cell("–")
     for name in errors:
         figure = row.get(name)
-        yield Cell(error(figure.point)) if isinstance(figure, Estimate) else Cell("–")
-    yield Cell(f"{max(figure.n for figure in known):,}" if known else "–")
+        path = f"metrics.{key}.{name}"
+        text = error(figure.point) if isinstance(figure, Estimate) else "–"
+        yield Cell(text, key=path if isinstance(figure, Estimate) else "", unit=text.partition(" ")[2])
+    yield Cell(f"{max(figure.n for figure in known):,}" if known else "–", key=f"metrics.{key}.n")
+
+
+def figure_cell(figure: Figure, scale: Scale, key: str) -> Cell:
+    """The number over its interval."""
+    return Cell(point(figure, scale), detail=interval(figure, scale), key=key, unit=scale.unit)
 
 
 def _value(
-    figure: Figure, scale: Scale, notes: list[str], href: str = "", graded: PercentileGrade | None = None
+    figure: Figure, scale: Scale, key: str, notes: list[str], graded: PercentileGrade | None = None
 ) -> Cell:
     """The number over its interval, or a dash; what is to say of it goes to `notes`, if new."""
     if isinstance(figure, Estimate):
-        cell = Cell(point(figure, scale), detail=interval(figure, scale), href=href)
+        cell = figure_cell(figure, scale, key)
         note = _read_late(figure, graded) if graded else ""
     else:
         cell = Cell("–")
-        note = SO_IT_LACKS.sub(", so it does not exist", figure.reason)  # one note for all percentiles
+        note = SO_IT_LACKS.sub(
+            ", so the percentile does not exist", figure.reason
+        )  # one note for all percentiles
     if note and note not in notes:
         notes.append(note)
     return replace(cell, note=notes.index(note) + 1) if note else cell
@@ -118,17 +149,13 @@ def _read_late(figure: Estimate, graded: PercentileGrade) -> str:
     return ""
 
 
-def group_table(caption: str, section: Section, only: Collection[str] | None = None) -> Table:
-    """A section of the summary, one figure a row; of the figures in `only` where that is given.
-
-    Absent figures are named below the table, with the reasons.
-    """
-    shown = [row for row in section.rows() if only is None or row.name in only]
+def group_table(caption: str, summary: Summary, name: str) -> Table:
+    """The section `name` of the summary, one figure a row; absent ones are named below, with the reasons."""
+    shown = list(getattr(summary, name).rows())
     known = [row for row in shown if isinstance(row.figure, Estimate)]
     columns = (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False))
-    return Table(
-        caption, columns, tuple(Row(tuple(_group_cells(row))) for row in known), remark=_absent(shown)
-    )
+    rows = tuple(Row(tuple(_group_cells(row, f"{name}.{row.name}"))) for row in known)
+    return Table(caption, columns, rows, remark=_absent(shown))
 
 
 def _absent(rows: Iterable[NamedFigure]) -> str:
@@ -154,18 +181,56 @@ def _within_a_sentence(title: str) -> str:
     return f"{title[0].lower()}{title[1:]}" if title[1:2].islower() else title
 
 
-def _group_cells(row: NamedFigure) -> Iterator[Cell]:
+def _group_cells(row: NamedFigure, key: str) -> Iterator[Cell]:
     scale = scale_of([row.figure], share=row.is_share)
     # What a gap is the gap of decides its sign: means may lie the other way round than the medians above it.
     note = row.figure.note if row.name.endswith("_gap_s") and isinstance(row.figure, Estimate) else None
     yield replace(named(row.name, row.title), detail=note or "")
-    yield Cell(point(row.figure, scale), detail=interval(row.figure, scale))
+    yield figure_cell(row.figure, scale, key)
     yield Cell(scale.unit)
 
 
-def session_tables(sessions: SessionFigures) -> tuple[Table, Table]:
-    """Whole sessions, and one row for each turn by its place in them."""
-    notes: list[str] = []
+def whole_run(summary: Summary) -> Table:
+    """The length of the window that counts, and what was served in the whole run."""
+    window, lengths, n = summary.window, summary.lengths, summary.counts.get("ok", 0)
+    lasted = (
+        replace(window.end_s, point=window.end_s.point - window.start_s.point)
+        if isinstance(window.end_s, Estimate) and isinstance(window.start_s, Estimate)
+        else window.end_s
+    )
+    totals = [
+        replace(mean, point=mean.point * n, unit="1", low=None, high=None)
+        if isinstance(mean := each.served_mean, Estimate)
+        else mean
+        for each in (lengths.prompt_tok, lengths.output_tok)
+    ]
+    rows: list[tuple[str, str, Figure]] = [
+        ("Measured time", "window.length_s", lasted),
+        ("Prompt tokens served", "lengths.prompt_tok", totals[0]),
+        ("Output tokens served", "lengths.output_tok", totals[1]),
+        *(
+            (row.title, f"{name}.{row.name}", row.figure)
+            for name in ("throughput", "burst", "memory")
+            for row in getattr(summary, name).rows()
+            if row.name in TOTALS
+        ),
+    ]
+    return table(
+        "The run as a whole",
+        ["What", "Value"],
+        [
+            [title, Cell(with_interval(f), key=key, unit=scale_of([f]).unit)]
+            for title, key, f in rows
+            if isinstance(f, Estimate)
+        ],
+    )
+
+
+def session_tables(summary: Summary) -> list[Block]:
+    """Whole sessions, and one row for each turn by its place in them; none without sessions."""
+    sessions, notes = summary.sessions, list[str]()
+    if sessions is None:
+        return []
     turns = sessions.by_turn
     shown = [
         ("TTFT p50", [turn.ttft.p50 for turn in turns], False),
@@ -184,8 +249,8 @@ def session_tables(sessions: SessionFigures) -> tuple[Table, Table]:
                 Cell(f"{turn.turn}"),
                 Cell(f"{turn.ok:,} of {turn.requests:,}"),
                 *(
-                    _value(figures[k], scale, notes)
-                    for (_, figures, _), scale in zip(shown, scales, strict=True)
+                    _value(figures[k], scale, f"sessions.{turn.turn}.{title}", notes)
+                    for (title, figures, _), scale in zip(shown, scales, strict=True)
                 ),
             )
         )
@@ -195,7 +260,7 @@ def session_tables(sessions: SessionFigures) -> tuple[Table, Table]:
     titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
     columns = tuple(Column(title, k > 0) for k, title in enumerate(["Turn", "Served", *titles]))
     by_turn = Table("Turns by their place in the session", columns, rows, notes=tuple(notes))
-    return group_table("Whole sessions", sessions), by_turn
+    return [group_table("Whole sessions", summary, "sessions"), by_turn]
 
 
 def glossary_table() -> Table:
@@ -213,7 +278,7 @@ def glossary_table() -> Table:
         )
         for key, metric in METRICS.items()
     )
-    columns = tuple(Column(title, numeric=False) for title in ("Metric", "Made of", "Unit", "Source"))
+    columns = tuple(Column(title, numeric=False) for title in ("Metric", "Formula", "Unit", "Source"))
     return Table("What every number means", columns, rows)
 
 

@@ -1,31 +1,41 @@
-"""A run or a comparison in other formats, as the bytes of files.
-
-What draws or writes tables is imported where it is asked for: a text must not wait for it.
-"""
+"""A run or a comparison in other formats, as the bytes of files, and the page's figures alone."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import orjson
 import pyarrow.parquet as pq
+from matplotlib.artist import Artist
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from burstline.loadgen.record.rundir import Run
+from burstline.reports.blocks import Block, Folded, Plot, Side
+from burstline.reports.figures.drawing import VARIABLES, witness
 from burstline.reports.formats.csv import records_csv
 from burstline.reports.formats.junit import junit
+from burstline.reports.formats.llm_d import llm_d_report
 from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.openmetrics import openmetrics
 from burstline.reports.formats.text import text
 from burstline.reports.formats.trace_events import trace_json
 from burstline.reports.formats.vllm_bench import vllm_result
 from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
-from burstline.reports.page.figure_files import figure_files
-from burstline.reports.page.page import render
+from burstline.reports.page.page import page_sections, render
+
+DOTS_PER_INCH = 144
+"""Twice the size on the page: sharp on today's screens."""
 
 
 def _parquet(run: Run) -> dict[str, bytes]:
@@ -34,22 +44,20 @@ def _parquet(run: Run) -> dict[str, bytes]:
     return {"records.parquet": out.getvalue()}
 
 
-def _csv(run: Run) -> dict[str, bytes]:
-    return {"records.csv": records_csv(run)}
-
-
 def _figures(run: Run) -> dict[str, bytes]:
     return {f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()}
 
 
 FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
     "parquet": _parquet,
-    "csv": _csv,
+    "csv": lambda run: {"records.csv": records_csv(run)},
     "markdown": lambda run: {"summary.md": markdown(digest(alone(view_of(run)))).encode()},
     "junit": lambda run: {"junit.xml": junit(view_of(run)).encode()},
     "trace": lambda run: {"trace.json": trace_json(view_of(run))},
     "figures": _figures,
     "vllm": lambda run: {"vllm.json": orjson.dumps(vllm_result(run))},
+    "llm-d": lambda run: {"llm-d.json": orjson.dumps(llm_d_report(run))},
+    "openmetrics": lambda run: {"openmetrics.txt": openmetrics(run)},
 }
 """By format, what makes its files of a run: their contents by name."""
 
@@ -59,9 +67,8 @@ def written(shape: str, comparison: Comparison) -> str:
     if shape == "html":
         return render(comparison)
     if shape == "json":
-        return (
-            json.dumps(orjson.loads(orjson.dumps(comparison_json(comparison))), indent=2) + "\n"
-        )  # NaN is null
+        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        return orjson.dumps(comparison_json(comparison), option=options).decode()
     return {"markdown": markdown, "text": text}[shape](digest(comparison))
 
 
@@ -70,3 +77,89 @@ def write_all(comparison: Comparison, folder: Path) -> Path:
     for name, shape in (("report.html", "html"), ("report.md", "markdown"), ("comparison.json", "json")):
         (folder / name).write_text(written(shape, comparison), "utf-8")
     return folder / "report.html"
+
+
+def figure_files(comparison: Comparison) -> dict[str, bytes]:
+    """Every figure of the page by file name, `ttft-cdf.svg` and `ttft-cdf.png`; wide ones only."""
+    bitmaps: dict[str, bytes] = {}
+    seen = witness.set(lambda name, figure: bitmaps.update({name: _png(figure)}))
+    try:
+        plots = [plot for section in page_sections(comparison) for plot in plots_in(section.blocks())]
+    finally:
+        witness.reset(seen)
+    found: dict[str, bytes] = {}
+    for plot in plots:
+        found[f"{plot.id}.svg"] = standalone_svg(plot).encode()
+        if plot.drawings[0].name in bitmaps:
+            found[f"{plot.id}.png"] = bitmaps[plot.drawings[0].name]
+    return found
+
+
+def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
+    """All figures among blocks, those in folds and side by side too."""
+    for block in blocks:
+        if isinstance(block, Plot):
+            yield block
+        elif isinstance(block, Side | Folded):
+            yield from plots_in(block.blocks)
+
+
+def standalone_svg(plot: Plot) -> str:
+    """The wide drawing as a document: colours written out, on the page's paper, title and description."""
+    drawing = plot.drawings[0]
+    width, height = f"{drawing.width:g}", f"{drawing.height:g}"
+    body = re.sub(r"var\(--(\w+)\)", lambda found: theme()[found[1]], drawing.body)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
+        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'font-family="system-ui, Helvetica, Arial, sans-serif">\n'
+        f"<title>{escape(plot.title)}</title>\n<desc>{escape(plot.finding)}</desc>\n"
+        f'<rect width="100%" height="100%" fill="{theme()["paper"]}"/>\n{body}\n</svg>\n'
+    )
+
+
+@cache
+def theme() -> dict[str, str]:
+    """The page's colours in its light theme, by the name of their CSS variable."""
+    css = files("burstline.reports.page").joinpath("templates/page.css").read_text("utf-8")
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", css[: css.index("}")]))
+
+
+def _png(figure: Figure) -> bytes:
+    for artist in figure.findobj():
+        _recolour(artist)
+    for panel in figure.axes:
+        panel.set_facecolor("none")
+    out = io.BytesIO()
+    figure.savefig(
+        out, format="png", dpi=DOTS_PER_INCH, facecolor=theme()["paper"], metadata={"Software": None}
+    )
+    return out.getvalue()
+
+
+_COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+
+
+def _recolour(artist: Artist) -> None:
+    """Gives an artist drawn in sentinel colours those of the theme."""
+    for name in _COLOURED:
+        get, put = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
+        if get is None or put is None:
+            continue
+        colour = get()
+        if isinstance(colour, np.ndarray) and colour.ndim == 2:
+            put([_real(row) for row in colour.tolist()])
+        elif isinstance(colour, np.ndarray):
+            put(_real(colour.tolist()))
+        elif isinstance(colour, str | tuple) and colour not in ("none", "auto"):
+            put(_real(colour))
+
+
+def _real(colour: object) -> tuple[float, ...] | str:
+    """The theme's colour for a sentinel, its opacity kept; any other as it is."""
+    variable = VARIABLES.get(to_hex(colour))  # type: ignore[arg-type]
+    if variable is None:
+        return colour if isinstance(colour, str) else tuple(colour)  # type: ignore[arg-type]
+    red, green, blue = (int(theme()[variable][k : k + 2], 16) / 255 for k in (1, 3, 5))
+    opacity = colour[3] if isinstance(colour, list | tuple) and len(colour) == 4 else 1.0
+    return (red, green, blue, opacity)

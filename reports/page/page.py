@@ -7,7 +7,8 @@ to SECTIONS.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from burstline.reports.blocks import Block, Column, Folded, Note, Row
+from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Row
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
@@ -24,6 +25,8 @@ from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
+from burstline.reports.page.estimate_tables import session_tables
+from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
 
 
@@ -58,88 +61,113 @@ def _one(
     short: str,
     question: str,
     blocks: Callable[[View], list[Block]],
-    applies: Callable[[View], bool] = lambda view: view.has_served,
+    applies: Callable[[View], bool] = lambda _: True,
+    *,
+    of_served: bool = True,
 ) -> Section:
-    """A section of a run that is shown alone."""
+    """A section of a run that is shown alone; one `of_served` requests needs a request that succeeded."""
 
     def of(case: Case) -> View:
         return case.contenders[0].views[0]
 
-    return Section(
-        id, short, question, lambda case, _: blocks(of(case)), lambda case: applies(of(case)), of_one=True
-    )
+    def has_it(case: Case) -> bool:
+        return (of(case).has_served or not of_served) and applies(of(case))
 
-
-def _always(_: View) -> bool:
-    return True
+    return Section(id, short, question, lambda case, _: blocks(of(case)), has_it, of_one=True)
 
 
 SECTIONS: tuple[Section, ...] = (
-    _one("nothing", "Cause", "Why was nothing served?", accounts.nothing, lambda v: not v.has_served),
+    _one(
+        "nothing",
+        "Cause",
+        "Why was nothing served?",
+        accounts.nothing,
+        lambda v: not v.has_served,
+        of_served=False,
+    ),
     _one("numbers", "Numbers", "How fast is it?", sections.numbers),
     _one(
         "sessions",
         "Sessions",
         "How long do sessions and their turns take?",
-        sections.sessions,
-        lambda v: v.has_served and v.summary.sessions is not None,
+        lambda v: session_tables(v.summary),
+        lambda v: v.summary.sessions is not None,
     ),
     _one("shape", "Latency", "How are the latencies distributed?", sections.shape),
     _one("when", "Timeline", "What happened when?", sections.when),
-    _one(
-        "drain-of-the-burst",
-        "Burst",
-        "How does the burst drain?",
-        sections.burst,
-        lambda v: v.has_served and sections.is_burst(v),
-    ),
-    _one("requests", "Requests", "What became of each request?", accounts.requests, _always),
-    _one(
-        "failures",
-        "Failures",
-        "What failed?",
-        accounts.failures,
-        lambda v: v.has_served and not bool(v.columns.ok.all()),
-    ),
+    _one("drain-of-the-burst", "Burst", "How does the burst drain?", sections.burst, sections.is_burst),
+    _one("requests", "Requests", "What happened to each request?", accounts.requests, of_served=False),
+    _one("failures", "Failures", "What failed?", accounts.failures, lambda v: not v.columns.ok.all()),
     _one(
         "hardware",
         "Hardware",
         "How much of the hardware is used?",
         roofline_section.metal,
-        lambda v: v.has_served and roofline_section.is_known(v),
+        lambda v: v.summary.roofline is not None,
+    ),
+    _one(
+        "profile",
+        "Profile",
+        "How long does each GEMM take?",
+        roofline_section.profile,
+        lambda v: v.summary.profile is not None,
     ),
     _one("served", "Lengths", "Were all tokens served?", accounts.served),
     _one("instrument", "Instrument", "How accurate is the measurement?", sections.trust),
-    _one("again", "Reproduce", "Reproduce this run", accounts.again, _always),
-    _one("glossary", "Glossary", "What does each number mean?", accounts.glossary, _always),
+    _one("again", "Reproduce", "Reproduce this run", accounts.again, of_served=False),
+    _one("glossary", "Glossary", "What does each number mean?", accounts.glossary, of_served=False),
     Section("numbers", "Numbers", "Which is faster?", compared.numbers, lambda c: c.gate.comparable),
     Section("numbers", "Numbers", "How fast is it?", compared.numbers, lambda c: c.is_alone),
     Section(
         "numbers",
         "Numbers",
-        "What can be said?",
+        "How fast is each?",
         compared.numbers,
         lambda c: not c.gate.comparable and not c.is_alone,
     ),
-    Section("differences", "Differences", "What was equal, what differs?", compared.differences),
-    Section("shape", "Shape", "How do the latencies differ?", compared.shape),
-    Section("runs", "Runs", "Which runs are these?", compared.runs),
+    Section("differences", "Differences", "Were the conditions equal?", compared.differences),
+    Section("shape", "Latency", "How do the latencies differ?", compared.shape),
+    Section("runs", "Runs", "Which runs were compared?", compared.runs),
 )
 
 
 def render(comparison: Comparison) -> str:
     """The whole page as one HTML document; the same runs give the same bytes."""
-    macros: Any = templates().get_template("blocks.html.j2").module
     view = comparison.run
     swept = [] if view else [sweep for sweep, _ in sweeps_in(comparison.cases)]
+    return document(
+        title=comparison.title,
+        facts=(*comparison.facts, *(sweep.name for sweep in swept), *_common_facts(comparison)),
+        answer=answer(comparison),
+        verdict=banner(comparison),
+        sections=page_sections(comparison),
+        summary=view.summary.to_json() if view else comparison_json(comparison),
+        digest=digest(comparison),
+        made_from="this run" if view else "these runs",
+    )
+
+
+def document(
+    *,
+    title: str,
+    facts: Sequence[str],
+    answer: Answer,
+    verdict: Banner,
+    sections: Iterable[PageSection],
+    summary: object,
+    digest: Sequence[Block],
+    made_from: str,
+) -> str:
+    """A page of these parts; `summary` and the `digest` stand in it for machines and to copy."""
+    macros: Any = templates().get_template("blocks.html.j2").module
     return (
         templates()
         .get_template("page.html.j2")
         .render(
-            title=comparison.title,
-            facts=(*comparison.facts, *(sweep.name for sweep in swept), *_common_facts(comparison)),
-            answer=answer(comparison),
-            verdict=banner(comparison),
+            title=title,
+            facts=facts,
+            answer=answer,
+            verdict=verdict,
             # One by one, for the blocks of a large run take much memory.
             sections=[
                 {
@@ -148,11 +176,11 @@ def render(comparison: Comparison) -> str:
                     "question": section.question,
                     "html": Markup(macros.all(section.blocks())),  # noqa: S704
                 }
-                for section in page_sections(comparison)
+                for section in sections
             ],
-            summary_json=_json_in_html(view.summary.to_json() if view else comparison_json(comparison)),
-            markdown_json=_json_in_html(markdown(digest(comparison))),
-            made_from="this run" if view else "these runs",
+            summary_json=_json_in_html(summary),
+            markdown_json=_json_in_html(markdown(digest)),
+            made_from=made_from,
         )
     )
 
@@ -170,14 +198,17 @@ def page_sections(comparison: Comparison) -> Iterator[PageSection]:
         compared.grid(comparison, {id(c): f"{prefixes[id(c)]}numbers" for c in apart}) if not swept else None
     )
     if whole is not None:
-        yield PageSection("cells", "Overview", "Which is fastest where?", lambda: [whole])
+        yield PageSection("cells", "Overview", "Which is fastest in each case?", lambda: [whole])
     if across := compared.platforms(comparison):
-        question = "How do the latencies of one engine differ across platforms?"
+        question = "How does each engine's latency differ across platforms?"
         yield PageSection("platforms", "Platforms", question, lambda: across)
     for k, (sweep, within) in enumerate(swept):
         yield from _of_sweep(sweep, within, f"t{k}-" if len(swept) > 1 else "", prefixes)
     for case in apart:
         yield from _of_case(case, prefixes[id(case)])
+    if comparison.others:
+        question = "What did other tools report?"
+        yield PageSection("others", "Other tools", question, lambda: beside_others(comparison))
     if comparison.missing:
         notes = [Note(say("missing", what=what)) for what in comparison.missing]
         yield PageSection("missing", "Missing", "What is missing?", lambda: notes)
@@ -200,7 +231,7 @@ def _of_sweep(
     """The trade-off of a sweep, then each of its loads, folded."""
     of = f"{sweep.name}: " if prefix else ""
     anchors = {str(load): f"#{prefixes[id(case)]}load" for load, case in zip(sweep.loads, cases, strict=True)}
-    question = f"{of}What does more load bring, and what does it cost?"
+    question = f"{of}How do throughput and latency change with the load?"
     blocks = partial(tradeoff.blocks, sweep, prefix, anchors)
     yield PageSection(f"{prefix}tradeoff", f"{of}Trade-off", question, blocks)
 
@@ -214,18 +245,20 @@ def _of_sweep(
             for load, case in zip(sweep.loads, cases, strict=True)
         ]
 
-    yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}How is it at each load?", folds)
+    yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}What was measured at each load?", folds)
 
 
 def _common_facts(comparison: Comparison) -> list[str]:
-    """Model, data type, devices and day, where all of several runs have the same."""
+    """All engines; model, data type, devices and day, where all of several runs have the same."""
     if comparison.run is not None:
         return []
     each = [view.facts for view in comparison.views]
     common = [
         {facts[name].partition(",")[0] for facts in each} for name in ("model", "dtype", "devices", "date")
     ]
-    return [values.pop() for values in common if len(values) == 1 and values != {""}]
+    engines = dict.fromkeys(filter(None, (facts["engine"] for facts in each)))
+    same = [values.pop() for values in common if len(values) == 1 and values != {""}]
+    return [*filter(None, [", ".join(engines)]), *same]
 
 
 @cache
@@ -238,7 +271,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["cells"] = cells
+    environment.globals |= {"cells": cells, "keyed": keyed}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
@@ -252,13 +285,30 @@ def cells(row: Row, columns: Sequence[Column]) -> Markup:
         names = " ".join(filter(None, ("n" if column.numeric else "", escape(cell.tone))))
         text = escape(cell.text)
         parts += [
-            f'<{tag}{scope} class="{names}">' if names else f"<{tag}{scope}>",
+            f'<{tag}{scope} class="{names}"' if names else f"<{tag}{scope}",
+            f' data-key="{escape(cell.key)}" data-unit="{escape(cell.unit)}">' if cell.key else ">",
             f'<a href="{escape(cell.href)}">{text}</a>' if cell.href else text,
             f"<sup>{cell.note}</sup>" if cell.note else "",
             f"<small>{escape(cell.detail)}</small>" if cell.detail else "",
             f"</{tag}>",
         ]
     return Markup("".join(parts))  # noqa: S704 every text above is escaped
+
+
+def keyed(sentences: Iterable[str], numbers: Numbers) -> Iterator[Markup]:
+    """The sentences with their numbers, which stand in them in their order, marked by their keys."""
+    for rest in sentences:
+        done, later = Markup(), []
+        for key, text in numbers:
+            # The whole number: 2 req/s is not the end of 2.2 req/s.
+            found = re.search(rf"(?<![\d.,]){re.escape(text)}(?!\d)", rest)
+            if found:
+                shown = Markup('{}{}<span data-key="{}">{}</span>')
+                done, rest = shown.format(done, rest[: found.start()], key, text), rest[found.end() :]
+            else:
+                later.append((key, text))
+        numbers = tuple(later)
+        yield Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(done + escape(rest))))  # noqa: S704 all is escaped
 
 
 def _json_in_html(value: object) -> Markup:

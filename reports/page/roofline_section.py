@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 
-from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, Tile, Tiles, table
+from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import count, duration, number, scale_for
+from burstline.reports.page.forecast_tables import score_table
+from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import (
     DeviceFacts,
+    NotReconciled,
     OpRow,
     PhaseRow,
+    Profiled,
     Reconciliation,
-    Utilisation,
 )
-
-
-def is_known(view: View) -> bool:
-    """Whether the run was compared with its hardware, or states why it could not be."""
-    return view.summary.roofline is not None
 
 
 def metal(view: View) -> list[Block]:
@@ -29,43 +28,50 @@ def metal(view: View) -> list[Block]:
         why = found.absent if found else "this was never computed"
         return [Note(f"The run cannot be compared with its hardware: {why}.")]
     measured_s = sum(bar.seconds for bar in found.waterfall)
-    drawn = (roofline.roofline(phase, found.device) for phase in found.phases)
-    plots = tuple(plot for plot in drawn if plot is not None)
     bounds = tuple(_bounds(phase, found.device) for phase in found.phases)
     return [
         Note(found.sentence),
-        Tiles(tuple(_tiles(found, measured_s))),
-        _shares(found),
+        *_forecast(view.summary.forecast),
         roofline.waterfall(found.waterfall, measured_s),
-        _sensitivity(found, measured_s),
-        *([Side(plots, roofline.EXPLAINED)] if plots else []),
+        *_rooflines(found.phases, found.device),
+        Folded("Shares of the peak, and what would help", (_shares(found), _sensitivity(found, measured_s))),
         Folded("What bounds each operation of a step, and for how long", bounds),
         Folded("What was assumed, and where the ceilings come from", (_assumed(found),)),
     ]
 
 
-def _tiles(found: Reconciliation, measured_s: float) -> Iterator[Tile]:
-    """Each phase by what bounds it most, then the whole run."""
-    for phase in found.phases:
-        limit = next(iter(phase.limit_shares))
-        name, use = ("MFU", phase.mfu) if limit == "compute" else ("MBU", phase.mbu)
-        value = use.reachable if use.measured is None else use.measured
-        title, kind = _title(phase), "FLOP/s" if name == "MFU" else "bandwidth"
-        yield Tile(f"{title}: {name}, share of peak {kind}", number(value * 100), "%", _reach(use))
-    for label, seconds, of in (
-        ("The run at the ceiling", found.ceiling_s, "every op at its bound"),
-        (
-            "The run as predicted",
-            found.predicted_s,
-            f"it took {_more(measured_s / found.predicted_s)}",
-        ),
-    ):
-        scale = scale_for("s", [seconds])
-        yield Tile(label, number(seconds / scale.divisor), scale.unit, of)
+def _forecast(score: Score | NoForecast | None) -> list[Block]:
+    if isinstance(score, Score):
+        return [score_table(score)]
+    return [Note(f"No forecast: {score.absent}.")] if score else []
+
+
+def profile(view: View) -> list[Block]:
+    """The engine's own profile, or why it could not be compared."""
+    found = view.summary.profile
+    assert found is not None
+    return [Note(found.absent)] if isinstance(found, NotReconciled) else profiled(found)
+
+
+def profiled(found: Profiled) -> list[Block]:
+    """What is lost where, then each phase: modules beside their prediction, the roofline, each product."""
+    of = "profile-"
+    return [
+        *map(Note, found.sentences),
+        *map(roofline.modules, found.phases),
+        *_rooflines(found.phases, found.device, of),
+        *(_bounds(phase, found.device, of) for phase in found.phases),
+        Note(f"The profiler slows what it measures; {'; '.join(found.notes)}."),
+    ]
+
+
+def _rooflines(phases: Sequence[PhaseRow], device: DeviceFacts, of: str = "") -> list[Side]:
+    drawn = tuple(plot for phase in phases if (plot := roofline.roofline(phase, device, of)))
+    return [Side(drawn, roofline.EXPLAINED)] if drawn else []
 
 
 def _shares(found: Reconciliation) -> Table:
-    names = (("mfu", "MFU"), ("mfu_full", "MFU, attention as a full square"), ("mbu", "MBU"))
+    names = (("mfu", "MFU"), ("mbu", "MBU"))
     rows: list[list[str | Cell]] = []
     for phase in found.phases:
         shape = (
@@ -80,14 +86,6 @@ def _shares(found: Reconciliation) -> Table:
     return table(f"What each phase uses of {found.device.name}", columns, rows)
 
 
-def _reach(use: Utilisation) -> str:
-    """What calibrated kernels should reach: a prediction, which a good engine may beat."""
-    predicted = _percent(use.reachable)
-    if use.measured is None:
-        return "reachable; not measured"
-    return f"of a reachable {predicted}" if use.measured <= use.reachable else f"predicted: {predicted}"
-
-
 def _title(phase: PhaseRow) -> str:
     """Which steps the phase's figures are of."""
     if phase.phase == "decode":
@@ -95,7 +93,8 @@ def _title(phase: PhaseRow) -> str:
     return "Prefill and mixed steps" if phase.n_mixed else "Prefill steps"
 
 
-def _bounds(phase: PhaseRow, device: DeviceFacts) -> Table:
+def _bounds(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Table:
+    """A row for each op, and for what else a profiled step did; `of` begins the table's id."""
     largest = max((op.predicted_s for op in phase.ops), default=0.0)
     scale = scale_for("s", [largest])
 
@@ -104,28 +103,29 @@ def _bounds(phase: PhaseRow, device: DeviceFacts) -> Table:
 
     rows: list[list[str | Cell]] = [
         [
-            Cell(op.name, detail=" ".join(filter(None, [op.kind.partition(" ")[2], _runs(op)]))),
+            Cell(op.label, detail=f"× {op.count}" if op.count > 1 else ""),
             _shape(op),
             _big(op.flops, "FLOP") if op.flops else "–",
             _big(op.bytes, "B"),
             number(op.intensity) if op.flops else "–",
             number(op.ridge) if op.ridge else "–",
-            op.limit,
+            Cell(op.limit, detail=" + ".join(op.by)),
             time(op.ideal_s),
             Cell(time(op.predicted_s), detail=f"[{time(op.low_s)}, {time(op.high_s)}]"),
-            time(op.measured_s),
+            Cell(time(op.measured_s), detail=f"90%: {time(op.slow_s)}" if op.slow_s else ""),
+            _big(op.achieved_flops_per_s, "FLOP/s") if op.achieved_flops_per_s else "–",
+            _big(op.bytes / op.measured_s, "B/s") if op.measured_s and op.bytes else "–",
             _percent(op.share),
         ]
         for op in phase.ops
     ]
+    for label, seconds in phase.rest.items():
+        rows.append([label, *["–"] * 8, time(seconds), "–", "–", _percent(seconds / phase.step_s)])
     times = [f"{name} ({scale.unit})" for name in ("Ideal", "Predicted", "Measured")]
-    columns = ["Op", "M × N × K", "FLOPs", "Bytes", "FLOP/B", "Ridge", "Bound", *times, "Of the step"]
+    columns = ["Op", "M × N × K", "FLOPs", "Bytes", "FLOP/B", "Ridge", "Bound", *times]
+    columns += ["Achieved", "Moved", "Of the step"]
     caption = f"What bounds each op of a typical step of {phase.phase}, on {device.name} in {device.dtype}"
-    return table(caption, columns, rows, text=(0, 6))
-
-
-def _runs(op: OpRow) -> str:
-    return f"× {op.count}" if op.count > 1 else ""
+    return replace(table(caption, columns, rows, text=(0, 6)), id=f"{of}bounds-{phase.phase}")
 
 
 def _shape(op: OpRow) -> str:
@@ -143,18 +143,12 @@ def _big(value: float, unit: str) -> str:
 
 def _sensitivity(found: Reconciliation, measured_s: float) -> Table:
     rows = [
-        [
-            change.change,
-            "–" if change.makespan_s is None else duration(change.makespan_s),
-            "–" if change.ratio is None else _changed(change.ratio),
-            change.why,
-        ]
+        [change.change, duration(change.makespan_s), _changed(change.ratio), change.why]
         for change in found.sensitivity
+        if change.makespan_s is not None and change.ratio is not None
     ]
     base = duration(found.predicted_s)
-    caption = (
-        f"What would help: the run as predicted, {base} ({duration(measured_s)} measured), with one change"
-    )
+    caption = f"What would help: one change to the predicted run ({base}; measured {duration(measured_s)})"
     return table(caption, ["Change", "Predicted run", "Difference", "Why"], rows, text=(0, 3))
 
 
@@ -165,17 +159,12 @@ def _assumed(found: Reconciliation) -> Table:
         [f"model: {_big(model.params, '')}parameters, its shape from {model.config_from}"],
         *([said] for said in found.assumed),
     ]
-    return table(f"What was assumed; predictions by {found.tier}", ["Assumed"], rows)
+    return table(f"What was assumed; predictions by {found.by}", ["Assumed"], rows)
 
 
 def _changed(ratio: float) -> str:
     percent = round((ratio - 1) * 100)
     return f"{percent:+d}%".replace("-", "−") if percent else "0%"
-
-
-def _more(ratio: float) -> str:
-    percent = round(abs(ratio - 1) * 100)
-    return f"{percent}% {'longer' if ratio > 1 else 'less'}" if percent else "as long"
 
 
 def _percent(share: float | None) -> str:

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from burstline.loadgen.record.columns import Floats
-from burstline.loadgen.record.summary import Quantiles, Section
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.reports.blocks import (
-    Block,
-    Cell,
-    Column,
-    Folded,
-    Note,
-    Overview,
-    Plot,
-    Row,
-    Side,
-    Table,
-    Tile,
-    Tiles,
-    table,
-)
+from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.reports.blocks import Block, Folded, Note, Numbers, Plot, Side, Tile, Tiles, table
 from burstline.reports.figures import ecdf, run_figures, series
-from burstline.reports.figures.gaps import gap_map
 from burstline.reports.figures.run_figures import Panel, SeriesLine
-from burstline.reports.model.comparison import LATENCIES, QUANTILES, Contender, View
+from burstline.reports.model.comparison import QUANTILES, Contender, View
 from burstline.reports.number_format import count, counted, duration, interval, number, point, scale_of
-from burstline.reports.page.estimate_tables import group_table, latency_table, session_tables, title_of
+from burstline.reports.page.banner import instrument_error
+from burstline.reports.page.estimate_tables import (
+    group_table,
+    headline_latencies,
+    latency_table,
+    title_of,
+    whole_run,
+)
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
 QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
@@ -39,76 +30,64 @@ MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 
 
 def numbers(view: View) -> list[Block]:
-    """Headline numbers with small figures beside them, then latency, throughput and memory as tables."""
+    """Headline numbers, latencies and totals; what few readers need is folded."""
     summary = view.summary
-    headline: dict[str, Section] = {
-        **{key: row for key, row in summary.metrics.items() if key in LATENCIES},
-        "interactivity": summary.interactivity,
+    others = {key: row for key, row in summary.metrics.items() if key not in view.headline}
+    groups = {
+        "throughput": "Throughput",
+        "goodput": f"Goodput: {' and '.join(summary.goodput.criteria)}",
+        "memory": "Memory",
+        "concurrency": "Concurrency",
+        "stalls": "Stalls",
+        "cost": "Cost and energy",
     }
-    others = {key: row for key, row in summary.metrics.items() if key not in LATENCIES}
-    groups: list[tuple[str, Section]] = [("Throughput", summary.throughput), ("Memory", summary.memory)]
-    if any(summary.cost.rows()):
-        groups.append(("Cost and energy", summary.cost))
-    if summary.goodput.criteria:
-        groups.insert(1, (f"Goodput: {' and '.join(summary.goodput.criteria)}", summary.goodput))
-    details: list[tuple[str, Section]] = [("Concurrency", summary.concurrency), ("Stalls", summary.stalls)]
+    left_out = {"goodput"} if not summary.goodput.criteria else set[str]()
+    if not any(isinstance(row.figure, Estimate) for row in summary.cost.rows()):
+        left_out |= {"cost"}
+    tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in left_out)
+    after = " after the warm-up" if view.warm_up_end_s else ""
+    e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
+    n = counted(max((figure.n for figure in e2e), default=0), "request")
+    brackets = "; 95% intervals in brackets" if any(figure.low is not None for figure in e2e) else ""
     blocks: list[Block] = [
-        Overview(Tiles(tuple(_tiles(view))), tuple(_small_figures(view))),
-        Side(
-            (
-                latency_table("Latency of all planned requests", headline, graded=summary.grades),
-                *(group_table(caption, section) for caption, section in groups),
-            ),
-            least_rem=36,
-        ),
-        Folded(
-            "Concurrency and stalls",
-            (Side(tuple(group_table(caption, section) for caption, section in details)),),
-        ),
+        Tiles(tuple(_tiles(view))),
+        *headline_latencies(view, f"Latency of the {n}{after}{brackets}"),
+        whole_run(summary),
+        Folded("Throughput, memory, concurrency and stalls", (Side(tables),)),
     ]
     if others:
-        table = latency_table("The same requests, measured otherwise", others, graded=summary.grades)
-        blocks.append(Folded("Other latencies, and what other tools call by the same names", (table,)))
-    if bounds := {key: row for key, row in summary.bounds.items() if key in LATENCIES}:
-        blocks.append(Folded("Upper bounds, as MLPerf computes them", (_bounds(bounds),)))
-    return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
+        table = latency_table("The same requests by other definitions", others, summary.grades)
+        blocks.append(Folded("Other definitions of latency, as other tools use them", (table,)))
+    return blocks
 
 
-def sessions(view: View) -> list[Block]:
-    """Conversations: their makespan, and each turn's latency and cached prompt by its place in them."""
-    assert view.summary.sessions is not None
-    return list(session_tables(view.summary.sessions))
+def distributions(
+    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = ""
+) -> Iterator[Plot]:
+    """The distributions of latencies, with the percentiles that all tables have.
 
-
-def _small_figures(view: View) -> Iterator[Plot]:
-    """The distribution of the end-to-end latency and the pulse of the run; their numbers stand below."""
-    yield from distributions(_contender(view), "e2e")
-    if (edges := _edges(view)) is not None:
-        yield run_figures.pulse(
-            edges, series.in_flight(view.columns, edges), series.tokens_per_s(view.columns, edges)
-        )
-
-
-def distributions(contenders: Sequence[Contender], *metrics: str, prefix: str = "") -> Iterator[Plot]:
-    """The distributions of latencies, with the percentiles that all tables have."""
+    `keys` begin the keys of each contender's numbers.
+    """
     titles = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
     for metric in metrics:
         curves = []
-        for contender in contenders:
+        for contender, key in zip(contenders, keys, strict=True):
             figures = {share: contender.figure("metrics", metric, p) for p, share in QUANTILES.items()}
-            known = {share: f.point for share, f in figures.items() if isinstance(f, Estimate)}
-            curves.append(ecdf.Curve(contender.label, contender.counted(metric), known))
-        plot = ecdf.ecdf(f"{prefix}ecdf-{metric}", titles[metric], title_of(metric), curves)
+            known = {share: f for share, f in figures.items() if isinstance(f, Estimate)}
+            curve = ecdf.Curve(contender.label, contender.counted(metric), known, f"{key}metrics.{metric}")
+            curves.append(curve)
+        plot = ecdf.ecdf(f"{prefix}{metric}-cdf", titles[metric], title_of(metric), curves)
         if plot is not None:
             yield plot
 
 
 def _tiles(view: View) -> Iterator[Tile]:
-    for key in ("output_tok_per_s", "requests_per_s"):
-        yield _tile(title_of(key), view.summary.figure("throughput", key))
-    for key, wanted in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("e2e", "p99")):
+    for key in (f"{'output' if view.is_generating else 'input'}_tok_per_s", "requests_per_s"):
+        yield _tile(view, title_of(key), "throughput", key)
+    shown = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("e2e", "p99"))
+    for key, wanted in shown if view.is_generating else (("e2e", "p50"), ("e2e", "p99")):
         p = _known(view, key, wanted)
-        yield _tile(f"{title_of(key)} {p}", view.summary.figure("metrics", key, p))
+        yield _tile(view, f"{title_of(key)} {p}", "metrics", key, p)
 
 
 def _known(view: View, key: str, wanted: str) -> str:
@@ -118,67 +97,22 @@ def _known(view: View, key: str, wanted: str) -> str:
     return next((p for p, figure in figures if isinstance(figure, Estimate)), wanted)
 
 
-def _tile(label: str, figure: Figure) -> Tile:
+def _tile(view: View, label: str, *path: str) -> Tile:
+    figure, key = view.summary.figure(*path), ".".join(path)
     if isinstance(figure, Absent):
-        return Tile(label, "–", "", figure.reason)
+        return Tile(label, "–", "", figure.reason, key)
     scale = scale_of([figure])
-    return Tile(label, point(figure, scale), scale.unit, interval(figure, scale))
-
-
-def _bounds(bounds: Mapping[str, Quantiles]) -> Table:
-    """Without intervals: each bound is the end of one."""
-    caption = "With 99% confidence the quantile is below this: MLPerf's early-stopping estimate"
-    bare = {key: section.mapped(_without_interval) for key, section in bounds.items()}
-    return latency_table(caption, bare, evidence=False)
-
-
-def _without_interval(figure: Figure) -> Figure:
-    return figure if isinstance(figure, Absent) else replace(figure, low=None, high=None)
-
-
-def _evidence(view: View) -> Table:
-    rows = [
-        _evidence_row(view, key, row.name, row.figure)
-        for key, section in view.summary.metrics.items()
-        if key in LATENCIES
-        for row in section.rows()
-    ]
-    columns = ("Number", "n", "Interval", "Request there", "The next slower", "The line that prints it")
-    return Table(
-        "Each number with its observations, its interval, the requests nearest to it and its command",
-        tuple(Column(title, k == 1) for k, title in enumerate(columns)),
-        tuple(rows),
-    )
-
-
-def _evidence_row(view: View, key: str, p: str, figure: Figure) -> Row:
-    links = [Cell(f"#{k}", href=view.shown.href(k)) for k in view.nearest(key, p)]
-    known = figure if isinstance(figure, Estimate) else None
-    level = f"{known.level * 100:.0f}%" if known and known.level else "–"
-    note = figure.reason if isinstance(figure, Absent) else figure.note or ""
-    return Row(
-        (
-            Cell(f"{title_of(key)} {p}", href=f"#def-{key}"),
-            Cell(f"{known.n:,}" if known else "–"),
-            Cell(level, detail=note),
-            *(links + [Cell("–")] * 2)[:2],
-            Cell(f"jq '.metrics.{key}.{p}' {view.name}/summary.json", tone="code"),
-        ),
-        id=f"ev-{key}-{p}",
-    )
+    return Tile(label, point(figure, scale), scale.unit, interval(figure, scale), key)
 
 
 def shape(view: View) -> list[Block]:
-    """The distributions of TTFT and TPOT; that of E2E stands with the headline numbers."""
-    plots = tuple(distributions(_contender(view), "ttft", "tpot"))
+    """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
+    shown = [key for key in view.headline if key != "itl"]
+    plots = tuple(distributions([Contender(view.manifest.engine, (view,))], [""], *shown))
     if not plots:
         return [Note(NO_DISTRIBUTION)]
     split = _ttft_split(view)
     return [Side(plots, ecdf.EXPLAINED), *([] if split is None else [split])]
-
-
-def _contender(view: View) -> list[Contender]:
-    return [Contender(view.manifest.engine, (view,))]
 
 
 def _ttft_split(view: View) -> Plot | None:
@@ -216,7 +150,7 @@ def when(view: View) -> list[Block]:
     c = view.columns
     edges = _edges(view)
     if edges is None:
-        return [Note("Nothing was sent: there is no time axis to draw.")]
+        return [Note("Nothing was sent: there is no timeline.")]
     end_s = _end_s(view)
     panels = _panels(view, edges)
     shown = [panel for panel in panels if panel.lines]
@@ -225,16 +159,17 @@ def when(view: View) -> list[Block]:
     drained = is_burst(view) and isinstance(view.summary.burst.drain_s, Estimate)
     marks = [(float(first_s.max()), "last first token")] if drained else []
     most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
-    finding = (
-        f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; "
-        f"the last reply ends {duration(end_s)} after the start."
+    numbers = (
+        ("timeline.in_flight_max", counted(most, "request")),
+        ("timeline.output_max_tok_per_s", f"{number(fastest)} tok/s"),
+        ("timeline.end_s", duration(end_s)),
     )
-    blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
-    gaps = gap_map(c.event_s, c.follows, edges)
-    if gaps is not None:
-        blocks.append(gaps)
+    requests, output, end = (text for _, text in numbers)
+    finding = f"At most {requests} in flight; output peaks at {output}; the last reply ends after {end}."
+    plot = run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))
+    blocks: list[Block] = [replace(plot, numbers=numbers)]
     if missing:
-        blocks.append(Note(f"Not provided by the engine, or not watched on this run: {', '.join(missing)}."))
+        blocks.append(Note(f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."))
     return blocks
 
 
@@ -300,42 +235,31 @@ def burst(view: View) -> list[Block]:
     slope = group.ttft_slope_s_per_request
     slope_s = slope.point if isinstance(slope, Estimate) else None
     ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
-    finding = _drain_finding(ttft_s, slope_s, group.ttft_residual_s)
+    finding, numbers = _drain_finding(ttft_s, slope_s)
     plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
-        return [Note("No request that succeeded has a first token: there is nothing to drain.")]
-    numbers = group_table("The burst in numbers", group)
-    return [Side((replace(plot, explained=""), numbers), plot.explained)]
+        return [Note("No successful request has a first token: there is nothing to draw.")]
+    shown = replace(plot, explained="", numbers=numbers)
+    return [Side((shown, group_table("The burst in numbers", view.summary, "burst")), plot.explained)]
 
 
-def _drain_finding(ttft_s: Floats, slope_s: float | None, residual_s: Figure) -> str:
+def _drain_finding(ttft_s: Floats, slope_s: float | None) -> tuple[str, Numbers]:
+    """When first tokens come, and how fast the queue moves; and these numbers."""
     came_s = ttft_s[np.isfinite(ttft_s)]
     if not len(came_s):
-        return ""
+        return "", ()
     first, last = duration(float(came_s.min())), duration(float(came_s.max()))
-    served = "" if len(came_s) == len(ttft_s) else f" of the {len(came_s):,} served requests"
-    wave = f"First tokens{served} come from {first} to {last} after the burst."
+    served = counted(len(came_s), "served request")
+    wave = f"First tokens of {served} come {first} to {last} after the burst."
+    numbers = (("counts.ok", served), ("drain.first_s", first), ("drain.last_s", last))
     if slope_s is None or slope_s <= 0:
-        return wave
-    rate = number(1 / slope_s)
-    scatter = ""
-    if isinstance(residual_s, Estimate):
-        scatter = f" First tokens lie {duration(residual_s.point)} from that line (RMS)."
-    return (
-        f"{wave} Each place in the queue costs {duration(slope_s)}: {rate} requests are taken in per second."
-        f"{scatter}"
+        return wave, numbers
+    slope, rate = duration(slope_s), f"{number(1 / slope_s)} req/s"
+    moved = (("burst.ttft_slope_s_per_request", slope), ("burst.prefill_requests_per_s", rate))
+    return f"{wave} Each request ahead in the queue costs {slope}: the queue moves at {rate}.", (
+        *numbers,
+        *moved,
     )
-
-
-INSTRUMENT = (
-    "send_lag_p99_s",
-    "read_error_p99_s",
-    "kernel_stamps",
-    "peak_events_per_s",
-    "client_cpu_s",
-    "others_cpu_fraction",
-)
-"""The six figures that say most about how accurate the measurement is; the others fold."""
 
 
 MACHINES = (
@@ -374,22 +298,16 @@ def _length(value_ns: float | None) -> str:
 
 def trust(view: View) -> list[Block]:
     """The instrument's own error, and what the verdict rests on."""
-    summary = view.summary
-    groups: list[tuple[str, Section]] = [
-        ("Tokens, counted twice", summary.conservation),
-        ("Latencies, by the server's own clock too", summary.agreement),
-    ]
-    details: list[tuple[str, Section]] = [("Everything about the client", summary.instrument)]
-    if not is_burst(view):
-        details += [
-            ("The planned schedule and the achieved one", summary.schedule),
-            ("The window that counts", summary.window),
-            ("Did it stay level?", summary.stationarity),
-        ]
-    first = group_table("The instrument's error on this run", summary.instrument, only=INSTRUMENT)
-    whole = Side(tuple(group_table(caption, section) for caption, section in details))
-    return [
-        Side((first, *(group_table(caption, section) for caption, section in groups))),
-        *machines(view),
-        Folded("All figures on the client, the schedule and the window", (whole,)),
-    ]
+    groups = {
+        "instrument": "The client",
+        "conservation": "Tokens counted by client and server",
+        "agreement": "Latencies by the server's own clock",
+        "schedule": "Planned and actual schedule",
+        "window": "The measurement window",
+        "stationarity": "Steady state",
+    }
+    shown = list(groups)[: 3 if is_burst(view) else None]
+    tables = tuple(group_table(groups[name], view.summary, name) for name in shown)
+    error = instrument_error(view.summary.instrument)
+    folded = Folded("All figures on the client, the schedule and the window", (Side(tables),))
+    return [*([Note(error)] if error else []), *machines(view), folded]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
+from burstline.loadgen.record.verdict import State
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure, inverse
 from burstline.reports.blocks import MARKS, Cell, Column, Row, Table
+from burstline.reports.model.comparison import OUTPUT
 from burstline.reports.model.sweep_load import KINDS
-from burstline.reports.model.sweeps import AGAINST, Point, Sweep
-from burstline.reports.number_format import ARROWS, Scale, interval, number, point, scale_for
+from burstline.reports.model.sweeps import Point, Sweep
+from burstline.reports.number_format import ARROWS, Scale, number, point, scale_for
+from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import say
 
 KNEE: Final = 0.9
@@ -22,7 +25,7 @@ OF_A_RUN: Final[Mapping[str, str]] = {
     "goodput_per_s": "Goodput",
     "attainment": "Share of requests that meet their SLOs",
     "drain_s": "Time to drain",
-    "server_peak_bytes": "Server memory",
+    "server_peak_bytes": "Host memory",
     "device_peak_bytes": "GPU memory",
 }
 UNITS: Final[Mapping[str, str]] = {"tok/s": " tok/s", "1/s": " req/s"}
@@ -46,27 +49,33 @@ def slos_words(texts: Iterable[str]) -> str:
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Most output that meets all SLOs for certain: vllm 90 tok/s with 8/s, 1.5x tgi's 60 tok/s with 4/s.`
+    """`Highest output that meets all SLOs: vllm 90 tok/s at 8 req/s, 1.5x higher than tgi (60 tok/s at ...).`
 
     Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
     """
-    best = {
-        label: best_within(points) if sweep.goals else _highest(points)
-        for label in sweep.labels
-        if (points := sweep.of(label))
-    }
-    known = sorted((at for at in best.values() if at), key=lambda at: -at.output_point)
-    without = [label for label, at in best.items() if at is None]
+    known = _best(sweep)
+    without = [label for label in sweep.labels if sweep.of(label) and label not in {at.label for at in known}]
     if not known:
-        return say("sweep.none", labels=", ".join(without)) if sweep.goals else ""
+        return say("sweep.none", labels=" or ".join(without)) if sweep.goals else ""
     first, *others = known
     parts = [f"{first.label} {_told(first, sweep)}"]
     for at in others:
-        times = first.output_point / at.output_point if at.output_point else 0.0
-        parts.append(f"{number(times)}x {at.label}'s {_told(at, sweep)}" if times else _told(at, sweep))
+        times = f"{number(first.output_point / at.output_point)}x higher than " if at.output_point else ""
+        parts.append(f"{times}{at.label} ({_told(at, sweep)})")
     what = say("sweep.best") if sweep.goals else _of_which_loads(sweep, known)
     lacking = f"; {' and '.join(without)} at no load" if without and sweep.goals else ""
     return f"{what}: {', '.join(parts)}{lacking}."
+
+
+def best_numbers(sweep: Sweep) -> list[tuple[str, str]]:
+    """The outputs in this sentence, by their key."""
+    return [(output_key(at, sweep), _output(at, sweep)) for at in _best(sweep)]
+
+
+def _best(sweep: Sweep) -> list[Point]:
+    """The best point of each contender that has one, most output first."""
+    best = (best_within(own) if sweep.goals else _highest(own) for own in map(sweep.of, sweep.labels))
+    return sorted(filter(None, best), key=lambda at: -at.output_point)
 
 
 def _of_which_loads(sweep: Sweep, best: Sequence[Point]) -> str:
@@ -81,34 +90,83 @@ def limits(sweep: Sweep) -> str:
     """What limits each contender, in one sentence: the first SLO that it misses, or the load that it did not
     keep up with, or where its output levels off."""
     parts = [part for label in sweep.labels if (part := _limit(label, sweep))]
-    return f"Limit: {'; '.join(parts)}." if parts else ""
+    return f"{'. '.join(parts)}." if parts else ""
+
+
+def next_loads(sweep: Sweep) -> str:
+    """What to run next to know more; "" where not one load is reliable: the verdict says what to do."""
+    if all(at.doubts for at in sweep.points):
+        return ""
+    top = sweep.loads[-1]
+    if not sweep.goals:
+        ends = (knee([at for at in sweep.of(label) if not at.doubts]) for label in sweep.labels)
+        rising = any(bend is not None and bend.load == top for bend in ends)
+        return say("sweep.next-rising", load=top) if rising else say("sweep.next-slo")
+    best = _best(sweep)
+    if best:
+        if best[0].load == top:
+            return say("sweep.next-higher", load=top)
+        return say("sweep.next-limit", between=", ".join(_between(at, sweep) for at in best))
+    if not any(at.missed for at in sweep.points if at.load == sweep.loads[0]):
+        return say("sweep.next-longer")
+    least = sweep.kind == "concurrency" and sweep.loads[0].value <= 1
+    return say("highest.change" if least else "highest.lower")
+
+
+def _between(best: Point, sweep: Sweep) -> str:
+    """`vllm between concurrency 16 and 32`."""
+    higher = next((load for load in sweep.loads if load > best.load), None)
+    if higher is None:
+        return f"{best.label} above {best.load}"
+    return f"{best.label} between {KINDS[sweep.kind][1].format(f'{best.load.number} and {higher.number}')}"
 
 
 def _limit(label: str, sweep: Sweep) -> str:
     points = sweep.of(label)
     for at in points:
         if at.missed:
-            return f"{label} first misses {slos_words(at.missed)} with {at.load}"
+            return f"{label} first misses {slos_words(at.missed)} at {at.load}"
         if at.overloaded:
-            return f"{label} did not keep up with {at.load}, requests in flight kept growing"
+            return f"{label} did not keep up with {at.load}: requests in flight kept growing"
     if sweep.goals:
+        if all(at.doubts for at in points):
+            met = [at for at in points if at.result == "pass"]
+            doubtful = f"; the unreliable numbers meet the SLOs at {_loads(met)}" if met else ""
+            return f"The limit of {label} is unknown, as no load is reliable{doubtful}"
         best = best_within(points)
         beyond = (at for at in points if not _is_good(at) and (best is None or at.load > best.load))
         least = next(beyond, None)
         if least is None:
             return f"{label} meets all SLOs up to {points[-1].load}"
-        return f"no reliable load of {label} misses an SLO, but {least.load} {_why_not(least, reasons=False)}"
+        kept = f"meets all SLOs at {best.load}" if best else "misses no SLO at a reliable load"
+        spoilt = [at.label for at in sweep.points if at.load == least.load and State.FAILED in at.doubts]
+        if label not in spoilt and spoilt and not least.missed:
+            alone = f"{label} {kept}. At {least.load}, {' and '.join(spoilt)} failed, and {label}"
+            if least.result == "pass":
+                return f"{alone} meets all SLOs"
+            slos = slos_words(target for target, _ in least.unsure)
+            return f"{alone} is undecided: its 95% intervals reach across {slos}"
+        return f"{label} {kept}; {least.load} {_why_not(least)}"
     reliable = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
     bend = knee(reliable)
     if bend is None:
         return ""
     if bend is reliable[-1]:
-        return f"{label} reached none, its output still rises with {bend.load}" * (bend is points[-1])
-    return f"{label} reaches {KNEE:.0%} of peak throughput with {bend.load}"
+        return f"{label} was not at its limit, its output still rises at {bend.load}" * (bend is points[-1])
+    return f"{label} reaches {KNEE:.0%} of peak throughput at {bend.load}"
+
+
+def _loads(points: Sequence[Point]) -> str:
+    """`concurrency 1, 4, 16`."""
+    return KINDS[points[0].load.kind][1].format(", ".join(at.load.number for at in points))
 
 
 def _told(at: Point, sweep: Sweep) -> str:
-    return f"{number(at.output_point)} {sweep.output_unit} with {at.load}"
+    return f"{_output(at, sweep)} at {at.load}"
+
+
+def _output(at: Point, sweep: Sweep) -> str:
+    return f"{point(at.output, Scale(1.0, 'tok/s'))} {sweep.output_unit}"
 
 
 def _highest(points: Sequence[Point]) -> Point | None:
@@ -124,18 +182,6 @@ def best_within(points: Sequence[Point]) -> Point | None:
     return max(good, key=lambda at: at.output_point) if good else None
 
 
-def findings_of(sweep: Sweep) -> Iterator[str]:
-    """One sentence or two a contender: what more load brings it, and how far it goes within the SLOs."""
-    if sweep.goals:
-        yield f"SLOs: {slos_words(goal.text for goal in sweep.goals)}."
-    for label in sweep.labels:
-        points = sweep.of(label)
-        unit = sweep.output_unit
-        sentences = (_gain(label, points, unit), _within(points, unit) if sweep.goals else "")
-        if any(sentences):
-            yield " ".join(filter(None, sentences))
-
-
 def knee(points: Sequence[Point]) -> Point | None:
     """The lowest load that reaches 90% of peak throughput; None with fewer than two known points."""
     known = [(at, at.output.point) for at in points if isinstance(at.output, Estimate)]
@@ -145,42 +191,19 @@ def knee(points: Sequence[Point]) -> Point | None:
     return next(at for at, output in known if output >= KNEE * most)
 
 
-def _gain(label: str, points: Sequence[Point], unit: str) -> str:
-    known = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
-    bend = knee(known)
-    if bend is None:
-        return ""
-    first, last = (number(at.output_point) for at in (known[0], known[-1]))
-    gain = f"{label} gives {first} {unit} at {known[0].load} and {last} at {known[-1].load}"
-    if bend is known[-1]:
-        is_last = bend is points[-1]
-        return f"{gain}{', and still rises' if is_last else '; no higher load is reliable'}."
-    return f"{gain}; it reaches 90% of peak throughput at {bend.load}."
-
-
-def _within(points: Sequence[Point], unit: str) -> str:
-    best = best_within(points)
-    if best is None:
-        open_still = any(at.result != "fail" for at in points)
-        return f"No load {'surely ' if open_still else ''}meets all SLOs."
-    beyond = next((at for at in points if at.load > best.load and not _is_good(at)), None)
-    why = f"; {beyond.load} {_why_not(beyond)}" if beyond else ""
-    return f"Best load meeting all SLOs: {best.load} ({number(best.output_point)} {unit}){why}."
-
-
 def _is_good(at: Point) -> bool:
     return at.result == "pass" and not at.doubts
 
 
-def _why_not(at: Point, *, reasons: bool = True) -> str:
+def _why_not(at: Point) -> str:
     if at.missed:
         return f"misses {slos_words(at.missed)}"
     if at.doubts:
         return f"is not reliable ({', '.join(at.doubts)})"
     if not at.unsure:
         return "was not judged"
-    why = (f"{slos_words([target])}{f' ({reason})' * reasons}" for target, reason in at.unsure)
-    return f"is inconclusive in {' and '.join(why)}"
+    why = (f"{slos_words([target])} ({reason})" for target, reason in at.unsure)
+    return f"is inconclusive for {' and '.join(why)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +217,11 @@ class Cost:
     unit: str
     better: str
 
+    def path(self, at: Point, sweep: Sweep) -> str:
+        """The key of its number at a load."""
+        way = "1/" if self.better == "higher" else ""
+        return f"{at.load}/{at.label}:{way}metrics.{self.metric}.{sweep.percentile[self.metric]}"
+
     def of(self, at: Point) -> Figure:
         figure = at.latency[self.metric]
         return inverse(figure, self.unit) if self.better == "higher" else figure
@@ -206,6 +234,10 @@ class Cost:
     def scale(self, points: Iterable[Point]) -> Scale:
         figures = (self.of(at) for at in points)
         return scale_for(self.unit, [f.point for f in figures if isinstance(f, Estimate)])
+
+
+def output_key(at: Point, sweep: Sweep) -> str:
+    return f"{at.load}/{at.label}:{'.'.join(OUTPUT.path)}{' per GPU' if sweep.per_device else ''}"
 
 
 def costs_of(sweep: Sweep) -> tuple[Cost, ...]:
@@ -222,14 +254,6 @@ def costs_of(sweep: Sweep) -> tuple[Cost, ...]:
             "tok/s",
             "higher",
         ),
-        Cost(
-            "interactivity",
-            "ntpot",
-            "Output against interactivity",
-            f"Interactivity {p['ntpot']}, for each user",
-            "tok/s",
-            "higher",
-        ),
         Cost("ttft", "ttft", "Output against the wait for the first token", ttft, "s", "lower"),
         Cost("e2e", "e2e", "Output against the wait for the whole reply", e2e, "s", "lower"),
     )
@@ -237,37 +261,18 @@ def costs_of(sweep: Sweep) -> tuple[Cost, ...]:
 
 def hollow(sweep: Sweep) -> str:
     """Which points cannot be relied on, with their states; "" without any."""
-    where: dict[str, list[str]] = {}
+    where: dict[tuple[str, str], list[Point]] = {}
     for at in sweep.points:
         if at.doubts:
-            where.setdefault(f"at {at.load} ({', '.join(at.doubts)})", []).append(at.label)
-    points = "; ".join(f"{', '.join(labels)} {load}" for load, labels in where.items())
+            where.setdefault((at.label, ", ".join(at.doubts)), []).append(at)
+    points = "; ".join(f"{label} at {_loads(own)} ({doubts})" for (label, doubts), own in where.items())
     return say("sweep.hollow", points=points) if points else ""
 
 
-def _not_drawn(sweep: Sweep) -> list[str]:
-    """Percentiles that no point has, with the reason of the first."""
-    for p in AGAINST:
-        figures = [at.percentiles["e2e"][p] for at in sweep.points]
-        reasons = [figure.reason for figure in figures if isinstance(figure, Absent)]
-        if reasons and len(reasons) == len(figures):
-            at = sweep.points[0]
-            return [say("sweep.not-drawn", p=p, reason=reasons[0], label=at.label, load=at.load)]
-    return []
-
-
-def figure_cell(figure: Figure, scale: Scale) -> Cell:
-    return Cell(point(figure, scale), detail=interval(figure, scale))
-
-
 def remarks(sweep: Sweep) -> list[str]:
-    """What is hollow in the figures, and what is not in them, with the reasons."""
-    return [*filter(None, [hollow(sweep)]), *missing(sweep)]
-
-
-def missing(sweep: Sweep) -> list[str]:
-    """What is not in the figures, and why."""
-    lines = []
+    """The SLOs, what is hollow in the figures, and what is not in them, with the reasons."""
+    lines = [f"SLOs: {slos_words(goal.text for goal in sweep.goals)}."] if sweep.goals else []
+    lines += filter(None, [hollow(sweep)])
     for cost in costs_of(sweep):
         figures = [(at, cost.of(at)) for at in sweep.points if not cost.is_drawn(at)]
         points = [
@@ -276,8 +281,7 @@ def missing(sweep: Sweep) -> list[str]:
         ]
         if points:
             lines.append(say("sweep.lacks", title=cost.title, points="; ".join(points)))
-    lines += _not_drawn(sweep)
-    return [*lines, say("sweep.steady")] if lines else []
+    return lines
 
 
 def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
@@ -294,16 +298,19 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
         for cost, scale in zip(costs, scales, strict=True)
     ]
     columns += [Column("SLOs", numeric=False)] if sweep.goals else []
-    columns += [Column("Verdict", numeric=False)]
+    columns += [Column("Reliable?", numeric=False)]
     rows = []
     for at in sorted(sweep.points, key=lambda at: at.load):
         load = str(at.load)
         cells = [
             Cell(at.load.number, href=anchors.get(load, "")),
             Cell(at.label),
-            figure_cell(at.output, Scale(1.0, "")),
+            figure_cell(at.output, Scale(1.0, "tok/s"), output_key(at, sweep)),
         ]
-        cells += [figure_cell(cost.of(at), scale) for cost, scale in zip(costs, scales, strict=True)]
+        cells += [
+            figure_cell(cost.of(at), scale, cost.path(at, sweep))
+            for cost, scale in zip(costs, scales, strict=True)
+        ]
         if sweep.goals:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
             cells.append(Cell(result, detail=slos_words(at.missed)))
@@ -319,16 +326,11 @@ def sweep_json(sweep: Sweep) -> dict[str, Any]:
         "load": sweep.kind,
         "per_device": sweep.per_device,
         "targets": [goal.text for goal in sweep.goals],
-        "found": list(findings_of(sweep)),
         "points": [
             {
                 "contender": at.label,
                 "load": at.load.value,
                 "output_tok_per_s": at.output.to_json(),
-                "percentiles": {
-                    metric: {p: figure.to_json() for p, figure in figures.items()}
-                    for metric, figures in at.percentiles.items()
-                },
                 **{cost.label: cost.of(at).to_json() for cost in costs},
                 "targets": at.result or None,
                 "doubts": list(at.doubts),

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from burstline.roofline.calibrate.cores import BLAS_THREADS, take_cores
+from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY, take_cores
 from burstline.roofline.calibrate.measurements import calibrate
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
-from burstline.roofline.calibrate.probe_remote import RemoteProbe
 from burstline.roofline.calibrate.probe_torch import TorchProbe
 from burstline.roofline.calibrate.timer import Probe
 from burstline.roofline.device.calibration import device_toml
@@ -31,23 +30,18 @@ def calibrate_pinned(
     device: str = "cpu",
     threads: int = 1,
     quick: bool = False,
-    torch_python: str | None = None,
-    dtype: str = "bf16",
 ) -> Path:
     """`out`, written by a process of its own on the last `threads` cores that this one may use.
 
-    `config` is a model's config.json. `torch_python` is an interpreter that has torch: its kernels in `dtype`
-    are measured, else numpy's in fp32. Raises where that process fails.
+    `config` is a model's config.json. Raises where that process fails.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
     command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
-    if torch_python:
-        command += ["--torch-python", torch_python, "--dtype", dtype]
     ours = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
-    blas = threads if torch_python else 1  # on numpy our own threads take parts of the rows
-    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, str(blas))}
+    # Our own threads take parts of the rows.
+    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, "1"), **KEEPS_MEMORY}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -67,17 +61,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--torch-python")
-    parser.add_argument("--dtype", default="bf16")
     args = parser.parse_args(argv)
     model = read_config(json.loads(args.config.read_text("utf-8")), args.config.stem)
-    if args.torch_python:
-        remote = RemoteProbe(args.torch_python, args.threads, args.dtype)
-        device, calibration = calibrate(model, remote, quick=args.quick)
-        remote.close()
-    else:
-        probe = _probe(args.device, args.threads, model.vocab)
-        device, calibration = calibrate(model, probe, quick=args.quick)
+    probe = _probe(args.device, args.threads, model.vocab)
+    device, calibration = calibrate(model, probe, quick=args.quick)
     partial = args.out.with_suffix(".partial")
     partial.write_text(device_toml(device, calibration), "utf-8")
     partial.rename(args.out)

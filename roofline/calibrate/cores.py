@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from burstline.roofline.calibrate.allocator import keep_freed_memory
-
 T = TypeVar("T")
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_ARENA_MAX": "1"
+}  # fmt: skip
+"""Has glibc keep freed memory, as engines keep their buffers: taking large blocks back costs a page
+fault for each 4 KiB, up to 80% of attention's time, or nothing, by what else was allocated."""
 LEAST_ROWS = 16
 """Rows that a core is given at least: with fewer, it waits for the same weights, and for its start."""
 PROMPT_ROWS = 256
@@ -28,7 +31,6 @@ def take_cores(n: int) -> None:
         os.environ[name] = "1"
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-n:])
-    keep_freed_memory()
 
 
 def yield_to_others() -> None:

@@ -3,38 +3,19 @@
 A probe runs the kernels; what comes out is the device's ceilings as measured and the fit to its kernels.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 
-from burstline.roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
+from burstline.roofline.calibrate.fitting import Rows, fitted, spread_of
 from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
-from burstline.roofline.device.calibration import (
-    Calibration,
-    DecodeFit,
-    GemmFit,
-    PassFit,
-    PrefillFit,
-    ShapeTimes,
-    Spread,
-)
+from burstline.roofline.device.calibration import Calibration, Constants, ShapeTimes, shared
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.model.shapes import Attention, Mla, ModelShape
-from burstline.roofline.predict.kernels import (
-    Amounts,
-    Decodes,
-    Prefills,
-    Products,
-    Rates,
-    decode_s,
-    gemm_s,
-    pass_s,
-    prefill_s,
-)
+from burstline.roofline.predict.kernels import Amounts, Products, decode_s, prefill_s, product_s
 
 QUICK_S, FULL_S = 15.0, 100.0
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
@@ -43,7 +24,7 @@ QUICK_S, FULL_S = 15.0, 100.0
 _SMALL_M = tuple(range(1, 17))
 _QUICK_M = (*_SMALL_M, 29, 61, 253, 1024)
 _FULL_M = (*_SMALL_M, 29, 61, 128, 129, 253, 509, 1024, 2048, 2049)
-_SWEPT_BYTES = 1 << 26
+_SWEPT_BYTES = 1 << 29  # the caches of a server's CPU hold hundreds of MB
 
 
 def calibrate(
@@ -64,7 +45,7 @@ def calibrate(
     timed = _time_products(probe, timer, shapes, rows_of)
     rest = _time_rest(model, probe, timer, swept_bytes)
     measured_spread = timer.again()
-    products = _product_rows(probe, shapes, timed)
+    products = _product_rows(probe, timed)
     flops = 2 * products.work.m * products.work.n * products.work.k
     rates = [size / read.seconds for size, read in zip(sizes, reads, strict=True)]
     device = Device(
@@ -140,47 +121,69 @@ def _time_products(
     return found
 
 
-def _product_rows(
-    probe: Probe, shapes: Mapping[tuple[int, int], int], found: Sequence[tuple[int, int, int, Timed]]
-) -> Rows[Products]:
+def _product_rows(probe: Probe, found: Sequence[tuple[int, int, int, Timed]]) -> Rows[Products]:
     rows, columns, depth = np.array([sizes for *sizes, _ in found], dtype=float).T
-    seconds = np.array([timed.seconds for *_, timed in found])
-    weights = probe.element_bytes * columns * depth
-    none = np.zeros_like(rows)
-    inputs, outputs = probe.element_bytes * rows * depth, probe.element_bytes * rows * columns
-    work = Products(rows, columns, depth, none + 1, weights, inputs, outputs, none)
-    swept = weights * np.array([shapes[n, k] for _, n, k, _ in found])
-    return Rows(work, seconds, swept, (columns * 1_000_000 + depth).astype(np.int64))
+    moved = probe.element_bytes * (columns * depth + rows * depth + rows * columns)
+    work = Products(rows, columns, depth, np.ones_like(rows), moved)
+    return Rows(work, np.array([timed.seconds for *_, timed in found]))
 
 
 def _fitted(
     model: ModelShape, probe: Probe, device: Device, products: Rows[Products], rest: "_Rest"
 ) -> Calibration:
-    rates = Rates.of(device, probe.dtype)
-    gemm = fit_gemm([(rates, products)], GemmFit(0.8, 1.0, 2e-6, k_fill=0.0))
-    ratio = gemm_s(gemm, rates, products.work) / products.seconds
-    decode, prefill, passes, spread = _fit_rest(model, probe, device, rest)
+    """The constants that one machine's kernels can set; the others stay shared or do not apply."""
+    before = shared()
+    start = replace(before.constants, mixed=1.0, pad_8=0.0)
+    name, *_ = start.of_products(probe.dtype)
+    rates = device.peak_flops_per_s(probe.dtype), device.bytes_per_s
+
+    def of_products(of: Constants) -> Amounts:
+        return np.asarray(product_s(of, rates, getattr(of, name), 0.0, products.work))
+
+    limits = {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}
+    start = fitted(start, limits, [(of_products, products.seconds)])
+    decodes, prefills = _decode_rows(model, probe, rest.decodes), _prefill_rows(model, rest.prefills)
+
+    def of_decodes(of: Constants) -> Amounts:
+        return np.asarray(decode_s(of, device.bytes_per_s, *decodes[:3]))
+
+    def of_prefills(of: Constants) -> Amounts:
+        return np.asarray(prefill_s(of, rates[0], *prefills[:2]))
+
+    limits = {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)}
+    start = fitted(start, limits, [(of_decodes, decodes[3]), (of_prefills, prefills[2])])
+    moved, seconds = np.array([(moved, timed.seconds) for moved, timed in rest.passes]).T
+
+    def of_passes(of: Constants) -> Amounts:
+        return np.asarray(of.pass_s + moved / (of.passes * device.bytes_per_s))
+
+    found = fitted(start, {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}, [(of_passes, seconds)])
+    own = tuple(
+        slot.name
+        for slot in fields(Constants)
+        if getattr(found, slot.name) != getattr(before.constants, slot.name)
+    )
     return Calibration(
-        name=device.id,
-        tier=2,
-        gemm={probe.dtype: gemm},
-        decode=decode,
-        prefill=prefill,
-        elementwise=passes.pop("all"),
-        passes=passes,
-        spread={f"gemm {probe.dtype}": spread_of(ratio), **spread},
-        shapes=_tables(probe.dtype, products),
-        source="measured by burstline calibrate",
-        fitted_on=f"{len(products)} products of {model.name}; spreads are of the rows fitted",
+        device.id,
+        found,
+        "measured by burstline calibrate",
+        own,
+        {
+            name: spread_of(of_products(found) / products.seconds),
+            "decode": spread_of(of_decodes(found) / decodes[3]),
+            "prefill": spread_of(of_prefills(found) / prefills[2]),
+            "elementwise": spread_of(of_passes(found) / seconds),
+        },
+        _tables(probe.dtype, products),
     )
 
 
 def _tables(dtype: str, products: Rows[Products]) -> tuple[ShapeTimes, ...]:
     x, found = products.work, []
-    for key in np.unique(products.key):
-        one = products.key == key
+    for n, k in dict.fromkeys(zip(x.n.tolist(), x.k.tolist(), strict=True)):
+        one = (x.n == n) & (x.k == k)
         m, seconds = tuple(x.m[one].tolist()), tuple(products.seconds[one].tolist())
-        found.append(ShapeTimes(dtype, int(x.n[one][0]), int(x.k[one][0]), m, seconds))
+        found.append(ShapeTimes(dtype, int(n), int(k), m, seconds))
     return tuple(found)
 
 
@@ -192,11 +195,11 @@ _PASS_ROWS = (1, 64, 2048)
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Attention of `_DECODES` and of `_PREFILLS`; elementwise passes by kind, with the bytes they move."""
+    """Attention of `_DECODES` and of `_PREFILLS`; elementwise passes with the bytes they move."""
 
     decodes: list[Timed]
     prefills: list[Timed]
-    passes: dict[str, list[tuple[float, Timed]]]
+    passes: list[tuple[float, Timed]]
 
 
 def _time_rest(model: ModelShape, probe: Probe, timer: Timer, swept_bytes: int) -> _Rest:
@@ -205,11 +208,11 @@ def _time_rest(model: ModelShape, probe: Probe, timer: Timer, swept_bytes: int) 
     _, kv_heads, dim = heads
     token_bytes = 2 * kv_heads * dim * probe.element_bytes
     copies = {(b, c): max(model.n_layers, -(-swept_bytes // (token_bytes * b * c))) for b, c in _DECODES}
-    passes: dict[str, list[tuple[float, Timed]]] = {}
+    passes: list[tuple[float, Timed]] = []
     for rows in _PASS_ROWS:
         for kind, moved, make in _pass_kernels(model, probe, rows):
             if kind in probe.passes:
-                passes.setdefault(kind, []).append((moved, timer.time(make)))
+                passes.append((moved, timer.time(make)))
     return _Rest(
         [timer.time(partial(probe.decode, *sizes, *heads, n)) for sizes, n in copies.items()],
         [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS],
@@ -229,52 +232,6 @@ def _pass_kernels(
     yield "write", 2.0 * one * kv_heads * dim, partial(probe.kv_write, rows, kv_heads, dim)
 
 
-def _fit_rest(
-    model: ModelShape, probe: Probe, device: Device, rest: _Rest
-) -> tuple[DecodeFit, PrefillFit, dict[str, PassFit], dict[str, Spread]]:
-    """Attention and passes, each by a floor and a rate: few points, so few parameters."""
-    heads = _heads(model)
-    decodes = _decode_rows(probe, heads, rest.decodes)
-    prefills = _prefill_rows(probe, heads, rest.prefills)
-    bare, full = Rates.of(device), Rates.of(device, probe.dtype)
-
-    def decode_at(x: Sequence[float]) -> DecodeFit:
-        return DecodeFit(x[0] * 1e-6, x[1])
-
-    def prefill_at(x: Sequence[float]) -> PrefillFit:
-        return PrefillFit(x[0] * 1e-6, x[1], eta_m=30.0)
-
-    def two(errors: Callable[[Sequence[float]], Amounts]) -> list[float]:
-        return search(errors, [10, 0.5], upper=[1e4, 30])
-
-    decode = decode_at(
-        two(lambda x: log_errors([(decode_s(decode_at(x), bare, decodes.work), decodes.seconds)]))
-    )
-    prefill = prefill_at(
-        two(lambda x: log_errors([(prefill_s(prefill_at(x), full, prefills.work), prefills.seconds)]))
-    )
-    passes, ratios = {}, []
-    for kind, points in {**rest.passes, "all": [*itertools.chain(*rest.passes.values())]}.items():
-        moved, seconds = np.array([(moved, timed.seconds) for moved, timed in points]).T
-        errors = partial(_pass_errors, bare, moved, seconds)
-        passes[kind] = _pass_at(two(errors))
-        ratios.append(pass_s(passes[kind], bare, moved) / seconds)
-    spread = {
-        "decode": spread_of(decode_s(decode, bare, decodes.work) / decodes.seconds),
-        "prefill": spread_of(prefill_s(prefill, full, prefills.work) / prefills.seconds),
-        "elementwise": spread_of(np.concatenate(ratios[:-1])),
-    }
-    return decode, prefill, passes, spread
-
-
-def _pass_at(x: Sequence[float]) -> PassFit:
-    return PassFit(x[0] * 1e-6, x[1], x[1])
-
-
-def _pass_errors(rates: Rates, moved: Amounts, seconds: Amounts, x: Sequence[float]) -> Amounts:
-    return log_errors([(pass_s(_pass_at(x), rates, moved), seconds)])
-
-
 def _heads(model: ModelShape) -> tuple[int, int, int]:
     """Query heads, KV heads, head size of the first layer."""
     attention = model.layers[0].attention
@@ -284,21 +241,20 @@ def _heads(model: ModelShape) -> tuple[int, int, int]:
     return attention.n_heads, attention.n_heads, size
 
 
-def _decode_rows(probe: Probe, heads: tuple[int, int, int], timed: Sequence[Timed]) -> Rows[Decodes]:
-    n_heads, kv_heads, dim = heads
-    seconds = np.array([one.seconds for one in timed])
+def _decode_rows(
+    model: ModelShape, probe: Probe, timed: Sequence[Timed]
+) -> tuple[Amounts, Amounts, Amounts, Amounts]:
+    """Context, bytes of the cache, other bytes, and seconds of each."""
+    n_heads, kv_heads, dim = _heads(model)
     batch, context = (np.array(column, dtype=float) for column in zip(*_DECODES, strict=True))
     kv_bytes = 2.0 * batch * context * kv_heads * dim * probe.element_bytes
     queries = 2.0 * batch * n_heads * dim * probe.element_bytes
-    work = Decodes(batch, context, np.full_like(batch, kv_heads), kv_bytes, queries)
-    return Rows(work, seconds, kv_bytes, context.astype(np.int64))
+    return context, kv_bytes, queries, np.array([one.seconds for one in timed])
 
 
-def _prefill_rows(probe: Probe, heads: tuple[int, int, int], timed: Sequence[Timed]) -> Rows[Prefills]:
-    n_heads, _, dim = heads
-    seconds = np.array([one.seconds for one in timed])
+def _prefill_rows(model: ModelShape, timed: Sequence[Timed]) -> tuple[Amounts, Amounts, Amounts]:
+    """Causal FLOPs, keys that a query sees on average, and seconds of each."""
+    n_heads, _, dim = _heads(model)
     tok = np.array(_PREFILLS, dtype=float)
     seen = (tok + 1) / 2
-    queries = 2 * tok * n_heads * dim * probe.element_bytes
-    work = Prefills(4 * n_heads * dim * tok * seen, seen, tok, np.full_like(tok, dim), queries)
-    return Rows(work, seconds, queries, tok.astype(np.int64))
+    return 4 * n_heads * dim * tok * seen, seen, np.array([one.seconds for one in timed])

@@ -1,13 +1,5 @@
-"""Kernels through torch: on a GPU in bf16, replayed from CUDA graphs; on a CPU one after the other.
+"""Kernels of a GPU through torch, in bf16: CUDA graphs, with weights that rotate past its caches."""
 
-Weights rotate past the caches on a GPU, and over what one step sweeps through on a CPU. Needs nothing but
-torch, so that another environment's interpreter can run it (`roofline/calibrate/probe_remote.py`).
-"""
-
-import itertools
-import math
-import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +14,6 @@ class TorchProbe:
     dtype = "bf16"
     element_bytes = 2
     passes: tuple[str, ...] = ("norm", "act")
-    _copies = _COPIES
     _weights: tuple[tuple[int, int, int], list[Any]] = ((0, 0, 0), [])
 
     def __init__(self, device: str) -> None:
@@ -44,7 +35,7 @@ class TorchProbe:
         return float(self._facts.total_memory)
 
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
-        copies = max(1, min(max(copies, self._copies), _MOST_BYTES // (self.element_bytes * n * k)))
+        copies = max(1, min(max(copies, _COPIES), _MOST_BYTES // (self.element_bytes * n * k)))
         x = self._array(m, k)
         if self._weights[0] != (n, k, copies):  # kept from one number of rows to the next
             self._weights = (n, k, copies), [self._array(n, k) for _ in range(copies)]
@@ -121,54 +112,3 @@ class TorchProbe:
 
     def _array(self, *shape: int) -> Any:
         return self._torch.randn(*shape, device=self._device, dtype=self._type) * 0.01
-
-
-class TorchCpuProbe(TorchProbe):
-    """This process's cores, the last `threads` of those it may use, in `dtype` ("bf16", "fp32")."""
-
-    _copies = 1
-
-    def __init__(self, threads: int, dtype: str = "bf16") -> None:
-        import torch
-
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(False)
-        torch.manual_seed(0)
-        self._torch: Any = torch
-        self._device = torch.device("cpu")
-        self._type = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
-        self.dtype, self.element_bytes, self.n_units = dtype, 4 if dtype == "fp32" else 2, threads
-
-    @property
-    def name(self) -> str:
-        return f"CPU through torch {self._torch.__version__}, {self.n_units} core(s)"
-
-    @property
-    def memory_bytes(self) -> float:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-    def read(self, n_bytes: int) -> Kernel:
-        data = self._array(n_bytes // 4).float()  # a sum of bf16 on a CPU is bound by its conversions
-        return lambda: self._torch.dot(data, data)
-
-    def decode(
-        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
-    ) -> Kernel:
-        """The queries that share a KV head as rows of one product, as engines' own kernels have it."""
-        shape = (2, batch, kv_heads, context, dim)
-        copies = max(1, min(copies, _MOST_BYTES // 4 // (self.element_bytes * math.prod(shape))))
-        q = self._array(batch, kv_heads, heads // kv_heads, dim)
-        caches = [self._torch.full(shape, 0.01, dtype=self._type) for _ in range(copies)]
-        attend = self._torch.nn.functional.scaled_dot_product_attention
-        return self._graph([lambda kv=kv: attend(q, *kv) for kv in caches])  # type: ignore[misc]
-
-    def once(self, kernel: Kernel, clock: Callable[[], float] = time.monotonic) -> float:
-        began = clock()
-        kernel()
-        return clock() - began
-
-    def _graph(self, runs: list[Kernel]) -> Kernel:
-        turns = itertools.cycle(runs)
-        return lambda: next(turns)()

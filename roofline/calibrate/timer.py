@@ -1,4 +1,4 @@
-"""A device's kernels, and how long each takes: repeated within a budget that all of them share."""
+"""Measured durations of a device's kernels, repeated within a shared time budget."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The least time a collective takes on a hierarchy of links: within a package, a node, between nodes.
+"""Lower bounds of collectives on a hierarchy of links: within a package, a node, between nodes.
 
 A group of ranks fills the nearest tier first. An all-reduce runs as a reduce-scatter tier by tier outwards,
 each tier on the share that the one before left, and an all-gather back in, so that slow outer links carry the
@@ -14,7 +14,7 @@ from typing import Literal
 from burstline.roofline.device.device import Link
 from burstline.roofline.errors import RooflineError
 
-Algorithm = Literal["ring", "tree", "in_switch"]
+Algorithm = Literal["ring", "tree", "in_switch", "flat"]
 
 
 def collective_s(
@@ -22,12 +22,14 @@ def collective_s(
 ) -> tuple[float, str]:
     """Seconds of one collective, and the kind of the link that takes most of them.
 
-    `algorithm` None takes the fastest that each tier has: ring, tree, or reduction in its switch. Raises
-    where the links do not reach.
+    `algorithm` None takes the fastest that each tier has: ring, tree, or reduction in its switch; "flat" is
+    one ring over all ranks, as fast as the farthest link. Raises where the links do not reach.
     """
     if n_ranks == 1:
         return 0.0, ""
     tiers = _tiers(n_ranks, links)
+    if algorithm == "flat":
+        tiers, algorithm = tiers[-1:], "ring"
     if kind == "send":
         times = [(link.latency_s + message_bytes / link.bytes_per_s, link.kind) for link, _ in tiers[-1:]]
     elif kind == "all_to_all":

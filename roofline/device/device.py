@@ -1,4 +1,4 @@
-"""What a device can do at most: dense peaks, levels of memory, links. Every number has a source.
+"""A device's peaks: dense FLOP rates, memory levels, links. Every number has a source.
 
 The bundled table is `devices.toml`; a user's own device is a TOML file with one such table at its top level.
 """
@@ -14,7 +14,9 @@ from typing import Any, Final, Literal
 from burstline.roofline.errors import RooflineError
 
 Limit = Literal["compute", "memory", "latency", "communication"]
-"""What of a device bounds an op."""
+"""The resource of a device that bounds an op."""
+
+_HOST_LINK: Final = 32e9  # PCIe 4 x16
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
@@ -47,7 +49,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device's ceilings. `levels` and `links` run from the nearest to the farthest; peaks are dense."""
+    """A device's ceilings. `levels` and `links` run from the nearest to the farthest; peaks are dense.
+
+    `host_link_bytes_per_s` is one direction to the host: PCIe 4 x16 where the table states none.
+    """
 
     id: str
     name: str
@@ -62,6 +67,8 @@ class Device:
     source: str
     assurance: str
     note: str
+    host_link_bytes_per_s: float = _HOST_LINK
+    usd_per_hour: float | None = None
 
     @property
     def memory(self) -> Level:
@@ -145,6 +152,9 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         links = tuple(Link(**link) for link in table.get("links", ()))
     except (KeyError, TypeError) as error:
         raise RooflineError(f"device {id_}: a level or link is not as in {BUNDLED}: {error}") from error
+    usd_per_hour = table.get("usd_per_hour")
+    if usd_per_hour is not None and not (isinstance(usd_per_hour, int | float) and usd_per_hour > 0):
+        raise RooflineError(f"device {id_}: usd_per_hour is {usd_per_hour!r}; expected US dollars above 0")
     if levels[-1].bytes_per_s is None:
         raise RooflineError(f"device {id_}: its last level, {levels[-1].name}, needs bytes_per_s")
     return Device(
@@ -157,6 +167,8 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         links=links,
         n_units=table.get("n_units"),
         tdp_w=table.get("tdp_w"),
+        usd_per_hour=usd_per_hour,
+        host_link_bytes_per_s=table.get("host_link_bytes_per_s", _HOST_LINK),
         aliases=tuple(table.get("aliases", ())),
         source=table.get("source", ""),
         assurance=table.get("assurance", ""),

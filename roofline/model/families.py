@@ -61,7 +61,7 @@ def _read(path: Path, name: str) -> tuple[ModelShape, Quant]:
     except json.JSONDecodeError as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise RooflineError(f"{path} holds no object, as a config.json does")
+        raise RooflineError(f"{path} is not a JSON object")
     return read_config(config, name), quant_of(config)
 
 

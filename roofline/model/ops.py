@@ -1,4 +1,4 @@
-"""What one step of a model does on one device: every product, attention, elementwise pass and collective.
+"""The ops of one step on one device: products, attention, elementwise passes and collectives.
 
 Formulas: a linear of [T, K] x [K, N] takes 2TKN FLOPs; a query that sees E keys takes 2hE for the scores and
 2hE for the values (h: head size). Bytes are what must cross the memory bus at least: weights once, inputs and
@@ -7,7 +7,8 @@ outputs of each product once, the cache once per request. Biases and scales per 
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Literal
 
 from burstline.roofline.model.parallel import Parallel, check_parallel
@@ -35,13 +36,11 @@ class Op:
     `flops` counts each query against the keys it sees (causal); `flops_full` against the whole rectangle, as
     eager attention computes it and torch's FlopCounterMode counts it. A matmul is `groups` products of
     m x n x k (groups > 1: the experts a batch is expected to touch, m: rows per expert). An attention has
-    `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
-    device, and the longest context among its requests. `avoidable_bytes` are the weights of experts that a
-    batch is expected to touch but need not. `kernel` tells products of one dtype apart where their kernels
-    differ ("fp8_block", "experts_fp8", "nccl"), and names the product that inputs are quantised for;
-    `kv_element_bytes` is how wide the cache is that an attention reads. A collective moves `link_bytes` (the
-    whole buffer, as NCCL counts a message; for all_to_all what one rank sends) among `n_ranks`; a send's
-    `n_ranks` is how many devices its two stages span.
+    `groups` requests of on average m new tokens against n keys of head size k, its `phase`, and its heads on
+    this device. `avoidable_bytes` are the weights of experts that a
+    batch is expected to touch but need not. `kv_element_bytes` is how wide the cache is that an attention
+    reads. A collective moves `link_bytes` (the whole buffer, as NCCL counts a message; for all_to_all what
+    one rank sends) among `n_ranks`; a send's `n_ranks` is how many devices its two stages span.
     """
 
     name: str
@@ -59,13 +58,10 @@ class Op:
     kv_bytes: float = 0
     phase: Phase | Literal[""] = ""
     n_heads: int = 0
-    n_kv_heads: int = 0
-    longest_tok: int = 0
     collective: Literal["", "all_reduce", "all_gather", "all_to_all", "send"] = ""
     link_bytes: float = 0
     n_ranks: int = 1
     avoidable_bytes: float = 0
-    kernel: str = ""
     kv_element_bytes: float = 0
 
     @property
@@ -148,7 +144,6 @@ def matmul(
         flops_full=flops,
         weight_bytes=(stream if plain else quant.weight_bytes) * n * k * groups,
         activation_bytes=rows * (inputs * k + stream * n),
-        kernel="" if plain or quant.kernel == quant.activations else quant.kernel,
     )
 
 
@@ -167,28 +162,31 @@ class _Pass:
     absorb: bool
 
 
+_BUT_COUNT = attrgetter(*(slot.name for slot in fields(Op) if slot.name != "count"))
+
+
 def _merged(found: Iterable[Op]) -> list[Op]:
-    merged: dict[Op, Op] = {}
+    merged: dict[object, Op] = {}
     for op in found:
-        one = replace(op, count=1)
-        same = merged.get(one)
+        same = merged.get(one := _BUT_COUNT(op))
         merged[one] = replace(op, count=same.count + op.count) if same else op
     return list(merged.values())
 
 
 def _layer_ops(run: _Pass, layer: Layer) -> Iterator[Op]:
     model, parallel, n = run.model, run.parallel, layer.count
-    norms = _elementwise(run, "norm", 1, model.d, 4)  # adds to the residual stream: two read, two written
     linears = layer.linears(model.d, parallel.tp, parallel.moe_tp, parallel.ep)
     at = next(i for i, linear in enumerate(linears) if linear.name == "o")
-    yield replace(norms, count=n * model.norms_per_layer // 2)
+    before = n * model.norms_per_layer // 2
+    # A norm adds to the residual stream: two read, two written.
+    yield _elementwise(run, "norm", before, model.d, 4)
     for linear in linears[:at]:
         if linear.name != "kv_b":  # belongs to the attention: what it does depends on the phase
             yield from _linear(run, linear, n)
     yield from _attention_ops(run, layer.attention, n)
     yield from _linear(run, linears[at], n)
     yield from _all_reduce(run, n)
-    yield replace(norms, count=n * (model.norms_per_layer - model.norms_per_layer // 2))
+    yield _elementwise(run, "norm", n * model.norms_per_layer - before, model.d, 4)
     if isinstance(layer.ffn, Moe):
         yield from _moe_ops(run, layer.ffn, linears[at + 1 :], n)
     else:
@@ -215,7 +213,6 @@ def _quantise(run: _Pass, rows: float, width: int, count: int) -> Op:
         m=rows,
         n=width,
         activation_bytes=per * rows * width,
-        kernel=run.quant.kernel,
     )
 
 
@@ -251,8 +248,7 @@ def _attention_ops(run: _Pass, attention: Attention | Mla | DeltaNet, count: int
         if not isinstance(attention, Mla):
             h = attention.head_dim
             kv = kv_bytes * part.keys_read(attention.window, attention.chunk)
-            dims = heads, attention.kv_heads(tp), h, h
-            yield _attention(run, phase, part, count, dims, kv, attention.window, attention.chunk)
+            yield _attention(run, phase, part, count, (heads, h, h), kv, attention.window, attention.chunk)
             continue
         if attention.index_topk:
             yield _index(run, attention, phase, part, count)
@@ -267,16 +263,16 @@ def _attention(
     phase: Phase,
     part: Step,
     count: int,
-    dims: tuple[int, int, int, int],
+    dims: tuple[int, int, int],
     kv_bytes: float,
     window: int | None = None,
     chunk: int | None = None,
 ) -> Op:
     """Scores and values fused: queries in, outputs out, the cache once, no scores to memory.
 
-    `dims` are query heads, KV heads, a head's size in the scores, and in the values.
+    `dims` are query heads, a head's size in the scores, and in the values.
     """
-    heads, kv_heads, qk_dim, v_dim = dims
+    heads, qk_dim, v_dim = dims
     per_pair = 2 * heads * (qk_dim + v_dim)
     return Op(
         "attention",
@@ -293,8 +289,6 @@ def _attention(
         kv_bytes=kv_bytes,
         phase=phase,
         n_heads=heads,
-        n_kv_heads=kv_heads,
-        longest_tok=int(part.context_tok.max()),
         kv_element_bytes=ELEMENT_BYTES[run.quant.kv],
     )
 
@@ -306,7 +300,7 @@ def _absorbed(run: _Pass, mla: Mla, part: Step, count: int) -> Iterator[Op]:
     yield matmul("q_absorb", rows, rank, mla.nope_dim, run.quant, count=count, groups=heads)
     seen = mla.index_topk or None
     kv = part.keys_read(seen) * mla.latent * ELEMENT_BYTES[run.quant.kv]
-    yield _attention(run, "decode", part, count, (heads, 1, rank + mla.rope_dim, rank), kv, seen)
+    yield _attention(run, "decode", part, count, (heads, rank + mla.rope_dim, rank), kv, seen)
     yield matmul("v_absorb", rows, mla.v_dim, rank, run.quant, count=count, groups=heads)
 
 
@@ -317,14 +311,14 @@ def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Ite
     keys = part.keys_read()
     yield matmul("kv_b", keys, wide, mla.kv_rank, run.quant, count=count)
     kv = keys * (wide + mla.rope_dim) * ELEMENT_BYTES[run.quant.stream]
-    dims = heads, heads, mla.nope_dim + mla.rope_dim, mla.v_dim
+    dims = heads, mla.nope_dim + mla.rope_dim, mla.v_dim
     yield _attention(run, phase, part, count, dims, kv, mla.index_topk or None)
 
 
 def _index(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Op:
     """Scores of every query against every index key of its context; the keys are cached in 8 bits."""
     op = _attention(
-        run, phase, part, count, (mla.index_heads, 1, mla.index_dim, 0), part.keys_read() * mla.index_dim
+        run, phase, part, count, (mla.index_heads, mla.index_dim, 0), part.keys_read() * mla.index_dim
     )
     return replace(op, name="indexer")
 
@@ -364,11 +358,11 @@ def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterato
     if quant.quantises:
         yield _quantise(run, run.step.n_tok, run.model.d, count)
     up, down = by_name["experts_gate_up"], by_name["experts_down"]
-    yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), quant, least)
+    yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), least)
     yield _elementwise(run, "experts_act", count, down.k, 3, rows)
     if quant.quantises:
         yield _quantise(run, rows, down.k, count)
-    yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), quant, least)
+    yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), least)
     yield from _all_to_all(run, moe, "combine", ELEMENT_BYTES[quant.stream], count)
     if moe.d_ff_shared:
         shared = [by_name["shared_gate_up"], by_name["shared_down"]]
@@ -377,10 +371,10 @@ def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterato
         yield from _linear(run, by_name["shared_gate"], count)
 
 
-def _experts(op: Op, quant: Quant, least: float) -> Op:
+def _experts(op: Op, least: float) -> Op:
     """The product of the experts hit; `least` is how many of them any batch reads."""
     avoidable = op.weight_bytes * (1 - least / op.groups)
-    return replace(op, avoidable_bytes=avoidable, kernel=quant.expert_kernel)
+    return replace(op, avoidable_bytes=avoidable)
 
 
 def _all_to_all(run: _Pass, moe: Moe, name: str, element_bytes: float, count: int) -> Iterator[Op]:
@@ -400,8 +394,7 @@ def _all_reduce(run: _Pass, count: int) -> Iterator[Op]:
     if run.parallel.tp > 1:
         message = run.step.n_tok * run.model.d * ELEMENT_BYTES[run.quant.stream]
         op = Op("all_reduce", "collective", count, run.quant.stream, m=run.step.n_tok, n=run.model.d)
-        kernel = "nccl" if run.parallel.nccl else ""
-        yield replace(op, collective="all_reduce", link_bytes=message, n_ranks=run.parallel.tp, kernel=kernel)
+        yield replace(op, collective="all_reduce", link_bytes=message, n_ranks=run.parallel.tp)
 
 
 def _logits(run: _Pass) -> Iterator[Op]:

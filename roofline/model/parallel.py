@@ -1,4 +1,4 @@
-"""How a model is spread over devices, and what that rules out."""
+"""How a model is distributed over devices, and which distributions are impossible."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,13 @@ class Parallel:
     """Ranks by kind: tensor, pipeline, expert and data parallel.
 
     `dp` replicas of `tp * pp` devices. Experts are spread over `ep` of the `tp * dp` ranks of a stage; with
-    ep = 1 every replica holds all of them, each divided by `tp`. `nccl`: all-reduces are NCCL's, not the
-    engine's own kernels.
+    ep = 1 every replica holds all of them, each divided by `tp`.
     """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
     dp: int = 1
-    nccl: bool = False
 
     @property
     def n_devices(self) -> int:

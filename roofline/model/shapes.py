@@ -1,4 +1,4 @@
-"""A model's shape: what its matrices are, how many parameters it has, how much KV cache a token takes.
+"""A model's shape: its matrices, number of parameters, and KV-cache bytes per token.
 
 `roofline/model/families.py` reads it from a checkpoint's config.json.
 """
@@ -58,18 +58,6 @@ class Quant:
     def quantises(self) -> bool:
         """Whether inputs are quantised by a kernel of its own."""
         return ELEMENT_BYTES[self.activations] < 2 and self.scales != "static"
-
-    @property
-    def kernel(self) -> str:
-        """The kind of kernel that multiplies: a dtype, or "fp8_block"."""
-        return f"{self.activations}_block" if self.scales == "block" else self.activations
-
-    @property
-    def expert_kernel(self) -> str:
-        """The kind of kernel that multiplies with experts: the weights' dtype where that is narrower."""
-        narrow = ELEMENT_BYTES[self.weights] < min(1, ELEMENT_BYTES[self.activations])
-        kind = "mxfp4" if self.experts_only else self.weights if narrow else self.kernel
-        return f"experts_{kind}"
 
 
 QUANTS: Mapping[str, Quant] = {
@@ -133,7 +121,7 @@ class Attention:
         return max(1, self.n_kv_heads // tp)
 
     def kv_elements(self, tp: int) -> int:
-        """What one token leaves in the cache of one layer on one of `tp` ranks."""
+        """Bytes of one token in the cache of one layer on one of `tp` ranks."""
         return 2 * self.kv_heads(tp) * self.head_dim
 
     def linears(self, d: int, tp: int) -> list[Linear]:

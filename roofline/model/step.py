@@ -1,4 +1,4 @@
-"""One forward pass as it is asked for: who adds how many tokens to how much context."""
+"""One forward pass: for each request, its new tokens and its context."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What one forward pass is asked: per request, its new tokens, its context after them, its logit rows."""
+    """One forward pass: per request, its new tokens, its context after them, and its logit rows."""
 
     new_tok: Ints
     context_tok: Ints

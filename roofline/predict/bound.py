@@ -1,4 +1,4 @@
-"""What limits an op on a device, and the least time it can take. Nothing here is fitted."""
+"""The limit of an op on a device and its minimum time. Nothing here is fitted."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def ceilings(ops: Sequence[Op], device: Device) -> list[Bound]:
 
 
 def classify(bound: Bound, floor_s: float = 0.0, seconds: float | None = None) -> Limit:
-    """What limits an op: latency where launches (`floor_s`) are half of its time or more.
+    """An op's limit: latency where launches (`floor_s`) are half of its time or more.
 
     `seconds` is its predicted time, floor included; None takes the bound and the floor one after the other.
     """
@@ -102,7 +102,7 @@ def classify(bound: Bound, floor_s: float = 0.0, seconds: float | None = None) -
 def classify_step(
     seconds_by_limit: Iterable[tuple[Limit, float]], host_s: float = 0.0, n_refused: int = 0
 ) -> StepLimit:
-    """What limits a whole step: host where that takes longer than the device; KV admission where requests
+    """A step's limit: host where that takes longer than the device; KV admission where requests
     wait (`n_refused`) because the cache is full; else the class of ops that takes most of the time.
     """
     total: dict[Limit, float] = {}

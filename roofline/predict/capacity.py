@@ -1,4 +1,4 @@
-"""What fits: weights, KV cache, requests."""
+"""Memory: whether weights, KV cache and requests fit."""
 
 import math
 from dataclasses import dataclass

@@ -1,24 +1,28 @@
-"""A model on devices, asked for prompts of one length: each phase's ops, their bounds and predictions."""
+"""A model on devices with prompts of one length: the ops of each phase, their bounds and predictions."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burstline.roofline.device.calibration import Calibration, generic, load_calibration, with_host
-from burstline.roofline.device.device import Device, Limit
+from burstline.roofline.device.calibration import Calibration
+from burstline.roofline.device.device import Limit
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.shapes import ELEMENT_BYTES, Quant
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, ceilings, classify, classify_step
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction, host_seconds, step_seconds
+from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, classify_step
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, host_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class UniformBatch:
-    """`batch` requests at once for each replica, equal in length, decoded to their end."""
+    """`batch` requests at once for each replica, equal in length, decoded to their end.
+
+    A step computes at most `budget_tok` prompt tokens: longer prompts are cut into equal chunks.
+    """
 
     batch: int
     n_prompt_tok: int
     n_output_tok: int
+    budget_tok: int = 1 << 20
 
     def __post_init__(self) -> None:
         sizes = {"batch": self.batch, "prompt": self.n_prompt_tok, "output": self.n_output_tok}
@@ -26,99 +30,88 @@ class UniformBatch:
             if value < 1:
                 raise RooflineError(f"{name} must be at least 1, not {value}")
 
+    @property
+    def mean_context_tok(self) -> int:
+        """Of a request while it decodes."""
+        return self.n_prompt_tok + round(self.n_output_tok / 2)
+
     def steps(self) -> dict[str, tuple[Step, int]]:
         """The step of each phase and how often it runs; decode at its mean context."""
-        steps = {"prefill": (Step.prefill(self.batch, self.n_prompt_tok), 1)}
+        at_once, n_chunks = max(1, self.budget_tok // self.n_prompt_tok), 1
+        if self.n_prompt_tok > self.budget_tok:
+            n_chunks = math.ceil(self.n_prompt_tok / self.budget_tok)
+        chunk = math.ceil(self.n_prompt_tok / n_chunks)
+        before = chunk * (n_chunks - 1) // 2  # on average; so the chunks see as many keys as whole prompts
+        steps: dict[str, tuple[Step, int]] = {}
+        whole, rest = divmod(self.batch, at_once)
+        for name, n, n_steps in (("prefill", at_once, whole), ("last prefill", rest, 1)):
+            if n and n_steps:
+                steps[name if steps else "prefill"] = (Step.prefill(n, chunk, before), n_steps * n_chunks)
         if self.n_output_tok > 1:
-            mean_context = self.n_prompt_tok + round(self.n_output_tok / 2)
-            steps["decode"] = (Step.decode(self.batch, mean_context), self.n_output_tok - 1)
+            steps["decode"] = (Step.decode(self.batch, self.mean_context_tok), self.n_output_tok - 1)
         return steps
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One op of a phase: its bound, and its prediction by each tier."""
+    """One op of a phase: its bound, and what the constants predict, where there are any."""
 
     bound: Bound
-    predictions: Mapping[str, Prediction]
+    prediction: Prediction | None
 
     @property
     def seconds(self) -> float:
-        """The last tier's prediction, the ceiling where there is none."""
-        return [self.bound.seconds, *(p.seconds for p in self.predictions.values())][-1]
+        """As predicted, the ceiling where nothing is."""
+        return self.prediction.seconds if self.prediction else self.bound.seconds
 
     @property
     def limit(self) -> Limit:
-        """What limits the op, launches counted where a tier knows what they cost."""
-        by_tier = [classify(self.bound, p.floor_s, p.seconds) for p in self.predictions.values()]
-        return [self.bound.limit, *by_tier][-1]
+        """What limits the op, launches counted where it is known what they cost."""
+        return self.prediction.limit if self.prediction else self.bound.limit
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseBound:
-    """One step of a phase, on one device. `n_steps` is how often the request runs it; `host_s` by tier."""
+    """One step of a phase, on one device. `n_steps` is how often the request runs it."""
 
     lines: tuple[Line, ...]
     n_steps: int
-    host_s: Mapping[str, float]
+    host_s: float
 
     @property
     def ceiling_s(self) -> float:
         return sum(line.bound.seconds for line in self.lines)
 
-    def predicted_s(self, tier: str) -> float:
-        return step_seconds((line.predictions[tier] for line in self.lines), self.host_s[tier])
+    @property
+    def predicted_s(self) -> float:
+        return sum(line.seconds for line in self.lines) + self.host_s
 
-    def range_s(self, tier: str) -> tuple[float, float]:
+    @property
+    def range_s(self) -> tuple[float, float]:
         """Between which four of five measured cases lie, if all ops err together."""
-        ops_s = [line.predictions[tier] for line in self.lines]
-        return sum(p.low_s for p in ops_s) + self.host_s[tier], sum(p.high_s for p in ops_s) + self.host_s[
-            tier
-        ]
+        known = [line.prediction for line in self.lines if line.prediction]
+        return sum(p.low_s for p in known) + self.host_s, sum(p.high_s for p in known) + self.host_s
 
     def limit(self) -> StepLimit:
-        """The class of ops that takes most of the step, or the host, by the last tier where there is any."""
-        host_s = [0.0, *self.host_s.values()][-1]
-        return classify_step(((line.limit, line.seconds) for line in self.lines), host_s)
-
-
-def calibrations_of(device: Device, stack: str = "default") -> dict[str, Calibration]:
-    """The shipped ways to predict for a device by tier, the most trusted last: generic, its own fit.
-
-    Each with the host of the same serving stack.
-    """
-    own = load_calibration(device)
-    known = {"generic": generic(device)}
-    if own.name != "generic":
-        known["device fit" if own.tier > 1 else "fit of its generation"] = own
-    return {tier: with_host(calibration, stack) for tier, calibration in known.items()}
+        """The class of ops that takes most of the step, or the host."""
+        return classify_step(((line.limit, line.seconds) for line in self.lines), self.host_s)
 
 
 def phase_bounds(
-    deployment: Deployment,
-    asked: UniformBatch,
-    calibrations: Mapping[str, Calibration] | None = None,
+    deployment: Deployment, asked: UniformBatch, calibration: Calibration | None = None
 ) -> dict[str, PhaseBound]:
-    """Each phase of `asked`, op by op; `calibrations` by tier, the most trusted last."""
-    tiers = calibrations or {}
+    """Each phase of `asked`, op by op."""
     phases = {}
     for name, (step, n_steps) in asked.steps().items():
-        by_tier = {tier: deployment.predict(step, known) for tier, known in tiers.items()}
-        lines = tuple(
-            Line(bound, {tier: predictions[i] for tier, predictions in by_tier.items()})
-            for i, bound in enumerate(ceilings(deployment.ops(step), deployment.device))
-        )
-        host_s = {tier: host_seconds(step, by_tier[tier], known) for tier, known in tiers.items()}
-        phases[name] = PhaseBound(lines, n_steps, host_s)
+        predictions = deployment.predict(step, calibration)
+        lines = tuple(Line(p.bound, p if calibration else None) for p in predictions)
+        phases[name] = PhaseBound(lines, n_steps, host_seconds(step, predictions, calibration))
     return phases
 
 
-def latency_s(phases: Mapping[str, PhaseBound], tier: str | None = None) -> float:
-    """Seconds from the request to its last token; the ceiling where `tier` is None."""
-    return sum(
-        phase.n_steps * (phase.ceiling_s if tier is None else phase.predicted_s(tier))
-        for phase in phases.values()
-    )
+def latency_s(phases: Mapping[str, PhaseBound], *, ceiling: bool = False) -> float:
+    """Seconds from the request to its last token, as predicted or at the ceiling."""
+    return sum(p.n_steps * (p.ceiling_s if ceiling else p.predicted_s) for p in phases.values())
 
 
 def host_sentence(calibration: Calibration) -> str:
@@ -126,25 +119,6 @@ def host_sentence(calibration: Calibration) -> str:
     if calibration.host:
         return f"host time: {calibration.host}, {calibration.host.source}"
     return "host time is not included in predictions: it was not measured"
-
-
-def unmeasured(quant: Quant, calibration: Calibration) -> list[str]:
-    """Which products in `quant` no table of measured kernels covers, and what is taken instead."""
-    kernel, notes = quant.kernel, []
-    taken = calibration.measured_kernel(kernel) or "bf16"
-    # Vendors state equal peaks for fp16 and bf16; fp8's parameters were tested on fp4.
-    if taken != kernel and kernel not in ("fp16", "fp4"):
-        notes.append(
-            f"no table of {kernel} products: predicted with {taken}'s parameters at {kernel}'s peak, untested"
-        )
-    experts = quant.expert_kernel
-    covered = quant.experts_only and calibration.measured_kernel(experts) == experts
-    if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations] and not covered:
-        notes.append(
-            f"no table of products with {quant.weights} weights: predicted as {quant.activations}"
-            " with fewer bytes, untested"
-        )
-    return notes
 
 
 MOST_TOK = 1 << 16

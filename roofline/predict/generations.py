@@ -1,4 +1,4 @@
-"""Analyses of where inference time goes: which resource binds, across devices, memories and generations.
+"""Bottleneck analyses of inference across devices, memories and generations.
 
 The questions are those of arXiv 2407.14645: what faster DRAM buys, what a new generation of devices buys.
 """
@@ -6,7 +6,7 @@ The questions are those of arXiv 2407.14645: what faster DRAM buys, what a new g
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from burstline.roofline.device.calibration import generic, with_host
+from burstline.roofline.device.calibration import load_calibration, shared, with_host
 from burstline.roofline.device.device import Device, Level, load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
@@ -43,7 +43,7 @@ class DramPoint:
 def dram_scaling(model: str, asked: UniformBatch, tp: int) -> list[DramPoint]:
     """An A100 whose memory alone changes: what binds in DRAM's stead as it gets faster.
 
-    Predicted by the generic calibration. What comes from DRAM crosses the L2 too, so the slower of the two
+    Predicted by the shared constants. What comes from DRAM crosses the L2 too, so the slower of the two
     sets the pace.
     """
     a100 = load_device("a100-sxm4-80g")
@@ -53,7 +53,7 @@ def dram_scaling(model: str, asked: UniformBatch, tp: int) -> list[DramPoint]:
         slower = Level(name, a100.memory.capacity_bytes, min(bytes_per_s, _A100_L2_BYTES_PER_S))
         device = replace(a100, levels=(slower,))
         deployment = Deployment(load_model(model)[0], QUANTS["fp16"], Parallel(tp=tp), device)
-        parts = _parts(phase_bounds(deployment, asked, {"generic": with_host(generic())}))
+        parts = _parts(phase_bounds(deployment, asked, with_host(shared())))
         found.append(DramPoint(technology, bytes_per_s, sum(parts.values()), parts))
     return found
 
@@ -61,9 +61,10 @@ def dram_scaling(model: str, asked: UniformBatch, tp: int) -> list[DramPoint]:
 def _parts(phases: Mapping[str, PhaseBound]) -> dict[str, float]:
     parts = dict.fromkeys(("compute", "DRAM", "L2", "network", "launches", "host"), 0.0)
     for phase in phases.values():
-        parts["host"] += phase.n_steps * phase.host_s["generic"]
+        parts["host"] += phase.n_steps * phase.host_s
         for line in phase.lines:
-            for resource, seconds in _split(line.predictions["generic"]):
+            assert line.prediction is not None
+            for resource, seconds in _split(line.prediction):
                 parts[resource] += phase.n_steps * seconds
     return parts
 
@@ -95,11 +96,8 @@ def generations(model: str, asked: UniformBatch, devices: Sequence[str] = GENERA
             device = load_device(name)
             deployment = Deployment(load_model(model)[0], QUANTS[quant], Parallel(), device)
             try:
-                found.append(
-                    Generation(
-                        device, quant, phase_bounds(deployment, asked, {"generic": with_host(generic())})
-                    )
-                )
+                known = with_host(load_calibration(device))
+                found.append(Generation(device, quant, phase_bounds(deployment, asked, known)))
             except RooflineError as error:
                 found.append(Generation(device, quant, {}, str(error)))
     return found

@@ -1,45 +1,33 @@
-"""How long an op, and a step of ops, should take on a device: the ceiling, or a calibrated prediction.
+"""How long an op, and a step of ops, should take on a device: the ceiling, or what the constants predict.
 
 A `Clock` does the same for a model many thousand times over, as a simulation needs it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from burstline.roofline.device.calibration import Calibration, GemmFit, ShapeTimes, Spread
+from burstline.roofline.device.calibration import Calibration, ShapeTimes, Spread
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Device, Limit
 from burstline.roofline.model.ops import Op, ops
 from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from burstline.roofline.model.shapes import ModelShape, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
-from burstline.roofline.predict.kernels import (
-    Amounts,
-    Decodes,
-    Prefills,
-    Products,
-    Rates,
-    all_reduce_s,
-    decode_s,
-    pass_s,
-    prefill_s,
-    product_s,
-    quantise_s,
-)
+from burstline.roofline.predict.kernels import Products, decode_s, joined, prefill_s, product_parts
 
-_UNKNOWN = Spread(0.75, 1.0, 1.35, 0)  # of kinds no table holds: the generic defaults' own spread
+_UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
+MEASURED = "measured shape"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The seconds all runs of an op should take. `low` and `high` hold four of five measured cases.
 
-    `floor_s` is the part that no larger op would take longer for: launches, latency of links.
-    `tier` counts as `calibration.TIERS`.
+    `floor_s` is the part that no larger op would take longer for: launches, latency of links. `by` names the
+    constants that set it: the rate's, the floor's, and "mixed" where that counts.
     """
 
     op: Op
@@ -48,7 +36,7 @@ class Prediction:
     low_s: float
     high_s: float
     floor_s: float
-    tier: int
+    by: tuple[str, ...] = ()
 
     @property
     def limit(self) -> Limit:
@@ -63,24 +51,22 @@ def predict(
     mixed: bool = False,
     swept_bytes: float | None = None,
 ) -> Prediction:
-    """What `op` should take; without a calibration its ceiling, tier 0.
+    """What `op` should take; without a calibration its ceiling.
 
     `mixed`: the step both prefills and decodes. `swept_bytes` is what the step reads again and again, as in
     `bound.ceiling`; it moves the bound only. Raises where the device has no peak for the op's dtype.
     """
     bound = ceiling(op, device, swept_bytes)
     if calibration is None:
-        return Prediction(op, bound, bound.seconds, bound.seconds, bound.seconds, 0.0, 0)
-    one_s, floor_s, tier = _one(op, device, calibration)
+        return Prediction(op, bound, bound.seconds, bound.seconds, bound.seconds, 0.0)
+    one_s, floor_s, by = _one(op, device, calibration)
     if mixed and op.kind == "attention" and op.phase == "decode":
-        one_s *= calibration.mixed
-    if tier < 3 and op.kind in ("matmul", "attention"):
-        one_s = max(one_s, bound.seconds / op.count)  # a fit may err; the ceiling does not
-    around = calibration.spread.get(_kind(op), _UNKNOWN)
+        one_s, by = one_s * calibration.constants.mixed, (*by, "mixed")
+    if by != (MEASURED,) and op.kind in ("matmul", "attention"):
+        one_s = max(one_s, bound.seconds / op.count)  # a constant may err; the ceiling does not
+    around = calibration.spread.get(_kind(op, calibration), _UNKNOWN)
     seconds = op.count * one_s
-    return Prediction(
-        op, bound, seconds, seconds * around.low, seconds * around.high, op.count * floor_s, tier
-    )
+    return Prediction(op, bound, seconds, seconds * around.low, seconds * around.high, op.count * floor_s, by)
 
 
 def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibration | None) -> list[Prediction]:
@@ -90,11 +76,16 @@ def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibratio
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
-def host_seconds(step: Step, predictions: Iterable[Prediction], calibration: Calibration | None) -> float:
-    """What the serving stack's host adds to a step of these ops."""
+def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Calibration | None) -> float:
+    """What the serving stack's host adds to a step of these ops.
+
+    Where it launches each kernel, collectives are NCCL's, which pass from rank to rank: 7, 11 and 18 us of 2,
+    4 and 8 ranks on an H100, as a launch for each pair of ranks gives.
+    """
     if calibration is None or calibration.host is None:
         return 0.0
-    return calibration.host.seconds(step, sum(p.op.count for p in predictions))
+    n_launches = sum(p.op.count * max(1.0, p.op.n_ranks / 2) for p in predictions)
+    return calibration.host.seconds(step, n_launches, step_seconds(predictions))
 
 
 def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:
@@ -102,47 +93,34 @@ def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> floa
     return sum(prediction.seconds for prediction in predictions) + host_s
 
 
-def _kind(op: Op) -> str:
-    if op.kind == "matmul":
-        return f"gemm {op.kernel if op.kernel.startswith('experts_') else op.dtype}"
-    return op.phase or op.collective or op.kind
+def _kind(op: Op, calibration: Calibration) -> str:
+    return calibration.constants.of_products(op.dtype)[0] if op.kind == "matmul" else op.phase or op.kind
 
 
-def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
-    """Seconds of one run, its floor, the tier."""
+def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
+    """Seconds of one run, its floor, the constants that set it."""
+    of = calibration.constants
     if op.kind == "matmul":
         return _matmul(op, device, calibration)
     if op.kind == "attention":
-        seconds = (
-            _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
-        )
-        decode, prefill = calibration.attention_fits(_kv_element_bytes(op))
-        floor_s = decode.t0_s if op.phase == "decode" else prefill.t0_s
-        return seconds, floor_s, calibration.tier
+        return _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
     if op.kind == "collective":
-        return _collective(op, device, calibration)
-    fit, rates = calibration.pass_fit(op.name), Rates.of(device)
-    if op.name == "quantise":  # measured together with the product that follows it
-        gemm, tier = calibration.gemm_fit(op.kernel)
-        return float(quantise_s(gemm, rates, *_amounts(op.bytes))), gemm.quantise_s, tier
-    return float(pass_s(fit, rates, *_amounts(op.bytes))), fit.t0_s, calibration.tier
+        ideal_s, _ = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
+        return of.launch_s + ideal_s / of.link, of.launch_s, ("link", "launch_s")
+    return of.pass_s + op.bytes / (of.passes * device.bytes_per_s), of.pass_s, ("passes", "pass_s")
 
 
-@lru_cache(maxsize=4096)
-def _gemm_s(fit: GemmFit, rates: Rates, sizes: tuple[float, ...]) -> float:
-    return float(product_s(fit, rates, Products(*(np.array([size], dtype=float) for size in sizes)))[0])
-
-
-def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
-    fit, tier = calibration.gemm_fit(op.kernel or op.dtype)
-    if calibration.sustained != 1:
-        fit = replace(fit, eta_c=fit.eta_c * calibration.sustained)
+def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
+    of = calibration.constants
     for shape in calibration.shapes:
         if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k) and op.groups == 1:
-            return _measured_shape(shape, op.m), fit.t0_s, 3
-    in_bytes = op.m * op.groups * op.k * ELEMENT_BYTES[op.dtype]
-    sizes = (op.m, op.n, op.k, op.groups, op.weight_bytes, in_bytes, op.activation_bytes - in_bytes, 0.0)
-    return fit.t0_s + _gemm_s(fit, Rates.of(device, op.dtype), sizes), fit.t0_s, tier
+            return _measured_shape(shape, op.m), of.launch_s, (MEASURED,)
+    name, share, pad = of.of_products(op.dtype)
+    x = Products(op.m, op.n, op.k, op.groups, op.bytes)
+    rates = device.peak_flops_per_s(op.dtype), device.bytes_per_s
+    compute_s, memory_s = product_parts(of, rates, share, pad, x)
+    rate = name if compute_s > memory_s else "memory"
+    return float(of.launch_s + joined(compute_s, memory_s)), of.launch_s, (rate, "launch_s")
 
 
 def _measured_shape(shape: ShapeTimes, m: float) -> float:
@@ -152,40 +130,22 @@ def _measured_shape(shape: ShapeTimes, m: float) -> float:
     return float(np.interp(m, shape.m, shape.seconds))
 
 
-def _decode(op: Op, device: Device, calibration: Calibration) -> float:
-    sizes = (op.groups, op.n, op.n_kv_heads, op.kv_bytes, op.activation_bytes)
-    work = Decodes(*_amounts(*sizes))
-    decode, prefill = calibration.attention_fits(_kv_element_bytes(op))
-    compute = op.flops / (prefill.eta_c * device.peak_flops_per_s(op.dtype))
-    return max(float(decode_s(decode, Rates.of(device), work)), decode.t0_s + compute)
+def _decode(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
+    of = calibration.constants
+    memory_s = float(decode_s(of, device.bytes_per_s, op.n, op.kv_bytes, op.activation_bytes))
+    compute_s = of.attention_s + op.flops / (of.prompt * device.peak_flops_per_s(op.dtype))
+    by = "cache" if memory_s > compute_s else "prompt"
+    return max(memory_s, compute_s), of.attention_s, (by, "attention_s")
 
 
-def _kv_element_bytes(op: Op) -> float:
-    """How wide an element of the cache is that an attention reads."""
-    return op.kv_element_bytes or ELEMENT_BYTES[op.dtype]
-
-
-def _prefill(op: Op, device: Device, calibration: Calibration) -> float:
+def _prefill(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
+    of = calibration.constants
     pairs = op.flops / (op.m * op.groups)  # FLOPs of one query, over all the keys it sees
-    sizes = (op.flops, pairs / (4 * op.n_heads * op.k), op.longest_tok, op.k, op.activation_bytes)
-    work = Prefills(*_amounts(*sizes))
-    decode, fit = calibration.attention_fits(_kv_element_bytes(op))
-    seconds = float(prefill_s(fit, Rates.of(device, op.dtype), work))
-    return max(seconds, fit.t0_s + op.kv_bytes / (decode.eta_m * device.bytes_per_s))
-
-
-def _collective(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
-    fit, tier = calibration.link_fit(op.n_ranks, nccl=op.kernel == "nccl")
-    if op.collective == "all_reduce" and op.n_ranks <= fit.n_ranks and device.links:
-        ring = replace(fit, n_ranks=op.n_ranks)
-        seconds = float(all_reduce_s(ring, device.links[0].bytes_per_s, *_amounts(op.link_bytes)))
-        return seconds, fit.t0_s, tier
-    ideal, _ = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
-    return fit.t0_s + ideal / fit.eta, fit.t0_s, 1
-
-
-def _amounts(*values: float) -> list[Amounts]:
-    return [np.asarray(value, dtype=np.float64) for value in values]
+    keys = pairs / (2 * op.n_heads * op.k)
+    compute_s = float(prefill_s(of, device.peak_flops_per_s(op.dtype), op.flops, keys / 2))
+    memory_s = of.attention_s + op.kv_bytes / (of.cache * device.bytes_per_s)
+    by = "prompt" if compute_s > memory_s else "cache"
+    return max(memory_s, compute_s), of.attention_s, (by, "attention_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 
 Ints = npt.NDArray[np.int64]
+_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine allows at once. `kv_tok`: take its own count of cache tokens wherever it prints one.
+    """The engine's limits. `kv_tok`: take its own count of cache tokens wherever it prints one.
 
     `chunked_prefill` False: a prompt is computed in one step. `mixed_steps` False: steps either prefill or
     decode, and prefills go first (SGLang, TGI). `reserve_output`: a request is
     admitted only when its whole output fits too (TGI), so nothing is ever evicted. `whole_prompt`: only when
     its whole prompt fits, though it is computed in chunks (vLLM 0.19). `ahead`: a step is scheduled when the
     one before it begins, so that a request which arrives during a step misses the next one too (the overlap
-    schedulers of SGLang and TensorRT-LLM).
+    schedulers of SGLang and TensorRT-LLM). `hold_steps`: while others decode, waiting prompts are held back
+    for so many steps, to be computed together (TensorRT-LLM's `batch_wait_timeout_iters`).
     """
 
     max_num_seqs: int
@@ -51,30 +53,7 @@ class Limits:
     whole_prompt: bool = True
     mixed_steps: bool = True
     ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """Speculative decoding: `draft_tok` proposals a step, each kept with probability `acceptance` if all
-    before it were; `draft_s` is what proposing takes in each step."""
-
-    draft_tok: int
-    acceptance: float
-    draft_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.draft_tok < 0 or not 0 <= self.acceptance <= 1 or self.draft_s < 0:
-            raise RooflineError(f"speculation needs drafts and a probability from 0 to 1, not {self}")
-
-    @property
-    def tok_a_step(self) -> float:
-        """Tokens that a request is expected to gain in a step."""
-        if self.acceptance == 1:
-            return self.draft_tok + 1.0
-        return (1 - self.acceptance ** (self.draft_tok + 1)) / (1 - self.acceptance)
-
-
-NO_SPECULATION = Speculation(0, 0.0)
+    hold_steps: int = 0
 
 
 def check(requests: Sequence[Asked], limits: Limits) -> None:
@@ -111,12 +90,24 @@ class Work:
 
 @dataclass(slots=True)
 class _Grants:
-    """What a step being scheduled has given so far."""
+    """What a step being scheduled has given so far: to all that run at once, then one by one."""
 
     budget: int
+    continued: tuple[Ints, Ints] = (_NONE, _NONE)
     ids: list[int] = field(default_factory=list)
     new_tok: list[int] = field(default_factory=list)
     n_preempted: int = 0
+
+    @property
+    def n(self) -> int:
+        return len(self.continued[0]) + len(self.ids)
+
+    def columns(self) -> tuple[Ints, Ints]:
+        """Whose requests, and the new tokens of each."""
+        if not self.ids:
+            return self.continued
+        more = np.array([self.ids, self.new_tok], dtype=np.int64)
+        return np.append(self.continued[0], more[0]), np.append(self.continued[1], more[1])
 
     def give(self, i: int, n_tok: int) -> None:
         self.ids.append(i)
@@ -125,16 +116,10 @@ class _Grants:
 
 
 class Batch:
-    """The scheduler's state. Per request: tokens known (prompt and sampled), scheduled, and blocks held.
+    """The scheduler's state. Per request: tokens known (prompt and sampled), computed, and blocks held."""
 
-    A step in flight has been scheduled already, so that a request of it takes part in no other until its
-    token is known; a prompt's next chunk may follow at once, as pipelined engines have it.
-    """
-
-    def __init__(
-        self, requests: Sequence[Asked], limits: Limits, speculation: Speculation = NO_SPECULATION
-    ) -> None:
-        self.limits, self.speculation = limits, speculation
+    def __init__(self, requests: Sequence[Asked], limits: Limits) -> None:
+        self.limits = limits
         self.prompt = np.array([request.prompt_tok for request in requests], dtype=np.int64)
         self.wanted = np.array([request.output_tok for request in requests], dtype=np.int64)
         cached = np.array([request.cached_tok for request in requests], dtype=np.int64)
@@ -142,30 +127,23 @@ class Batch:
         self.known = self.prompt.copy()
         self.computed = np.zeros_like(self.prompt)
         self.blocks = np.zeros_like(self.prompt)
-        self.in_flight = np.zeros(len(self.prompt), dtype=np.int64)
         self.n_free = limits.kv_tok // limits.block_tok
-        self.running: list[int] = []
+        self.running = _NONE  # in the order of admission
         self.waiting: deque[int] = deque()
         self.arrived: list[int] = []  # since the next step was scheduled
-        self._draws = np.random.default_rng(0)
+        self.n_held = 0  # steps for which the waiting prompts have been held back
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.arrived)
+        return not (len(self.running) or self.waiting or self.arrived)
 
     def arrive(self, i: int) -> None:
         (self.arrived if self.limits.ahead else self.waiting).append(i)
 
-    def arrive_prefilled(self, i: int) -> None:
-        """With a prompt whose keys and first token were made elsewhere."""
-        self.known[i] = self.prompt[i] + 1
-        self.cached[i] = self.prompt[i]
-        self.arrive(i)
-
     def schedule(self) -> Work | None:
-        """The next step; None where every running request waits for a step in flight."""
+        """The next step; None where nothing has arrived."""
         limits = self.limits
-        if not (self.running or self.waiting):  # an idle engine has scheduled nothing ahead
+        if not (len(self.running) or self.waiting):  # an idle engine has scheduled nothing ahead
             self._enqueue()
         grants = _Grants(limits.max_num_batched_tokens)
         if limits.mixed_steps:
@@ -176,49 +154,34 @@ class Batch:
             if limits.chunked_prefill:
                 self._continue_running(grants, prompts_only=True)
             self._admit(grants)
-            if not grants.ids:
+            if not grants.n:
                 self._continue_running(grants)
         self._enqueue()  # they can join the step after this one
-        return self._work(grants) if grants.ids else None
+        return self._work(grants) if grants.n else None
 
     def _enqueue(self) -> None:
         self.waiting.extend(self.arrived)
         self.arrived.clear()
 
-    def _n_new(self, i: int) -> int:
-        """Tokens that the request would compute next, drafts included."""
-        pending = int(self.known[i] - self.computed[i])
-        drafts = self.speculation.draft_tok if pending == 1 and self.known[i] > self.prompt[i] else 0
-        return pending + min(
-            drafts, int(self.prompt[i] + self.wanted[i] - self.known[i]) - 1 if drafts else 0
-        )
-
     def _continue_running(self, grants: _Grants, *, prompts_only: bool = False) -> None:
         if prompts_only:
-            ids = np.array(self.running, dtype=np.int64)
-            if not (self.computed[ids] < self.prompt[ids]).any():
+            if not (self.computed[self.running] < self.prompt[self.running]).any():
                 return
         elif self._all_at_once(grants):
             return
-        at = 0
-        while at < len(self.running) and grants.budget > 0:
-            i = self.running[at]
-            n_tok = min(self._n_new(i), grants.budget)
-            if n_tok == 0 or (prompts_only and self.computed[i] >= self.prompt[i]):
-                at += 1
+        for i in self.running.tolist():
+            n_tok = min(int(self.known[i] - self.computed[i]), grants.budget)
+            was_evicted = not self.blocks[i]
+            if was_evicted or n_tok == 0 or (prompts_only and self.computed[i] >= self.prompt[i]):
                 continue
             if not self._make_room(i, n_tok, grants):
                 return
             grants.give(i, n_tok)
-            at = self.running.index(i, 0, at + 1) + 1
 
     def _all_at_once(self, grants: _Grants) -> bool:
         """The usual step: every running request computes all that it would, and there is room."""
-        if self.speculation.draft_tok:
-            return False
-        ids = np.array(self.running, dtype=np.int64)
+        ids = self.running
         pending = self.known[ids] - self.computed[ids]
-        ids, pending = ids[pending > 0], pending[pending > 0]
         n_tok = int(pending.sum())
         if not n_tok or n_tok > grants.budget:
             return False
@@ -228,17 +191,15 @@ class Batch:
             return False
         self.blocks[ids] += more
         self.n_free -= n_blocks
-        grants.ids, grants.new_tok = ids.tolist(), pending.tolist()
+        grants.continued = ids, pending
         grants.budget -= n_tok
         return True
 
     def _make_room(self, i: int, n_tok: int, grants: _Grants) -> bool:
         """Blocks for `n_tok` more of request i, evicting the youngest; False where i itself had to go."""
         while not self._allocate(i, int(self.computed[i]) + n_tok):
-            resting = [at for at, j in enumerate(self.running) if not self.in_flight[j]]
-            if not resting:
-                return False
-            victim = self.running.pop(resting[-1])
+            victim = int(self.running[-1])
+            self.running = self.running[:-1]
             self._release(victim)
             self.computed[victim] = 0
             self.waiting.appendleft(victim)
@@ -248,26 +209,30 @@ class Batch:
         return True
 
     def _admit(self, grants: _Grants) -> None:
-        limits = self.limits
-        while self.waiting and len(self.running) < limits.max_num_seqs and grants.budget > 0:
+        limits, admitted = self.limits, list[int]()
+        if not self.waiting:
+            return
+        if grants.n and self.n_held < limits.hold_steps:
+            self.n_held += 1
+            return
+        self.n_held = 0
+        while self.waiting and len(self.running) + len(admitted) < limits.max_num_seqs and grants.budget > 0:
             i = self.waiting[0]
             pending = int(self.known[i] - self.cached[i])
             n_tok = min(pending, grants.budget)
             # An evicted request may have outgrown the budget: it then runs alone.
-            alone = not grants.ids or pending > limits.max_num_batched_tokens
+            alone = not grants.n or pending > limits.max_num_batched_tokens
             if not limits.chunked_prefill and n_tok < pending and not alone:
-                return
+                break
             n_tok = n_tok if limits.chunked_prefill else pending
-            if not self._fits(i, n_tok):
-                return
+            reserved = self._reserved(i, n_tok)
+            if self._blocks_for(max(reserved, int(self.known[i]) * limits.whole_prompt)) > self.n_free:
+                break
             self.computed[i] = self.cached[i]
-            self._allocate(i, self._reserved(i, n_tok))
-            self.running.append(self.waiting.popleft())
+            self._allocate(i, reserved)
+            admitted.append(self.waiting.popleft())
             grants.give(i, n_tok)
-
-    def _fits(self, i: int, n_tok: int) -> bool:
-        tok = max(self._reserved(i, n_tok), int(self.known[i]) if self.limits.whole_prompt else 0)
-        return self._blocks_for(tok) <= self.n_free
+        self.running = np.append(self.running, np.array(admitted, dtype=np.int64))
 
     def _reserved(self, i: int, n_tok: int) -> int:
         if self.limits.reserve_output:
@@ -291,43 +256,27 @@ class Batch:
         return -(-tok // self.limits.block_tok)
 
     def _work(self, grants: _Grants) -> Work:
-        ids = np.array(grants.ids, dtype=np.int64)
-        new_tok = np.array(grants.new_tok, dtype=np.int64)
+        ids, new_tok = grants.columns()
         decodes = (self.known[ids] - self.computed[ids] == 1) & (self.known[ids] > self.prompt[ids])
         context = self.computed[ids] + new_tok
         sampled = context >= self.known[ids]
-        # Every draft wants logits, a chunk none and a prompt's end one row.
-        logits = np.where(decodes, new_tok, sampled).astype(np.int64)
-        self.computed[ids] = np.where(decodes, context - new_tok + 1, context)
-        self.in_flight[ids] += 1
-        n_tok, n_decode = int(new_tok.sum()), int(new_tok[decodes].sum())
+        self.computed[ids] = context
+        n_tok, n_decode = int(new_tok.sum()), int(decodes.sum())
         used = self.limits.kv_tok // self.limits.block_tok - self.n_free
         facts = (
             n_tok - n_decode, n_decode, int(context.sum()), int(sampled.sum()), len(self.running),
             len(self.waiting), grants.n_preempted, used * self.limits.block_tok,
         )  # fmt: skip
-        return Work(ids, Step(new_tok, context, logits), facts, sampled)
+        # A chunk wants no logits, a prompt's end and a decode one row.
+        return Work(ids, Step(new_tok, context, sampled.astype(np.int64)), facts, sampled)
 
     def finish(self, work: Work) -> tuple[Ints, Ints]:
         """The step is done: (requests that gained tokens, those of them that are complete)."""
-        self.in_flight[work.ids] -= 1
         gained = work.ids[work.sampled]
         self.known[gained] += 1
-        if self.speculation.draft_tok:
-            drafts = work.step.new_tok[work.sampled] - 1
-            drafts[work.step.logits[work.sampled] == 1] = 0
-            self.known[gained] += (accepted := self._accepted(drafts))
-            self.computed[gained] += accepted
         done = gained[self.known[gained] - self.prompt[gained] >= self.wanted[gained]]
         if len(done):
-            gone = set(done.tolist())
-            self.running = [i for i in self.running if i not in gone]
+            self.running = self.running[~np.isin(self.running, done)]
             for i in done.tolist():
                 self._release(i)
         return gained, done
-
-    def _accepted(self, drafts: Ints) -> Ints:
-        """How many of each request's drafts are kept: those before the first that is not."""
-        kept = self._draws.random((len(drafts), self.speculation.draft_tok)) < self.speculation.acceptance
-        n_kept: Ints = np.cumprod(kept, axis=1).sum(axis=1)
-        return np.minimum(n_kept, drafts)

@@ -1,4 +1,4 @@
-"""Rates that the hardware cannot reach, under every set-up that agrees with what is known of the server.
+"""Impossible rates: beyond every set-up that is consistent with the known facts of the server.
 
 Three bounds, each on an interval that starts when a request was sent and ends when a token arrived, so that
 no delay on the way can shorten it: all requests together, the prompts alone, and one request from end to end.
@@ -59,7 +59,7 @@ Bound = Callable[[_Machine], float]
 
 
 def judged(run: MeasuredRun, setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
-    """What no consistent set-up could reach, and what only an unstated one could."""
+    """Rates that no consistent set-up could reach, and rates that only an unstated one could."""
     spread = setup.calibration.measured_spread if setup.calibration else None
     tolerance = max(TOLERANCE, spread or 0.0)
     assumed = _machine(setup, setup.known, ())

@@ -1,4 +1,4 @@
-"""What goes into a reconciliation of a run with the hardware, and an engine's steps where it keeps no log.
+"""The inputs of a reconciliation of a run with the hardware, and inferred steps for engines without a log.
 
 A continuous-batching engine gives every decoding request one token a step, so the gaps between the tokens of
 one long reply are the lengths of its steps (`steps_seen`). A chain of such replies covers the run; what else
@@ -34,7 +34,7 @@ class StepSeen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRun:
-    """What was measured: requests as served, from the first arrival to the last token.
+    """The measurement: requests as served, from the first arrival to the last token.
 
     `first_s` and `last_s` are each request's first and last token on the clock of `Asked.due_s`, None where
     they are not known. `steps` None: they are not known either; `logged`: the engine itself wrote them down.
@@ -73,7 +73,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What ran, on what, and what is known of it. `calibration` None: ceilings only.
+    """The model, its devices and their calibration; `calibration` None: ceilings only.
 
     `draft_tok`: tokens that speculative decoding proposes in each step.
     """

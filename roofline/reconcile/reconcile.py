@@ -1,21 +1,22 @@
-"""A run compared with what its device could do: shares of peak, bounds, the gap and where it went.
+"""A run compared with its device's ceiling: shares of peak, bounds, and a breakdown of the gap.
 
 The layer above fills a `MeasuredRun` from records, telemetry and the engine's step log. Where there is no
 log the simulator supplies the steps, and only the makespan is measured.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from burstline.roofline.device.calibration import TIERS
+from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
-from burstline.roofline.predict.deployment import host_sentence, unmeasured
-from burstline.roofline.predict.predict import Clock, Prediction, host_seconds
+from burstline.roofline.predict.deployment import host_sentence
+from burstline.roofline.predict.forecast import PlannedLoad
+from burstline.roofline.predict.predict import MEASURED, Clock, Prediction, host_seconds
 from burstline.roofline.predict.simulate import Limits, simulate
 from burstline.roofline.reconcile.impossible import judged
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
@@ -39,7 +40,7 @@ _NEAREST = 9  # steps around the mean whose median is what an op was measured to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Looked:
+class Looked:
     """A step with its predictions, the host's part among them; `weight` counts the steps it stands for."""
 
     seen: StepSeen
@@ -53,30 +54,40 @@ class _Looked:
         return "prefill" if any(phase == "prefill" for phase, _ in self.seen.step.phases()) else "decode"
 
 
-def reconcile(run: MeasuredRun, setup: Setup) -> Reconciliation:
-    """Everything the report says of the hardware. Raises where a request could never fit the limits."""
+def reconcile(
+    run: MeasuredRun, setup: Setup, ahead: tuple[PlannedLoad, float] | None = None
+) -> Reconciliation:
+    """Everything the report says of the hardware. Raises where a request could never fit the limits.
+
+    `ahead`: the load as it was planned, and its makespan in seconds as it was predicted before the run.
+    """
     on = setup.deployment
     simulated: list[StepSeen] = []
-    predicted = simulate(run.requests, run.limits, _Recorder(setup.clock(), simulated))
+    if ahead is None or not run.steps:
+        served = PlannedLoad(run.requests, run.limits)
+        predicted_s = served.makespan_s(_Recorder(setup.clock(), simulated))
+        ahead = ahead or (served, predicted_s)
     suspicions, explained = judged(run, setup)
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
-    looked = _look(steps or simulated, setup, measured=bool(steps))
+    looked = look(steps or simulated, setup, measured=bool(steps))
     ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
-    phases = tuple(_phase(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase)))
+    phases = tuple(
+        phase_row(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase))
+    )
     bars = tuple(_waterfall(run, setup, looked, ideal.makespan_s))
     return Reconciliation(
         sentence=" ".join([_sentence(phases, bars), *map(_explanation, explained)]),
         phases=phases,
         waterfall=bars,
-        predicted_s=predicted.makespan_s,
+        predicted_s=ahead[1],
         ceiling_s=ideal.makespan_s,
-        sensitivity=tuple(sensitivity(run, setup, predicted.makespan_s)),
+        sensitivity=tuple(sensitivity(*ahead, setup)),
         assumed=tuple(_assumed(run, setup)),
         suspicions=tuple(suspicions),
         explained=tuple(explained),
-        device=_device_facts(setup),
+        device=device_facts(setup),
         model=ModelFacts(on.model.name, on.model.params(), on.quant),
-        tier=TIERS[setup.calibration.tier if setup.calibration else 0],
+        by=str(setup.calibration) if setup.calibration else "ceilings",
     )
 
 
@@ -97,22 +108,22 @@ def _without_cache_limit(run: MeasuredRun) -> Limits:
     return replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
 
 
-def _look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[_Looked]:
+def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:
     at = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int))
     weight = len(steps) / len(at)
     looked = []
     for i in at:
         predictions = setup.deployment.predict(steps[i].step, setup.calibration)
         host_s = host_seconds(steps[i].step, predictions, setup.calibration)
-        looked.append(_Looked(steps[i], predictions, host_s, weight, measured))
+        looked.append(Looked(steps[i], predictions, host_s, weight, measured))
     return looked
 
 
-def _of(looked: Sequence[_Looked], phase: str) -> list[_Looked]:
+def _of(looked: Sequence[Looked], phase: str) -> list[Looked]:
     return [one for one in looked if one.phase == phase]
 
 
-def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
+def phase_row(phase: StepPhase, looked: list[Looked], setup: Setup) -> PhaseRow:
     steps = [one.seen.step for one in looked]
     rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
     tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
@@ -144,7 +155,7 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
     )
 
 
-def _total(looked: Sequence[_Looked], what: str) -> float:
+def _total(looked: Sequence[Looked], what: str) -> float:
     """FLOPs or bytes; of elementwise passes only the cache they write, as in the ceilings."""
     total = 0.0
     for one in looked:
@@ -154,7 +165,7 @@ def _total(looked: Sequence[_Looked], what: str) -> float:
     return total
 
 
-def _limit_shares(looked: Sequence[_Looked]) -> dict[str, float]:
+def _limit_shares(looked: Sequence[Looked]) -> dict[str, float]:
     """Of the predicted time, how much each kind of limit holds."""
     seconds: dict[str, float] = {}
     for one in looked:
@@ -164,7 +175,7 @@ def _limit_shares(looked: Sequence[_Looked]) -> dict[str, float]:
     return {limit: s / total for limit, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
-def _op_rows(nearest: Sequence[_Looked], setup: Setup) -> Iterator[OpRow]:
+def _op_rows(nearest: Sequence[Looked], setup: Setup) -> Iterator[OpRow]:
     """The ops of the first of these steps; measured as the median step of these has it."""
     typical = nearest[0]
     total_s = sum(p.seconds for p in typical.predictions)
@@ -194,11 +205,12 @@ def _op_rows(nearest: Sequence[_Looked], setup: Setup) -> Iterator[OpRow]:
             share=p.seconds / total_s,
             predicted_flops_per_s=flops / p.seconds if p.seconds else 0.0,
             achieved_flops_per_s=flops / measured_s if measured_s else None,
-            tier=TIERS[p.tier],
+            by=p.by,
+            slow_s=p.seconds * float(np.quantile(seen, 0.9)) if seen else None,
         )
 
 
-def _measured_shares(one: _Looked) -> dict[tuple[str, str], float]:
+def _measured_shares(one: Looked) -> dict[tuple[str, str], float]:
     """Measured over predicted seconds by op; ops that were timed together share as predicted."""
     found: dict[tuple[str, str], float] = {}
     for names, seconds in one.seen.op_seconds.items():
@@ -208,23 +220,20 @@ def _measured_shares(one: _Looked) -> dict[tuple[str, str], float]:
     return found
 
 
-def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Bar]:
-    parts = dict.fromkeys(("kernels", "floors", "elementwise", "communication", "mixed"), 0.0)
+def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s: float) -> Iterator[Bar]:
+    parts: dict[tuple[str, str], float] = {}  # by bar and constant
     bound_s = busy_s = device_s = 0.0
     for one in looked:
-        mixed = setup.calibration.mixed if setup.calibration and len(one.seen.step.phases()) > 1 else 1.0
         busy_s += one.weight * one.seen.seconds
         for p in one.predictions:
             bound_s += one.weight * p.bound.seconds
             device_s += one.weight * p.seconds
-            for name, seconds in _parts(p, mixed):
-                parts[name] += one.weight * seconds
-    yield Bar("ceiling", ideal_s, "every op at its bound, with a cache that holds every request")
-    yield Bar("kernel efficiency", parts["kernels"], "kernels reach a share of peak and bandwidth")
-    yield Bar("launch floors", parts["floors"], "what a launch costs however small the kernel")
-    yield Bar("elementwise", parts["elementwise"], "norms, rotary embedding, activations: all could be fused")
-    yield Bar("communication", parts["communication"], "collectives above their links' bound")
-    yield Bar("mixed steps", parts["mixed"], "decode attention in a prefill's step runs in a slower kernel")
+            for key, seconds in _parts(p, setup.calibration):
+                parts[key] = parts.get(key, 0.0) + one.weight * seconds
+    yield Bar("ceiling", ideal_s, "the roofline's least time, with a KV cache that holds every request")
+    for bar, why in _BARS.items():
+        of = {name: seconds for (own, name), seconds in parts.items() if own == bar}
+        yield Bar(bar, sum(of.values()), why + _by(of, setup.calibration))
     yield from _host_bars(looked, setup, busy_s - device_s)
     waves_s = bound_s - ideal_s
     rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
@@ -236,7 +245,28 @@ def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[_Looked], ideal_
     yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
 
 
-def _host_bars(looked: Sequence[_Looked], setup: Setup, above_s: float) -> Iterator[Bar]:
+_BARS = {
+    "kernel efficiency": "kernels reach a share of peak and bandwidth",
+    "launch floors": "what a launch costs however small the kernel",
+    "elementwise": "norms, rotary embedding, activations: all could be fused",
+    "communication": "collectives above their links' bound",
+    "mixed steps": "decode attention in a prefill's step runs in a slower kernel",
+}
+
+
+def _by(seconds: Mapping[str, float], known: Calibration | None) -> str:
+    """The constants behind a bar, by how much of it they set."""
+    if known is None:
+        return ""
+    named = [
+        name if name == MEASURED else f"{name} {getattr(known.constants, name):.3g}"
+        for name in sorted(seconds, key=lambda name: -abs(seconds[name]))
+        if seconds[name]
+    ]
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _host_bars(looked: Sequence[Looked], setup: Setup, above_s: float) -> Iterator[Bar]:
     """`above_s`, by which steps are longer than the device's part: as far as it is known, the host's."""
     host_s = sum(one.weight * one.host_s for one in looked)
     why = "what each step waits for the engine's scheduler"
@@ -251,23 +281,30 @@ def _host_bars(looked: Sequence[_Looked], setup: Setup, above_s: float) -> Itera
         yield Bar("host and unexplained", above_s, "the engine's steps above the device's predicted part")
 
 
-def _parts(p: Prediction, mixed: float) -> Iterator[tuple[str, float]]:
-    above_s = p.seconds - p.bound.seconds
-    if p.op.kind in ("elementwise", "collective"):
-        yield ("elementwise" if p.op.kind == "elementwise" else "communication"), above_s
+def _parts(p: Prediction, known: Calibration | None) -> Iterator[tuple[tuple[str, str], float]]:
+    """What `p` lasts above its bound, by bar and by the constant that sets it."""
+    if known is None:
         return
-    penalty_s = p.seconds * (1 - 1 / mixed) if p.op.phase == "decode" else 0.0
-    floor_s = min(p.floor_s, above_s - penalty_s)
-    yield "mixed", penalty_s
-    yield "floors", floor_s
-    yield "kernels", above_s - penalty_s - floor_s
+    above_s, rate = p.seconds - p.bound.seconds, p.by[0]
+    floor = p.by[1] if len(p.by) > 1 else "launch_s"
+    if p.op.kind in ("elementwise", "collective"):
+        bar = "elementwise" if p.op.kind == "elementwise" else "communication"
+        floor_s = min(p.floor_s, above_s)
+        yield (bar, floor), floor_s
+        yield (bar, rate), above_s - floor_s
+        return
+    mixed_s = p.seconds * (1 - 1 / known.constants.mixed) if "mixed" in p.by else 0.0
+    floor_s = min(p.floor_s, above_s - mixed_s)
+    yield ("mixed steps", "mixed"), mixed_s
+    yield ("launch floors", floor), floor_s
+    yield ("kernel efficiency", rate), above_s - mixed_s - floor_s
 
 
-def _device_facts(setup: Setup) -> DeviceFacts:
+def device_facts(setup: Setup) -> DeviceFacts:
     on, known = setup.deployment, setup.calibration
     device, dtype = on.device, on.quant.activations
     peak = device.peak_flops_per_s(dtype)
-    fit = known.gemm_fit(dtype)[0] if known else None
+    of = known.constants if known else None
     return DeviceFacts(
         id=device.id,
         name=device.name,
@@ -275,8 +312,8 @@ def _device_facts(setup: Setup) -> DeviceFacts:
         n_devices=on.parallel.n_devices,
         peak_flops_per_s=peak,
         levels=device.levels,
-        reached_flops_per_s=fit.eta_c * peak if fit else None,
-        reached_bytes_per_s=fit.eta_m * device.bytes_per_s if fit else None,
+        reached_flops_per_s=of.of_products(dtype)[1] * peak if of else None,
+        reached_bytes_per_s=of.memory * device.bytes_per_s if of else None,
         measured_spread=known.measured_spread if known else None,
         host=known.host if known else None,
     )
@@ -291,9 +328,8 @@ def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     if known is None:
         yield "no calibration: predictions are ceilings"
     else:
-        yield f"calibration {known.name}, {TIERS[known.tier]}: {known.source}"
+        yield f"predicted by {known}: {known.source}"
         yield host_sentence(known)
-        yield from unmeasured(on.quant, known)
     quant = on.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
@@ -311,22 +347,21 @@ def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
         largest = sorted(row.ops, key=lambda op: -op.share)[:2]
         name, use = ("MFU", row.mfu) if limit == "compute" else ("MBU", row.mbu)
         held = ", ".join(f"{op.name} {op.share:.0%}" for op in largest)
-        got = f"{use.reachable:.0%} reachable"
+        got = f"{use.reachable:.0%} predicted"
         if use.measured is not None:
-            against = "of a reachable" if use.measured <= use.reachable else "where calibrated kernels give"
-            got = f"{use.measured:.0%} {against} {use.reachable:.0%}"
+            got = f"{use.measured:.0%} ({got})"
         parts.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
     gap = largest_gap(bars)
     text = "; ".join(parts) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
     return text[0].upper() + text[1:]
 
 
-def sensitivity(run: MeasuredRun, setup: Setup, base_s: float) -> Iterator[WhatIf]:
-    """The run simulated again with one thing changed at a time; `base_s` is its makespan as it is."""
-    if len(run.requests) > 3000:
+def sensitivity(load: PlannedLoad, base_s: float, setup: Setup) -> Iterator[WhatIf]:
+    """The load simulated again with one thing changed at a time; `base_s` is its makespan as it is."""
+    if len(load.requests) > 3000:
         yield WhatIf("any", None, None, "more than 3000 requests are not simulated again")
         return
-    on, limits = setup.deployment, run.limits
+    on, limits = setup.deployment, load.limits
     quant = on.quant
     fp8 = replace(quant, weights="fp8", activations="fp8", group=None)
     wider = replace(on.parallel, tp=2 * on.parallel.tp)
@@ -339,13 +374,14 @@ def sensitivity(run: MeasuredRun, setup: Setup, base_s: float) -> Iterator[WhatI
     ]
     for change, changed, changed_limits in changes:
         try:
-            room_tok = _kv_tok(run.limits.kv_tok, setup, changed)
-            result = simulate(run.requests, replace(changed_limits, kv_tok=room_tok), changed.clock())
+            room_tok = _kv_tok(limits.kv_tok, setup, changed)
+            within = replace(load, limits=replace(changed_limits, kv_tok=room_tok))
+            makespan_s = within.makespan_s(changed.clock())
         except RooflineError as error:
             yield WhatIf(change, None, None, str(error))
         else:
             why = f"with a cache of {room_tok:,} tokens"
-            yield WhatIf(change, result.makespan_s, result.makespan_s / base_s, why)
+            yield WhatIf(change, makespan_s, makespan_s / base_s, why)
 
 
 def _on(setup: Setup, **changed: Any) -> Setup:

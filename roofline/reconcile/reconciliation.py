@@ -1,7 +1,7 @@
-"""What comes out of a reconciliation of a run with the hardware; every summary holds it."""
+"""The result of a reconciliation of a run with the hardware; every summary contains it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from burstline.roofline.device.calibration import HostFit
@@ -16,8 +16,8 @@ class OpRow:
     """One op of a phase's typical step: a row of the bound table and a point of the roofline plot.
 
     Seconds are of all `count` runs; `measured_s` is the median of the steps nearest the mean, at this step's
-    size, None where the engine does not log the op. `achieved` and
-    `predicted` are FLOP/s.
+    size, None where the engine does not log the op; `slow_s` their 90th percentile. `achieved` and
+    `predicted` are FLOP/s. `by`: the constants that set the prediction.
     """
 
     name: str
@@ -39,7 +39,14 @@ class OpRow:
     share: float
     predicted_flops_per_s: float
     achieved_flops_per_s: float | None
-    tier: str
+    by: tuple[str, ...]
+    slow_s: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name, with the phase where both have such an op: attention (decode)."""
+        part = self.kind.partition(" ")[2]
+        return f"{self.name} ({part})" if part else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,9 @@ class PhaseRow:
     `seconds` is how long all of them took, as predicted where no step was measured.
     `mfu` counts causal FLOPs, `mfu_full` the rectangle, as vLLM's own counter does. `ops` are of the typical
     step: the real one nearest the mean in tokens and context.
+
+    Of a profile, `ops` have shares of the measured step, `rest` is what else it did by name, in seconds, and
+    `after_s` the time from the end of its forward pass to the next, None where none was seen.
     """
 
     phase: StepPhase
@@ -73,6 +83,13 @@ class PhaseRow:
     ops: tuple[OpRow, ...]
     n_mixed: int = 0
     seconds: float = 0.0
+    rest: Mapping[str, float] = field(default_factory=dict)
+    after_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """The typical step as measured, the sum of its parts."""
+        return sum(op.measured_s or 0.0 for op in self.ops) + sum(self.rest.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,7 @@ def largest_gap(bars: Sequence[Bar]) -> Bar:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What a change should do to the makespan; None where the device or the model forbids it, and why."""
+    """The predicted makespan after a change; None and a reason if the device or the model forbids it."""
 
     change: str
     makespan_s: float | None
@@ -164,10 +181,20 @@ class Reconciliation:
     explained: tuple[Explained, ...]
     device: DeviceFacts
     model: ModelFacts
-    tier: str
+    by: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """An engine's profile beside the roofline: what is lost where, most first, and what to know of it."""
+
+    sentences: tuple[str, ...]
+    phases: tuple[PhaseRow, ...]
+    device: DeviceFacts
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Literal
 
 import orjson
@@ -22,10 +23,10 @@ from burstline.servers.protocol.openai import post
 from burstline.workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
-"""What a server may take besides OpenAI's own schema: the words in `Target.takes`."""
-BUSY, N_RETRIES, RETRY_S = (429, 502, 503, 504), 5, 0.5
+"""Extensions of OpenAI's schema that a server may support: the words in `Target.takes`."""
+N_RETRIES, RETRY_S = 5, 0.5
 N_FORCED_TOK = 8
-"""So many tokens, and `ignore_eos` is believed to work."""
+"""With this many tokens, `ignore_eos` is assumed to work."""
 
 
 class Endpoint(Engine):
@@ -37,7 +38,6 @@ class Endpoint(Engine):
         prefix_cache_control=False,
         per_event_tok="no",
         queue_depth=False,
-        graceful_overload=False,
     )
     attach_only = True
     tokenizes = True  # many an OpenAI-compatible endpoint is a vLLM or an SGLang
@@ -58,9 +58,6 @@ class Endpoint(Engine):
             f"an OpenAI-compatible endpoint cannot be started for {options.model}: attach to it by its URL, "
             "or name the engine that serves it"
         )
-
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, None, "Hello", 1, 1), target)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log
@@ -91,25 +88,36 @@ class Endpoint(Engine):
                 ((IDS,), (USAGE, IDS)), (ids, lambda reply: reply.n_prompt_tok in (None, 3))
             )
 
-        def works(takes: tuple[str, ...]) -> bool:
+        def works(takes: tuple[str, ...]) -> bool | None:
+            """Whether the server does it; None where it failed each time, which says nothing."""
             request, does_it = trials[takes]
             call = self.encode(request, replace(target, takes=takes))
             raw = ask(call)
-            for _ in range(N_RETRIES):  # a server that is busy for a moment has refused nothing
-                if raw.status not in BUSY:
+            for _ in range(N_RETRIES):  # a server that is busy or fails has refused nothing
+                if raw.status is None or (raw.status < 500 and raw.status != HTTPStatus.TOO_MANY_REQUESTS):
                     break
                 time.sleep(RETRY_S)
                 raw = ask(call)
+            if raw.status is not None and raw.status >= 500:
+                return None
             reply = self.decode(raw)
             return raw.status == 200 and reply.error is None and does_it(reply)
 
         with ThreadPoolExecutor(len(trials)) as threads:
-            done = {takes for takes, worked in zip(trials, threads.map(works, trials), strict=True) if worked}
+            found = dict(zip(trials, threads.map(works, trials), strict=True))
+        done = {takes for takes, worked in found.items() if worked}
         usage = (USAGE,) if (USAGE,) in done else ()
         extras = [extra for extra in (USAGE_EACH, IGNORE_EOS, IDS) if (*usage, extra) in done]
         target = replace(target, takes=(*target.takes, *usage, *extras))
         lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
-        return target, (f"{target.url} does not take: {', '.join(lacks)}",) if lacks else ()
+        failed = [extra for extra in lacks if any(found[t] is None for t in found if t[-1] == extra)]
+        refused = [extra for extra in lacks if extra not in failed]
+        notes = [f"{target.url} does not take: {', '.join(refused)}"] if refused else []
+        if failed:
+            notes.append(
+                f"{target.url} failed each time it was asked for: {', '.join(failed)}; they are left out"
+            )
+        return target, tuple(notes)
 
     def capabilities_of(self, target: Target) -> Capabilities:
         return replace(
@@ -155,4 +163,4 @@ def _prompt(request: Request, target: Target) -> str | list[int]:
         return request.prompt_text
     if IDS in target.takes and request.prompt_ids is not None:
         return list(request.prompt_ids)
-    raise EngineError(f"{target.url} takes text only, and this prompt is token ids")
+    raise EngineError(f"{target.url} accepts only text, and this prompt is token ids")

@@ -2,19 +2,17 @@
 
 import os
 import re
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burstline.servers.engine import Engine
-from burstline.servers.host.installation import Installation, find_installation, installation_for, python_of
-from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
+from burstline.servers.host.installation import PackagedEngine
+from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.messages import Call, Event, Get, Kind, Target
 from burstline.servers.protocol.introspection import (
     MIB,
+    Mean,
     first_model,
-    gauges_in,
     json_at,
     logged,
     mean_of,
@@ -25,7 +23,7 @@ from burstline.servers.protocol.introspection import (
     value_of,
 )
 from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.protocol.replies import Tally
 from burstline.servers.settings import Spelling, among, switch, valued
 from burstline.workloads.request import Request
 
@@ -35,21 +33,6 @@ MOST_SLOTS = 1024
 DEFAULT_SLOTS = 256
 """LightLLM's own `--running_max_req_size`."""
 
-_GAUGES = {
-    "running": ("lightllm_num_running_reqs", "lightllm_batch_current_size"),
-    "prompt_tokens": ("lightllm_prompt_tokens_total",),
-    "generation_tokens": ("lightllm_generation_tokens_total",),
-    "prefix_hit_tokens": ("lightllm_cache_length_sum",),
-}
-_LATENCIES = {
-    "ttft": "lightllm_request_first_token_duration",
-    "e2e": "lightllm_request_inference_duration",
-}
-_MEANS = {
-    "token": mean_of("lightllm_request_mean_time_per_token_duration"),
-    "accepted_a_step": mean_of("lightllm_request_mtp_avg_token_per_step"),
-}
-_CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 
 _GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
@@ -59,21 +42,17 @@ _KV_TYPES = {"int8": "int8kv", "int4": "int4kv", "fp8": "fp8kv_sph"}
 _KV_DTYPES = {own: ours for ours, own in _KV_TYPES.items()} | {"fp8kv_spt": "fp8"}
 
 
-class Lightllm(Engine):
+class Lightllm(PackagedEngine):
     """Starts `lightllm.server.api_server`, speaks `/generate_stream` with token ids."""
 
     name = "lightllm"
     title = "LightLLM"
+    variable = PYTHON_VARIABLE
+    distributions = ("lightllm",)
     capabilities = Capabilities(
-        token_id_prompts=True,
-        forced_output_length=True,
-        prefix_cache_control=True,
         per_event_tok="one-per-event",
         queue_depth=False,  # what waits for a slot waits in the HTTP process, uncounted
-        graceful_overload=False,
     )
-    probe_path: str | None = "/health"
-    metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("lightllm")),)
@@ -101,17 +80,28 @@ class Lightllm(Engine):
     # A finished request makes 13 calls into a queue: of 200 requests the last were counted 0.6 s late.
     counters_settle_s = 1.0
     load_flags = frozenset({"--running_max_req_size", "--graph_max_batch_size"})
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("lightllm_num_running_reqs", "lightllm_batch_current_size"),
+        "prompt_tokens": ("lightllm_prompt_tokens_total",),
+        "generation_tokens": ("lightllm_generation_tokens_total",),
+        "prefix_hit_tokens": ("lightllm_cache_length_sum",),
+    }
+    latencies: Mapping[str, str] = {
+        "ttft": "lightllm_request_first_token_duration",
+        "e2e": "lightllm_request_inference_duration",
+    }
+    means: Mapping[str, Mean] = {
+        "token": mean_of("lightllm_request_mean_time_per_token_duration"),
+        "accepted_a_step": mean_of("lightllm_request_mtp_avg_token_per_step"),
+    }
+    cause = re.compile(r"(?:(?<![\w.])[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
     how_to_get = (
-        "Install it from https://github.com/ModelTC/LightLLM (what PyPI calls lightllm is another age) "
+        "Install it from https://github.com/ModelTC/LightLLM (PyPI's lightllm is outdated) "
         f"and set {PYTHON_VARIABLE} to its interpreter, or use --container."
     )
 
-    def installed(self, python: str | None) -> str | None:
-        found = _find(python)
-        return next(iter(found.versions.values()), "") if found else None
-
     def launch(self, options: LaunchOptions) -> Launch:
-        found = installation_for(options, self, PYTHON_VARIABLE, _find)
+        found = self.installation(options)
         slots, notes = _slots(options)
         argv = (
             *(found.python if found else "python", "-m", "lightllm.server.api_server"),
@@ -134,9 +124,6 @@ class Lightllm(Engine):
             leftover_id=r"ipc://\S*/_([0-9a-f]{16}_\d+)_",
         )
 
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
-
     def encode(self, request: Request, target: Target) -> Call:
         sampling = request.sampling
         parameters: dict[str, object] = {
@@ -152,9 +139,23 @@ class Lightllm(Engine):
         prompt = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
         return post(target, "/generate_stream", {"inputs": prompt, "parameters": parameters})
 
-    def decode(self, reply: HttpReply) -> Reply:
-        """LightLLM cuts an output that does not fit without a word: fewer tokens, and `length`."""
-        return decode_reply(reply, _take)
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        """One event of a stream: one token; or a whole plain reply."""
+        token = answer.get("token")
+        n_before = tally.n_output_usage or 0
+        if token is None:
+            tally.n_prompt, tally.n_output_usage = answer["prompt_tokens"], answer["count_output_tokens"]
+            tokens = answer.get("tokens") or [{}]
+            tally.n_cached = tokens[0].get("prompt_cache_len")
+        else:
+            tally.n_prompt, tally.n_output_usage = token["prompt_tokens"], token["count_output_tokens"]
+        if token is None or answer["finished"]:
+            tally.finish_reason = answer["finish_reason"]
+            tally.terminated = True
+        return Event(end, Kind.ANSWER, tally.n_output_usage - n_before)
+
+    def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:
+        return [answer["token"]["id"] for answer in answers]
 
     def identify(self, get: Get, log: str) -> Identity:
         models, info = json_at(get, "/v1/models"), json_at(get, "/get_server_info")
@@ -163,17 +164,18 @@ class Lightllm(Engine):
         kv_tok = kv_tok or number(logged(log, r"(\d+) is the profiled max_total_token_num"))
         kv_tok = kv_tok or info.get("max_total_token_num")
         token_mib = logged(log, r"([\d.]+) MB is the size of one token kv cache")
-        ranks = info.get("tp")
+        ranks, kv, off = info.get("tp"), info.get("llm_kv_type"), info.get("disable_cudagraph")
         return Identity(
             engine=self.name,
             model=info.get("model_dir") or model.get("id"),
             max_model_len=model.get("max_model_len"),
             dtype=info.get("data_type"),
             # "None", the flag's own default, is a text: the cache is kept in the data type.
-            kv_cache_dtype=_kv_dtype(info.get("llm_kv_type")) or info.get("data_type"),
+            kv_cache_dtype=info.get("data_type") if kv in (None, "None", "none") else _KV_DTYPES.get(kv, kv),
             quantization=info.get("quant_type"),
             chunked_prefill=opposite(info.get("disable_chunked_prefill")),
-            cuda_graphs=_graphs(info),
+            # Beyond these batches it decodes eagerly.
+            cuda_graphs=off if off is None else "off" if off else f"up to {info.get('graph_max_batch_size')}",
             attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
             data_parallel_size=info.get("dp"),
             expert_parallel=info.get("enable_ep_moe"),
@@ -188,9 +190,6 @@ class Lightllm(Engine):
             raw={"models": models, "server_info": info},
         )
 
-    def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
-
     def doomed(self, log: str) -> str | None:
         """A start that failed leaves the launcher waiting for a child for ever, without its own end.
 
@@ -201,38 +200,8 @@ class Lightllm(Engine):
 
     def root_cause(self, log: str) -> str | None:
         """The first exception, else the message of a sub-process to the launcher before both ended."""
-        cause = _CAUSE.search(log)
-        if cause:
-            return cause[0]
         message = _ONLY_POINTS_AT_THE_CAUSE.search(log)
-        return message[1] if message else None
-
-
-def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
-    """One event of a stream: one token; or a whole plain reply."""
-    token = answer.get("token")
-    n_before = tally.n_output_usage or 0
-    if token is None:
-        tally.n_prompt, tally.n_output_usage = answer["prompt_tokens"], answer["count_output_tokens"]
-        tokens = answer.get("tokens") or [{}]
-        tally.n_cached = tokens[0].get("prompt_cache_len")
-    else:
-        tally.n_prompt, tally.n_output_usage = token["prompt_tokens"], token["count_output_tokens"]
-    if token is None or answer["finished"]:
-        tally.finish_reason = answer["finish_reason"]
-        tally.terminated = True
-    return Event(end, Kind.ANSWER, tally.n_output_usage - n_before)
-
-
-def _kv_dtype(name: str | None) -> str | None:
-    return None if name in (None, "None", "none") else _KV_DTYPES.get(name, name)
-
-
-def _graphs(info: Mapping[str, Any]) -> str | None:
-    """For which batches decoding replays a CUDA graph; beyond them it runs eagerly."""
-    if info.get("disable_cudagraph") is None:
-        return None
-    return "off" if info["disable_cudagraph"] else f"up to {info.get('graph_max_batch_size')}"
+        return super().root_cause(log) or (message[1] if message else None)
 
 
 def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -249,8 +218,8 @@ def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if asked is None:
         flags = ("--running_max_req_size", str(wanted))
         note = (
-            f"--running_max_req_size {wanted}: beyond its slots ({DEFAULT_SLOTS} by default) LightLLM lets "
-            "requests wait in its HTTP process, in no metric, asking again every 0.1 to 1 s"
+            f"--running_max_req_size {wanted}: requests beyond the slots ({DEFAULT_SLOTS} by default) wait "
+            "in LightLLM's HTTP process, which polls every 0.1 to 1 s and appears in no metric"
         )
         notes = (note,)
     if not option_of(options.extra_args, "--graph_max_batch_size", "--disable_cudagraph"):
@@ -258,7 +227,3 @@ def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         size = f"--graph_max_batch_size {wanted}"
         notes += (f"{size}: batches beyond it ({DEFAULT_SLOTS} by default) decode without CUDA graphs",)
     return flags, notes
-
-
-def _find(python: str | None) -> Installation | None:
-    return find_installation(python_of(python, PYTHON_VARIABLE), "lightllm", "lightllm")

@@ -1,33 +1,28 @@
 """llama.cpp's llama-server: its own `/completion`, read in the source of 0c1e570 and seen on a CPU."""
 
-import os
 import re
-import shutil
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from burstline.servers.engine import Engine
+from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import threads_for_server
-from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
+from burstline.servers.identity import Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import (
     Call,
     EngineError,
     Event,
     Get,
-    HttpReply,
     Kind,
-    Reply,
     ServerTimes,
     Target,
 )
 from burstline.servers.protocol.introspection import (
     MIB,
+    Mean,
     drafts,
     first_model,
-    gauges_in,
     json_at,
     logged,
     logged_bytes,
@@ -37,21 +32,13 @@ from burstline.servers.protocol.introspection import (
     value_of,
 )
 from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.protocol.replies import Tally
 from burstline.servers.settings import Spelling, switch, valued
 from burstline.workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_LLAMA_SERVER"
 SERVER = "llama-server"
 
-_GAUGES = {
-    "running": ("llamacpp:requests_processing",),
-    "waiting": ("llamacpp:requests_deferred",),
-    "prefix_hit_tokens": ("llamacpp:prompt_tokens_cached_total",),
-    "prompt_tokens": ("llamacpp:prompt_tokens_total",),
-    "generation_tokens": ("llamacpp:tokens_predicted_total",),
-}
-SPECULATION = drafts("llamacpp:spec_decode_num")
 MAX_SLOTS = 256
 """LLAMA_MAX_SEQ in src/llama-cparams.h: it does not start with more."""
 _PAD_TOK = 256
@@ -61,31 +48,23 @@ _CONTEXT_FLAGS = ("-c", "--ctx-size", "--kv-unified-per-slot")
 _DTYPES = {"all F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CACHE_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _STOPS = {"limit": "length", "eos": "eos", "word": "word"}
-_CAUSE = re.compile(
-    r"^.*?((?:error loading model: |error while handling argument|error: |failed to |couldn't bind|"
-    r"unable to|ggml.*memory).*)$",
-    re.MULTILINE,
-)
 
 
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 
 
-class LlamaCpp(Engine):
+def _kv(kind: object) -> tuple[str, ...] | None:
+    word = next((own for own, name in _CACHE_TYPES.items() if name == kind), str(kind))
+    return ("-ctk", word, "-ctv", word) if word in _KV_TYPES else None
+
+
+class LlamaCpp(ProgramEngine):
     """Starts `llama-server` on a GGUF file, speaks `/completion` with token ids."""
 
     name = "llamacpp"
     title = "llama.cpp"
-    capabilities = Capabilities(
-        token_id_prompts=True,
-        forced_output_length=True,
-        prefix_cache_control=True,
-        per_event_tok="usage",
-        queue_depth=True,
-        graceful_overload=False,
-    )
-    probe_path: str | None = "/health"
-    metrics_path: str | None = "/metrics"
+    variable = SERVER_VARIABLE
+    program = SERVER
     default_port: int | None = 8080
     image: Image | None = Image("ghcr.io/ggml-org/llama.cpp:server-cuda")
     needs_weights = True
@@ -97,28 +76,35 @@ class LlamaCpp(Engine):
         "max_model_len": valued("--kv-unified-per-slot", "-c", "--ctx-size"),
         # The file has its data type: nothing is sent, and what the server says is compared with it.
         "dtype": Spelling((), lambda _: ()),
-        "kv_cache_dtype": Spelling(
-            ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), lambda kind: _kv(kind)
-        ),
+        "kv_cache_dtype": Spelling(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), _kv),
         "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
         "prefix_cache": switch(("--cache-prompt",), ()),
     }
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
     load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("llamacpp:requests_processing",),
+        "waiting": ("llamacpp:requests_deferred",),
+        "prefix_hit_tokens": ("llamacpp:prompt_tokens_cached_total",),
+        "prompt_tokens": ("llamacpp:prompt_tokens_total",),
+        "generation_tokens": ("llamacpp:tokens_predicted_total",),
+    }
+    means: Mapping[str, Mean] = drafts("llamacpp:spec_decode_num")
+    # Those that follow are its callers saying that it failed.
+    cause = re.compile(
+        r"^.*?((?:error loading model: |error while handling argument|error: |failed to |couldn't bind|"
+        r"unable to|ggml.*memory).*)$",
+        re.MULTILINE,
+    )
     how_to_get = (
-        "scripts/build-llama-server.sh DIR builds it for this CPU; other builds are at "
+        "In a clone of Burstline, scripts/build-llama-server.sh DIR builds it for this CPU; others are at "
         f"https://github.com/ggml-org/llama.cpp/releases. Have {SERVER} on the PATH, set {SERVER_VARIABLE} "
         "to it, or use --container."
     )
 
-    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
-        return None if _server() is None else ""
-
     def launch(self, options: LaunchOptions) -> Launch:
-        server = None if options.image else _server()
-        if server is None and not options.image:
-            raise EngineError(f"llama.cpp is not installed: no {SERVER} is found. {self.how_to_get}")
+        server = self.installation(options)
         extra = options.extra_args
         room, notes = _room(options)
         no_cache = not option_of(extra, "--cache-prompt")
@@ -134,17 +120,22 @@ class LlamaCpp(Engine):
         )
         if no_cache:
             notes = ("prompt caching is off (--no-cache-prompt -cram 0)", *notes)
+        cache_type = value_of(argv, "-ctk", "--cache-type-k") or "f16"
         return Launch(
             argv,
             ready_timeout_s=900.0,
             stop_grace_s=15.0,
             n_cores=threads_for_server() if _leaves_a_core(options) else None,
             notes=notes,
-            fixed=_fixed(self.name, argv),
+            # What the command line settles and the server never says.
+            fixed=Identity(
+                engine=self.name,
+                kv_cache_dtype=_CACHE_TYPES.get(cache_type, cache_type),
+                max_num_batched_tokens=number(value_of(argv, "-b", "--batch-size")) or 2048,
+                prefix_cache="--no-cache-prompt" not in argv,
+                tensor_parallel_size=1,
+            ),
         )
-
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
 
     def encode(self, request: Request, target: Target) -> Call:
         sampling = request.sampling
@@ -160,8 +151,27 @@ class LlamaCpp(Engine):
             fields |= {"top_p": sampling.top_p, "seed": sampling.seed}
         return post(target, "/completion", fields)
 
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_reply(reply, _take)
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        """One event; its tokens are the growth of the total.
+
+        Not its ids: a token that leaves a character incomplete gets no event, and the next event has only its
+        own id. The last event has no text while it streams, but counts what was held back until then.
+        """
+        before, total = tally.n_output_usage or 0, answer["tokens_predicted"]
+        tally.n_output_usage, tally.n_prompt = total, answer["tokens_evaluated"]
+        n_tok = total - before
+        if not answer["stop"]:
+            return Event(end, Kind.ANSWER, n_tok)
+        timings = answer.get("timings") or {}
+        tally.n_cached = timings.get("cache_n")
+        tally.finish_reason = _STOPS.get(answer.get("stop_type", ""))
+        tally.terminated = True
+        if "prompt_ms" in timings:
+            tally.times = ServerTimes(prefill_s=timings["prompt_ms"] / 1e3)
+        return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
+
+    def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:
+        return "".join(answer["content"] for answer in answers)  # some tokens come without an id
 
     def identify(self, get: Get, log: str) -> Identity:
         """What it serves with. Slots share one cache where it is "unified", else each has its part of it.
@@ -189,34 +199,6 @@ class LlamaCpp(Engine):
             vocab_size=meta.get("n_vocab"),
             raw={"props": props, "models": models},
         )
-
-    def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, means=SPECULATION)
-
-    def root_cause(self, log: str) -> str | None:
-        """The first complaint: those that follow are its callers saying that it failed."""
-        found = _CAUSE.search(log)
-        return found[1].strip() if found else None
-
-
-def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
-    """One event; its tokens are the growth of the total.
-
-    Not its ids: a token that leaves a character incomplete gets no event, and the next event has only its
-    own id. The last event has no text while it streams, but counts what was held back until then.
-    """
-    before, total = tally.n_output_usage or 0, answer["tokens_predicted"]
-    tally.n_output_usage, tally.n_prompt = total, answer["tokens_evaluated"]
-    n_tok = total - before
-    if not answer["stop"]:
-        return Event(end, Kind.ANSWER, n_tok)
-    timings = answer.get("timings") or {}
-    tally.n_cached = timings.get("cache_n")
-    tally.finish_reason = _STOPS.get(answer.get("stop_type", ""))
-    tally.terminated = True
-    if "prompt_ms" in timings:
-        tally.times = ServerTimes(prefill_s=timings["prompt_ms"] / 1e3)
-    return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
 
 
 def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -253,23 +235,6 @@ def _leaves_a_core(options: LaunchOptions) -> bool:
     return options.n_concurrent is not None and not chosen
 
 
-def _kv(kind: object) -> tuple[str, ...] | None:
-    word = next((own for own, name in _CACHE_TYPES.items() if name == kind), str(kind))
-    return ("-ctk", word, "-ctv", word) if word in _KV_TYPES else None
-
-
-def _fixed(name: str, argv: Sequence[str]) -> Identity:
-    """What the command line settles and the server never says."""
-    cache_type = value_of(argv, "-ctk", "--cache-type-k") or "f16"
-    return Identity(
-        engine=name,
-        kv_cache_dtype=_CACHE_TYPES.get(cache_type, cache_type),
-        max_num_batched_tokens=number(value_of(argv, "-b", "--batch-size")) or 2048,
-        prefix_cache="--no-cache-prompt" not in argv,
-        tensor_parallel_size=1,
-    )
-
-
 def _weights(model: str) -> tuple[str, str]:
     """`-m` with a GGUF file, the only one of a folder too; `-hf` with a name on the Hub."""
     path = Path(model)
@@ -282,12 +247,3 @@ def _weights(model: str) -> tuple[str, str]:
             )
         return "-m", str(files[0])
     return ("-m", model) if model.endswith(".gguf") else ("-hf", model)
-
-
-def _server() -> str | None:
-    """The program's path; EngineError where the user names one that cannot be run."""
-    named = os.environ.get(SERVER_VARIABLE)
-    found = shutil.which(named or SERVER)
-    if named and found is None:
-        raise EngineError(f"{SERVER_VARIABLE}={named} is no program that can be run; expected {SERVER}")
-    return found

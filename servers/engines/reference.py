@@ -1,4 +1,4 @@
-"""The embedded engine as an engine like any other: a launch of its own, and otherwise vLLM's dialect."""
+"""The adapter of the embedded engine: its own launch, otherwise vLLM's dialect."""
 
 import re
 import sys
@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from burstline.roofline.calibrate.cores import KEEPS_MEMORY
+from burstline.servers.engine import Profiler
 from burstline.servers.engines.vllm import Vllm
-from burstline.servers.identity import CpuSetup, Identity, Sign
+from burstline.servers.identity import Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import EngineError, Get
+from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.servers.protocol.introspection import owned_by
 from burstline.servers.settings import Spelling, switch, valued
+from burstline.workloads.request import Request, RequestKind, WorkloadError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,6 +30,8 @@ class Reference(Vllm):
     name = "reference"
     title = "Burstline reference engine"
     default_port: int | None = None
+    names_early = False
+    n_empty_blocks = 0
     image: Image | None = None
     brings_model = True
     self_describing = True
@@ -40,6 +45,7 @@ class Reference(Vllm):
         "chunked_prefill": switch((), None),
         "cuda_graphs": Spelling((), lambda n: None if n else ()),
     }
+    profiler: Profiler | None = Profiler(lambda folder, _: {"output_dir": str(folder)}, "again")
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
     start_flags = frozenset({"--port", "--step-log"})
@@ -61,7 +67,12 @@ class Reference(Vllm):
         model = ("--model", options.model) if options.model not in ("", self.name) else ()
         argv = (options.python or sys.executable, "-P", "-m", "burstline.servers.reference")
         argv += (*where, *name, *model, *options.extra_args)
-        return Launch(argv, ready_timeout_s=120.0, stop_grace_s=5.0, step_log=step_log)
+        return Launch(argv, KEEPS_MEMORY, ready_timeout_s=120.0, stop_grace_s=5.0, step_log=step_log)
+
+    def encode(self, request: Request, target: Target) -> Call:
+        if request.kind is not RequestKind.GENERATE:
+            raise WorkloadError(f"the {self.title} only generates: --request-kind needs another engine")
+        return super().encode(request, target)
 
     def identify(self, get: Get, log: str) -> Identity:
         reply = get("/server_info")
@@ -85,10 +96,9 @@ class Reference(Vllm):
             return None
         return {**config, "model_type": "llama", "torch_dtype": identity.dtype}
 
-    def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
-        del argv, log
+    def cores_of(self, identity: Identity) -> int | None:
         threads = identity.raw.get("threads")
-        return CpuSetup(threads if isinstance(threads, int) else 1, None, "fp32")
+        return threads if isinstance(threads, int) else 1
 
     def root_cause(self, log: str) -> str | None:
         return next(reversed(_CAUSE.findall(log)), None)

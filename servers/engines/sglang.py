@@ -2,7 +2,6 @@
 
 import os
 import re
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +9,16 @@ from typing import Any
 
 import psutil
 
-from burstline.servers.engine import Engine
-from burstline.servers.host.installation import Installation, find_installation, installation_for, python_of
+from burstline.servers.engine import Profiler
+from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
-from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from burstline.servers.identity import Admission, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, HttpReply, Kind, Reply, ServerTimes, Target
+from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
 from burstline.servers.protocol.introspection import (
     GIB,
     Mean,
     first_model,
-    gauges_in,
     json_at,
     logged,
     mean_of,
@@ -28,35 +26,14 @@ from burstline.servers.protocol.introspection import (
     option_of,
     owned_by,
     samples,
-    short_dtype,
 )
 from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.protocol.replies import Tally
 from burstline.servers.settings import Spelling, among, switch, valued
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
 
-_GAUGES = {
-    "running": ("sglang:num_running_reqs",),
-    "waiting": ("sglang:num_queue_reqs",),
-    "kv_used_fraction": ("sglang:token_usage",),
-    # Not sglang:num_retracted_reqs, which is the last batch's own.
-    "preemptions": ("sglang:num_retracted_requests_total",),
-    "prefix_hit_tokens": ("sglang:cached_tokens_total",),
-    "prompt_tokens": ("sglang:prompt_tokens_total",),
-    "generation_tokens": ("sglang:generation_tokens_total",),
-}
-_LATENCIES = {
-    "ttft": "sglang:time_to_first_token_seconds",
-    "itl": "sglang:inter_token_latency_seconds",
-    "e2e": "sglang:e2e_request_latency_seconds",
-}
-_MEANS = {
-    "queue": mean_of("sglang:queue_time_seconds"),
-    # Its gauges of speculation are of the last batch; these counters cover the load.
-    "accepted_a_step": Mean("sglang:generation_tokens_total", "sglang:spec_verify_calls_total"),
-}
 _CPU_FLAGS = (
     (("--device",), "cpu"),
     (("--attention-backend",), "torch_native"),
@@ -65,11 +42,6 @@ _CPU_FLAGS = (
 _NO_CUDA = Path("lib") / "no-cuda"
 """Where scripts/install-sglang-cpu.sh puts its libcuda.so.1, below the environment."""
 _CPU_KV_BYTES = 2 * GIB
-_CAUSE = re.compile(
-    r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+|"
-    r"Subprocess .+ crashed with exit code -?\d+)",
-    re.MULTILINE,
-)
 
 
 _KV_DTYPES = {word: word for word in ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")} | {"fp8": "fp8_e4m3"}
@@ -84,23 +56,15 @@ _GRAPH_FLAGS = (
 )
 
 
-class Sglang(Engine):
+class Sglang(PackagedEngine):
     """Starts `sglang.launch_server`, speaks `/generate` with token ids."""
 
     name = "sglang"
     title = "SGLang"
+    variable = PYTHON_VARIABLE
+    distributions = ("sglang",)
     admission = Admission(mixed_steps=False, ahead=True)
-    capabilities = Capabilities(
-        token_id_prompts=True,
-        forced_output_length=True,
-        prefix_cache_control=True,
-        per_event_tok="usage",
-        queue_depth=True,
-        graceful_overload=False,
-    )
-    # It says 503 until the server's own warm-up is over, whose 8 tokens its counters would count as ours.
-    probe_path: str | None = "/health"
-    metrics_path: str | None = "/metrics"
+    # /health says 503 until the server's own warm-up is over, whose 8 tokens its counters would count.
     default_port: int | None = 30000
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
     stages: Sequence[tuple[str, str]] = (
@@ -129,22 +93,51 @@ class Sglang(Engine):
             lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",),
         ),
     }
+    profiler: Profiler | None = Profiler(
+        lambda folder, most_steps: {
+            "output_dir": str(folder), "num_steps": most_steps, "record_shapes": True, "with_stack": False,
+            "detailed_annotations": True,
+        },
+        "in a version that has /start_profile",
+    )  # fmt: skip
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "kv_used_fraction": ("sglang:token_usage",),
+        # Not sglang:num_retracted_reqs, which is the last batch's own.
+        "preemptions": ("sglang:num_retracted_requests_total",),
+        "prefix_hit_tokens": ("sglang:cached_tokens_total",),
+        "prompt_tokens": ("sglang:prompt_tokens_total",),
+        "generation_tokens": ("sglang:generation_tokens_total",),
+    }
+    latencies: Mapping[str, str] = {
+        "ttft": "sglang:time_to_first_token_seconds",
+        "itl": "sglang:inter_token_latency_seconds",
+        "e2e": "sglang:e2e_request_latency_seconds",
+    }
+    means: Mapping[str, Mean] = {
+        "queue": mean_of("sglang:queue_time_seconds"),
+        # Its gauges of speculation are of the last batch; these counters cover the load.
+        "accepted_a_step": Mean("sglang:generation_tokens_total", "sglang:spec_verify_calls_total"),
+    }
+    cause = re.compile(
+        r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+|"
+        r"Subprocess .+ crashed with exit code -?\d+)",
+        re.MULTILINE,
+    )
     how_to_get = (
         "On a GPU machine: pip install 'sglang==0.5.23' into an environment of its own. "
-        f"On a CPU: scripts/install-sglang-cpu.sh DIR. Then set {PYTHON_VARIABLE}=DIR/bin/python, "
+        "On a CPU: in a clone of Burstline, "
+        f"scripts/install-sglang-cpu.sh DIR. Then set {PYTHON_VARIABLE}=DIR/bin/python, "
         "or use --container."
     )
 
-    def installed(self, python: str | None) -> str | None:
-        found = _find(python)
-        return found.versions.get("sglang", "") if found else None
-
     def launch(self, options: LaunchOptions) -> Launch:
-        found = installation_for(options, self, PYTHON_VARIABLE, _find)
+        found = self.installation(options)
         extra = options.extra_args
         dummy = not option_of(extra, "--load-format") and self.lacks_weights(Path(options.model))
-        cpu = found is not None and _is_cpu(found)
+        cpu = found is not None and (found.scripts.parent / _NO_CUDA).is_dir()
         argv = (
             *_server_command(found),
             *("--model-path", options.model, "--served-model-name", options.served_name),
@@ -163,7 +156,7 @@ class Sglang(Engine):
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
             **(_cpu_environment(found) if found is not None and cpu else {}),
         }
-        note = f"{options.model} holds no weights: SGLang invents them (--load-format dummy)"
+        note = f"{options.model} holds no weights: SGLang generates random ones (--load-format dummy)"
         # A stop drains what runs, looking every 5 s, then grants the schedulers 15 s.
         return Launch(
             argv,
@@ -174,9 +167,6 @@ class Sglang(Engine):
             scripts=found.scripts if found else None,
             notes=(note,) if dummy else (),
         )
-
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
 
     def encode(self, request: Request, target: Target) -> Call:
         """Unknown sampling parameters are refused: only those that count are sent."""
@@ -192,8 +182,37 @@ class Sglang(Engine):
         prompt = {"text": request.prompt_text} if ids is None else {"input_ids": list(ids)}
         return post(target, "/generate", prompt | {"sampling_params": parameters, "stream": True})
 
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_reply(reply, _take)
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        """Counts are totals; `output_ids` are all so far or, with the incremental flag, the new ones."""
+        meta = answer["meta_info"]
+        before, total = tally.n_output_usage or 0, meta["completion_tokens"]
+        tally.n_output_usage, tally.n_prompt = total, meta["prompt_tokens"]
+        tally.n_cached = meta.get("cached_tokens")
+        ids = answer.get("output_ids")
+        if ids is not None:
+            tally.n_output_ids = len(ids) if len(ids) == total else (tally.n_output_ids or 0) + len(ids)
+        finish = meta.get("finish_reason")
+        if finish:
+            tally.finish_reason = finish["type"]
+            tally.terminated = True
+            if finish["type"] == "abort":
+                tally.error = finish.get("message")
+            # The server's clock for the whole request (observability/req_time_stats.py).
+            began, prefilled = meta.get("forward_entry_time"), meta.get("prefill_finished_time")
+            tally.times = ServerTimes(
+                queue_s=meta.get("queue_time"),
+                prefill_s=max(0.0, prefilled - began) if began and prefilled else None,
+                first_token_s=meta.get("first_token_latency"),
+            )
+        n_tok = total - before
+        return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
+
+    def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:
+        ids: list[int] = []
+        for answer in answers:  # all ids so far, or the new ones
+            new = answer["output_ids"]
+            ids[answer["meta_info"]["completion_tokens"] - len(new) :] = new
+        return ids
 
     def identify(self, get: Get, log: str) -> Identity:
         """What it serves with. It says "auto" where it chose a data type; then its log says which.
@@ -208,8 +227,7 @@ class Sglang(Engine):
         kv_tok = info.get("max_total_num_tokens") or measured.get("sglang:max_total_num_tokens")
         kv_dtype = logged(log, r"KV Cache is allocated\. dtype: torch\.(\w+)")
         asked_dtype, asked_kv_dtype = (
-            _unless_auto(info.get("dtype")),
-            _unless_auto(info.get("kv_cache_dtype")),
+            None if info.get(name) == "auto" else info.get(name) for name in ("dtype", "kv_cache_dtype")
         )
         memory = states[0].get("memory_usage") or {}
         chunk = info.get("chunked_prefill_size") or 0
@@ -251,30 +269,19 @@ class Sglang(Engine):
             ahead=not info.get("disable_overlap_schedule"),
         )
 
-    def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
-        """Its line on threads names the cores, where it runs on a CPU."""
-        cores = re.search(r"init_threads_binding: .*local_omp_cpuid=([\d,]+)", log)
-        if cores is None:
-            return None
-        return CpuSetup(len(cores[1].split(",")), argv[0], short_dtype(identity.dtype) or "bf16")
-
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(_without_priorities(metrics), _GAUGES, _LATENCIES, _MEANS)
-
-    def root_cause(self, log: str) -> str | None:
-        found = _CAUSE.search(log)
-        return found[1] if found else None
+        # With priority scheduling a gauge is exported once as the total, and once more for each priority.
+        totals = [line for line in metrics.splitlines() if not re.search(r'priority="[^"]', line)]
+        return super().gauges("\n".join(totals))
 
 
 def _graphs(decode: Mapping[str, Any]) -> str | None:
-    """Whether steps of decoding replay CUDA graphs, and up to which batch."""
     backend, largest = decode.get("backend"), decode.get("max_bs")
     if backend is None or backend == "disabled":
         return backend and "off"
     return f"up to {largest}" if largest else "on"
 
 
-_OF_ONE_PRIORITY = re.compile(r'priority="[^"]')
 _MEMORY = (
     "sglang:max_total_num_tokens",
     "sglang:kv_cache_memory_usage_gb",
@@ -282,48 +289,9 @@ _MEMORY = (
 )
 
 
-def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
-    """Counts are totals; `output_ids` are all so far or, with the incremental flag, the new ones."""
-    meta = answer["meta_info"]
-    before, total = tally.n_output_usage or 0, meta["completion_tokens"]
-    tally.n_output_usage, tally.n_prompt = total, meta["prompt_tokens"]
-    tally.n_cached = meta.get("cached_tokens")
-    ids = answer.get("output_ids")
-    if ids is not None:
-        tally.n_output_ids = len(ids) if len(ids) == total else (tally.n_output_ids or 0) + len(ids)
-    finish = meta.get("finish_reason")
-    if finish:
-        tally.finish_reason = finish["type"]
-        tally.terminated = True
-        if finish["type"] == "abort":
-            tally.error = finish.get("message")
-        tally.times = _times(meta)
-    n_tok = total - before
-    return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
-
-
-def _times(meta: Mapping[str, Any]) -> ServerTimes:
-    """The last event has the server's clock for the whole request (observability/req_time_stats.py)."""
-    began, prefilled = meta.get("forward_entry_time"), meta.get("prefill_finished_time")
-    return ServerTimes(
-        queue_s=meta.get("queue_time"),
-        prefill_s=max(0.0, prefilled - began) if began and prefilled else None,
-        first_token_s=meta.get("first_token_latency"),
-    )
-
-
-def _unless_auto(dtype: str | None) -> str | None:
-    return None if dtype == "auto" else dtype
-
-
 def _from_gib(gib: float | None) -> int | None:
     """SGLang's "gb" are GiB: differences of free memory, 0 or a little less where nothing was measured."""
     return round(gib * GIB) if gib and gib > 0 else None
-
-
-def _without_priorities(metrics: str) -> str:
-    """With priority scheduling a gauge is exported once as the total, and once more for each priority."""
-    return "\n".join(line for line in metrics.splitlines() if not _OF_ONE_PRIORITY.search(line))
 
 
 def _server_command(found: Installation | None) -> tuple[str, ...]:
@@ -334,10 +302,6 @@ def _server_command(found: Installation | None) -> tuple[str, ...]:
     if command.exists():
         return found.python, str(command), "serve"
     return found.python, "-m", "sglang.launch_server"
-
-
-def _is_cpu(found: Installation) -> bool:
-    return (found.scripts.parent / _NO_CUDA).is_dir()
 
 
 def _unless(extra: Sequence[str], flags: tuple[str, ...], value: str | None) -> tuple[str, ...]:
@@ -372,7 +336,3 @@ def _cpu_environment(found: Installation) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "LD_LIBRARY_PATH": f"{library}{os.pathsep}{before}" if before else library,
     }
-
-
-def _find(python: str | None) -> Installation | None:
-    return find_installation(python_of(python, PYTHON_VARIABLE), "sglang", "sglang")

@@ -9,68 +9,45 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub as hub
 
-from burstline.servers.engine import Engine
-from burstline.servers.host.model_overlay import endless_copy
+from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import free_ports
-from burstline.servers.host.ready import generate
-from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from burstline.servers.identity import Admission, Capabilities, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Reply, Target
-from burstline.servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
-from burstline.servers.protocol.openai import path_under, post
-from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.messages import Call, EngineError, Event, Get, Kind, Target
+from burstline.servers.protocol.introspection import Mean, json_at, logged, mean_of, number, option_of
+from burstline.servers.protocol.openai import post
+from burstline.servers.protocol.replies import Tally
 from burstline.servers.settings import Spelling, among, valued
+from burstline.workloads.model_files import read_json
 from burstline.workloads.request import Request
 
 LAUNCHER_VARIABLE = "BURSTLINE_TGI_LAUNCHER"
 LAUNCHER = "text-generation-launcher"
 ROUND_TOK = 1024
-"""So many tokens a request gets at a time; then prompt and answer are queued again as one text."""
+"""Tokens that a request gets per round; then prompt and reply are queued again as one text."""
 DEFAULT_CONCURRENT = 128
 """TGI's own `--max-concurrent-requests`: what exceeds them is refused at once."""
 
-_GAUGES = {
-    "running": ("tgi_batch_current_size",),
-    "waiting": ("tgi_queue_size",),
-    "prompt_tokens": ("tgi_request_input_length_sum",),
-    "generation_tokens": ("tgi_request_generated_tokens_sum",),
-}
-_LATENCIES = {"e2e": "tgi_request_duration"}
-_MEANS = {
-    "queue": mean_of("tgi_request_queue_duration"),
-    "inference": mean_of("tgi_request_inference_duration"),
-    "validation": mean_of("tgi_request_validation_duration"),
-    "token": mean_of("tgi_request_mean_time_per_token_duration"),
-    "prefill_step": mean_of("tgi_batch_inference_duration", method="prefill"),
-    "decode_step": mean_of("tgi_batch_inference_duration", method="decode"),
-    "prefill_forward": mean_of("tgi_batch_forward_duration", method="prefill"),
-    "decode_forward": mean_of("tgi_batch_forward_duration", method="decode"),
-}
 
-
-class Tgi(Engine):
+class Tgi(ProgramEngine):
     """Starts `text-generation-launcher`, speaks `/generate_stream` with text."""
 
     name = "tgi"
     title = "TGI"
+    variable = LAUNCHER_VARIABLE
+    program = LAUNCHER
     capabilities = Capabilities(
         token_id_prompts=False,
         forced_output_length=False,
-        prefix_cache_control=True,
         per_event_tok="one-per-event",
-        queue_depth=True,
         graceful_overload=True,
     )
-    probe_path: str | None = "/health"
-    metrics_path: str | None = "/metrics"
     default_port: int | None = 3000
     image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")
     signs: Sequence[Sign] = (Sign("/info", rb'"router": ?"text-generation-router"'),)
@@ -101,18 +78,30 @@ class Tgi(Engine):
     }
     admission_flag = "--max-concurrent-requests"
     load_flags = frozenset({"--max-concurrent-requests"})
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("tgi_batch_current_size",),
+        "waiting": ("tgi_queue_size",),
+        "prompt_tokens": ("tgi_request_input_length_sum",),
+        "generation_tokens": ("tgi_request_generated_tokens_sum",),
+    }
+    latencies: Mapping[str, str] = {"e2e": "tgi_request_duration"}
+    means: Mapping[str, Mean] = {
+        "queue": mean_of("tgi_request_queue_duration"),
+        "inference": mean_of("tgi_request_inference_duration"),
+        "validation": mean_of("tgi_request_validation_duration"),
+        "token": mean_of("tgi_request_mean_time_per_token_duration"),
+        "prefill_step": mean_of("tgi_batch_inference_duration", method="prefill"),
+        "decode_step": mean_of("tgi_batch_inference_duration", method="decode"),
+        "prefill_forward": mean_of("tgi_batch_forward_duration", method="prefill"),
+        "decode_forward": mean_of("tgi_batch_forward_duration", method="decode"),
+    }
     how_to_get = (
         f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
         f"have {LAUNCHER} on the PATH or named by {LAUNCHER_VARIABLE}."
     )
 
-    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
-        return None if _launcher() is None else ""
-
     def launch(self, options: LaunchOptions) -> Launch:
-        launcher = None if options.image else _launcher()
-        if launcher is None and not options.image:
-            raise EngineError(f"TGI is not installed: no {LAUNCHER} is found. {self.how_to_get}")
+        launcher = self.installation(options)
         model, notes = _endless(options)
         limit, room_notes = _room(options)
         extra = options.extra_args
@@ -141,25 +130,6 @@ class Tgi(Engine):
             leftovers=(f"{socket_path}-*",),
         )
 
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
-
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:
-        """One token through huggingface_hub's client, as its users would ask for it.
-
-        None where the user gave headers, a login or certificates, which that client does not take.
-        """
-        if target.headers or target.login or target.url.startswith("https:"):
-            return None
-        url = target.url.rstrip("/") + path_under(target.url, "/generate_stream")
-        events = generate(url, "Hello", 1, api_key=target.api_key, timeout_s=timeout_s)
-        if events is None:
-            return None
-        tally = Tally()
-        for index, event in enumerate(events):
-            tally.events.append(_read(tally, event, index))
-        return tally.reply()
-
     def encode(self, request: Request, target: Target) -> Call:
         """The end of text cannot be ignored: `ignore_eos` has no field, and a request may stop early.
 
@@ -167,22 +137,20 @@ class Tgi(Engine):
         refused. Nothing is truncated: TGI would drop the head of the prompt, and the salt with it.
         """
         if request.prompt_text is None:
-            raise EngineError("TGI takes text only, and this prompt is token ids")
+            raise EngineError("TGI accepts only text, and this prompt is token ids")
         sampling = request.sampling
         sampled = sampling.temperature > 0
-        asked = hub.TextGenerationInput(
-            inputs=request.prompt_text,
-            parameters=hub.TextGenerationInputGenerateParameters(
-                max_new_tokens=request.n_output_tok,
-                details=True,
-                do_sample=sampled,
-                return_full_text=False,
-                temperature=sampling.temperature if sampled else None,
-                top_p=sampling.top_p if sampled and sampling.top_p < 1 else None,
-                seed=sampling.seed if sampled else None,
-            ),
+        asked = hub.TextGenerationInputGenerateParameters(
+            max_new_tokens=request.n_output_tok,
+            details=True,
+            do_sample=sampled,
+            return_full_text=False,
+            temperature=sampling.temperature if sampled else None,
+            top_p=sampling.top_p if sampled and sampling.top_p < 1 else None,
+            seed=sampling.seed if sampled else None,
         )
-        return post(target, "/generate_stream", _without_none(asked))
+        parameters = {name: value for name, value in dict(asked).items() if value is not None}
+        return post(target, "/generate_stream", {"inputs": request.prompt_text, "parameters": parameters})
 
     def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:
         notes = super().before_load(identity, n_at_once, longest_output_tok)
@@ -192,7 +160,7 @@ class Tgi(Engine):
         note = (
             f"TGI serves outputs beyond {ROUND_TOK:,} tokens in rounds of {ROUND_TOK:,}: after each round a "
             f"request is queued and prefilled again, and {longest_output_tok:,} tokens would become "
-            f"{rounds * ROUND_TOK:,}. The client hangs up at the asked token; expect a gap at token "
+            f"{rounds * ROUND_TOK:,}. The client disconnects at the requested token; expect a gap at token "
             f"{ROUND_TOK + 1:,}"
         )
         return (*notes, note)
@@ -204,13 +172,27 @@ class Tgi(Engine):
         """
         return request.n_output_tok if request.n_output_tok > ROUND_TOK else None
 
-    def decode(self, reply: HttpReply) -> Reply:
-        """Errors of a stream, an overload too, come inside a reply of status 200."""
-        return decode_reply(reply, _take)
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        """One event, one token; the last one has the totals."""
+        if "token" not in answer:
+            return _take_whole(tally, answer, end)
+        if answer["token"] is None:
+            return Event(end, Kind.EMPTY, 0)
+        tally.overshoots = len(tally.events) >= ROUND_TOK
+        if (details := answer.get("details")) is not None:
+            tally.finish_reason, tally.n_prompt = details["finish_reason"], details["input_length"]
+            tally.n_output_usage, tally.terminated = details["generated_tokens"], True
+        return Event(end, Kind.ANSWER, 1)
+
+    def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:
+        return [answer["token"]["id"] for answer in answers if answer["token"] is not None]
 
     def identify(self, get: Get, log: str) -> Identity:
         info, lines = json_at(get, "/info"), "\n".join(_messages(log))
         blocks = re.search(r"KV-cache blocks: (\d+), size: (\d+)", log)
+        share = _argument(lines, "cuda_memory_fraction") or ""
+        sizes = logged(lines, r"Cuda Graphs are enabled for sizes \[([\d, ]+)\]")
+        largest = max(map(int, (sizes or "0").split(",")))
         kv_tok = number(logged(log, r"Setting max batch total tokens to (\d+)"))
         return Identity(
             engine=self.name,
@@ -232,16 +214,13 @@ class Tgi(Engine):
             kv_cache_dtype=_dtype(_argument(lines, "kv_cache_dtype")) or _dtype(_argument(lines, "dtype")),
             chunked_prefill=_flag(logged(lines, r"Using prefill chunking = (\w+)")),
             attention=logged(lines, r"Using [Aa]ttention =? ?([\w-]+)"),
-            gpu_memory_utilization=_fraction(_argument(lines, "cuda_memory_fraction")),
-            cuda_graphs=_graphs(logged(lines, r"Cuda Graphs are enabled for sizes \[([\d, ]+)\]")),
+            gpu_memory_utilization=float(share) if re.fullmatch(r"[\d.]+", share) else None,
+            cuda_graphs=None if sizes is None else f"up to {largest}" if largest else "off",
             system=logged(lines, r"Detected system (\w+)"),
             prefix_cache=_flag(logged(lines, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
             tensor_parallel_size=number(_argument(lines, "num_shard")),
             raw={"info": info},
         )
-
-    def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
 
     def doomed(self, log: str) -> str | None:
         """A shard that cannot start; the launcher takes the others down before it ends itself."""
@@ -263,27 +242,6 @@ class Tgi(Engine):
         return next((found for kind in (errors[-1:], panics, other) for found in kind), None)
 
 
-def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
-    """One event: one token. The last one, which carries the totals, is read through its published type."""
-    if "token" not in answer:
-        return _take_whole(tally, answer, end)
-    if answer["token"] is None:
-        return Event(end, Kind.EMPTY, 0)
-    tally.overshoots = len(tally.events) >= ROUND_TOK
-    if answer.get("details") is None:
-        return Event(end, Kind.ANSWER, 1)
-    return _read(tally, hub.TextGenerationStreamOutput.parse_obj_as_instance(dict(answer)), end)
-
-
-def _read(tally: Tally, event: hub.TextGenerationStreamOutput, end: int) -> Event:
-    if event.details is not None:
-        tally.finish_reason = str(event.details.finish_reason)
-        tally.n_prompt = event.details.input_length
-        tally.n_output_usage = event.details.generated_tokens
-        tally.terminated = True
-    return Event(end, Kind.ANSWER, 1)
-
-
 def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
     """A plain reply; on `/` it comes in a list of one."""
     whole = answer[0] if isinstance(answer, list) else answer
@@ -295,38 +253,45 @@ def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
     return Event(end, Kind.ANSWER if whole["generated_text"] else Kind.FINISH, tally.n_output_usage)
 
 
-def _without_none(asked: hub.TextGenerationInput) -> dict[str, object]:
-    parameters: dict[str, object] = dict(asked.parameters or {})
-    given = {name: value for name, value in parameters.items() if value is not None}
-    return {"inputs": asked.inputs, "parameters": given}
-
-
 def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
-    """The folder to serve, and what the user must know of it."""
-    folder = Path(options.model)
+    """The folder to serve, and what the user must know of it.
+
+    The id that ends a text is the first that the model has no logit for. The original is left as it is.
+    """
+    folder, copy = Path(options.model), options.run_dir / "tgi-model"
     if not (folder / "config.json").is_file():
         note = (
-            f"TGI cannot ignore the end of text, and {options.model} is no folder that could be changed: "
+            f"TGI cannot ignore the end of text, and {options.model} is not a local folder: "
             "requests that end early are reported as `short`"
         )
         return options.model, (note,)
-    copy, unused = endless_copy(folder, options.run_dir / "tgi-model")
+    unused = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(unused, int):
+        raise EngineError(f"{folder / 'config.json'} has no vocab_size; expected a number of token ids")
+    copy.mkdir(parents=True)
+    for entry in folder.resolve().iterdir():
+        if entry.name != _GENERATION:
+            (copy / entry.name).symlink_to(entry)
+    config = read_json(folder / _GENERATION) | {"eos_token_id": [unused]}
+    (copy / _GENERATION).write_text(json.dumps(config, indent=2), "utf-8")
     note = (
         f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
         f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
         "where they end early, it is reported as `short`"
     )
-    return str(copy), (note,)
+    return str(copy.resolve()), (note,)
+
+
+_GENERATION = "generation_config.json"
 
 
 def _checkpoint_dtype(options: LaunchOptions) -> tuple[str, ...]:
     """`--dtype` of the checkpoint: by default TGI serves bfloat16 weights in float16, and does not say so."""
     if option_of(options.extra_args, "--dtype", "--quantize"):
         return ()
-    try:
-        config = json.loads((Path(options.model) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    if not (Path(options.model) / "config.json").is_file():
         return ()
+    config = read_json(Path(options.model) / "config.json")
     stored = str(config.get("torch_dtype") or config.get("dtype") or "").removeprefix("torch.")
     return ("--dtype", stored if stored in ("float16", "bfloat16") else "bfloat16")
 
@@ -335,7 +300,7 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     wanted = options.n_concurrent or 0
     if wanted <= DEFAULT_CONCURRENT or option_of(options.extra_args, "--max-concurrent-requests"):
         return (), ()
-    note = f"--max-concurrent-requests {wanted}: TGI refuses what exceeds {DEFAULT_CONCURRENT} by default"
+    note = f"--max-concurrent-requests {wanted}: TGI refuses more than {DEFAULT_CONCURRENT} by default"
     return ("--max-concurrent-requests", str(wanted)), (note,)
 
 
@@ -377,21 +342,5 @@ def _dtype(name: str | None) -> str | None:
     return None if name is None else _DTYPES.get(name.lower().replace("_", ""), name.lower())
 
 
-def _fraction(text: str | None) -> float | None:
-    return float(text) if text and re.fullmatch(r"[\d.]+", text) else None
-
-
-def _graphs(sizes: str | None) -> str | None:
-    """The largest batch that replays a CUDA graph, from the sizes in the log."""
-    if sizes is None:
-        return None
-    largest = max(int(size) for size in sizes.split(","))
-    return f"up to {largest}" if largest else "off"
-
-
 def _flag(word: str | None) -> bool | None:
     return {"true": True, "1": True, "false": False, "0": False}.get((word or "").lower())
-
-
-def _launcher() -> str | None:
-    return os.environ.get(LAUNCHER_VARIABLE) or shutil.which(LAUNCHER)

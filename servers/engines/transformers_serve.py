@@ -2,17 +2,15 @@
 
 import os
 import re
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 
-from burstline.servers.engine import Engine
-from burstline.servers.host.installation import Installation, find_installation, python_of
+from burstline.servers.host.installation import PackagedEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.servers.protocol.introspection import logged, option_of
 from burstline.servers.protocol.openai import post
@@ -21,28 +19,27 @@ from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 
-_CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
+_BATCHING = ("--continuous-batching", "--no-continuous-batching")
+_NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
 
 
-class TransformersServe(Engine):
+class TransformersServe(PackagedEngine):
     """Starts `transformers serve` with continuous batching, speaks `/v1/completions` with text."""
 
     name = "transformers"
     title = "transformers serve"
+    variable = PYTHON_VARIABLE
+    distributions = ("transformers", *_NEEDS)
     capabilities = Capabilities(
         token_id_prompts=False,
-        forced_output_length=True,
         prefix_cache_control=False,
         per_event_tok="no",
         queue_depth=False,
-        graceful_overload=False,
     )
     # /v1/models lists the Hugging Face cache, not what is loaded, and fails where there is none.
     speaks = "completions"
-    probe_path: str | None = "/health"
     metrics_path: str | None = None
     default_port: int | None = 8000
-    image: Image | None = None
     needs_weights = True
     settings: Mapping[str, Spelling] = {
         "dtype": valued("--dtype"),
@@ -52,35 +49,32 @@ class TransformersServe(Engine):
     }
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
+    cause = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
+    last_cause = True
     how_to_get = (
         f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "
-        "interpreter that has them where it is not ours."
+        "interpreter that has them if it is not Burstline's."
     )
 
-    def installed(self, python: str | None) -> str | None:
-        found = _find(python)
-        return found.versions["transformers"] if found else None
-
     def launch(self, options: LaunchOptions) -> Launch:
-        python = python_of(options.python, PYTHON_VARIABLE)
-        found = _find(options.python)
-        if found is None:
-            raise EngineError(f"transformers serve is not installed for {python}. {self.how_to_get}")
+        found = self.installation(options)
+        assert found is not None  # it has no image
         missing = [name for name in _NEEDS if name not in found.versions]
         if missing:
-            raise EngineError(f"transformers serve needs {', '.join(missing)} in {python}. {self.how_to_get}")
+            raise EngineError(f"{self.title} needs {', '.join(missing)} in {found.python}. {self.how_to_get}")
+        extra = options.extra_args
         argv = (
             *(found.python, str(found.scripts / "transformers"), "serve", options.model),
             *("--host", options.host, "--port", str(options.port)),
             # Without it requests run one at a time.
-            *(() if _chose_batching(options) else ("--continuous-batching",)),
-            *options.extra_args,
+            *(() if option_of(extra, *_BATCHING) else ("--continuous-batching",)),
+            *extra,
         )
         note = (
             "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; "
-            "bound it by -- --cb-max-memory-percent F or --cb-num-blocks N"
+            "limit it with -- --cb-max-memory-percent F or --cb-num-blocks N"
         )
-        bounded = option_of(options.extra_args, "--cb-max-memory-percent", "--cb-num-blocks")
+        bounded = option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks")
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
             argv,
@@ -93,13 +87,10 @@ class TransformersServe(Engine):
             version=found.versions["transformers"],
         )
 
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
-
     def encode(self, request: Request, target: Target) -> Call:
         """Fields that OpenAI's schema lacks are refused: lengths are forced by a whole generation config."""
         if request.prompt_text is None:
-            raise EngineError("transformers serve takes text only, and this prompt is token ids")
+            raise EngineError("transformers serve accepts only text, and this prompt is token ids")
         sampling = request.sampling
         config: dict[str, object] = {"max_new_tokens": request.n_output_tok, "do_sample": False}
         fields = {"model": target.model, "prompt": request.prompt_text, "stream": True}
@@ -114,18 +105,3 @@ class TransformersServe(Engine):
     def identify(self, get: Get, log: str) -> Identity:
         del get  # it has no path that tells anything of the loaded model
         return Identity(engine=self.name, dtype=logged(log, r"dtype[=: ]+(?:torch\.)?(\w+)"))
-
-    def root_cause(self, log: str) -> str | None:
-        causes = _CAUSE.findall(log)
-        return causes[-1] if causes else None
-
-
-_NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
-
-
-def _chose_batching(options: LaunchOptions) -> bool:
-    return option_of(options.extra_args, "--continuous-batching", "--no-continuous-batching")
-
-
-def _find(python: str | None) -> Installation | None:
-    return find_installation(python_of(python, PYTHON_VARIABLE), "transformers", "transformers", *_NEEDS)

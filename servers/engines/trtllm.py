@@ -1,19 +1,16 @@
 """TensorRT-LLM's trtllm-serve (1.2): OpenAI's completions, and not one field more than its schema has."""
 
-import os
 import re
-import shutil
-from array import array
 from collections.abc import Mapping, Sequence
 
-from burstline.servers.engine import Engine
-from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from burstline.servers.host.installation import ProgramEngine
+from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, EngineError, Get, Target
+from burstline.servers.messages import Call, Get, Target
 from burstline.servers.protocol.introspection import (
+    Mean,
     drafts,
     first_model,
-    gauges_in,
     json_at,
     mean_of,
     owned_by,
@@ -25,44 +22,19 @@ from burstline.workloads.request import Request
 SERVER_VARIABLE = "BURSTLINE_TRTLLM_SERVE"
 SERVER = "trtllm-serve"
 
-_GAUGES = {
-    "running": ("trtllm_num_requests_running",),
-    "waiting": ("trtllm_num_requests_waiting",),
-    "kv_used_fraction": ("trtllm_kv_cache_utilization",),
-    "prompt_tokens": ("trtllm_prompt_tokens_total",),
-    "generation_tokens": ("trtllm_generation_tokens_total",),
-}
 # Honoured for completions since 1.2; chat ignores it.
 _COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
-_LATENCIES = {
-    "ttft": "trtllm_time_to_first_token_seconds",
-    "e2e": "trtllm_e2e_request_latency_seconds",
-}
-_MEANS = {
-    "queue": mean_of("trtllm_request_queue_time_seconds"),
-    # It counts no drafts, so that only the share of their tokens is known.
-    "acceptance": drafts("trtllm_spec_decode_num")["acceptance"],
-}
-_CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)")
 
-
-class TrtLlm(Engine):
+class TrtLlm(ProgramEngine):
     """Starts `trtllm-serve`, speaks `/v1/completions` with token ids."""
 
     name = "trtllm"
     title = "TensorRT-LLM"
+    variable = SERVER_VARIABLE
+    program = SERVER
     admission = Admission(chunked_prefill=False, ahead=True)  # PyExecutor's overlap loop, its default
-    capabilities = Capabilities(
-        token_id_prompts=True,
-        forced_output_length=True,
-        prefix_cache_control=True,
-        per_event_tok="usage",
-        queue_depth=True,
-        graceful_overload=False,
-    )
     speaks = "completions"
-    probe_path: str | None = "/health"
     metrics_path: str | None = "/prometheus/metrics"
     default_port: int | None = 8000
     image: Image | None = Image(
@@ -79,25 +51,36 @@ class TrtLlm(Engine):
     }
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("tensorrt_llm")),)
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("trtllm_num_requests_running",),
+        "waiting": ("trtllm_num_requests_waiting",),
+        "kv_used_fraction": ("trtllm_kv_cache_utilization",),
+        "prompt_tokens": ("trtllm_prompt_tokens_total",),
+        "generation_tokens": ("trtllm_generation_tokens_total",),
+    }
+    latencies: Mapping[str, str] = {
+        "ttft": "trtllm_time_to_first_token_seconds",
+        "e2e": "trtllm_e2e_request_latency_seconds",
+    }
+    means: Mapping[str, Mean] = {
+        "queue": mean_of("trtllm_request_queue_time_seconds"),
+        # It counts no drafts: only the share of their tokens is known.
+        "acceptance": drafts("trtllm_spec_decode_num")["acceptance"],
+    }
+    cause = re.compile(
+        r"(?:(?<![\w.])[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)"
+    )
     how_to_get = (
         f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "
         f"named by {SERVER_VARIABLE}, or use --container."
     )
 
-    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
-        return None if _server() is None else ""
-
     def launch(self, options: LaunchOptions) -> Launch:
-        server = SERVER if options.image else _server()
-        if server is None:
-            raise EngineError(f"TensorRT-LLM is not installed: no {SERVER} is found. {self.how_to_get}")
+        server = self.installation(options) or SERVER
         where = ("--host", options.host, "--port", str(options.port))
         note = "its gauges need return_perf_metrics: true in a file given by -- --config FILE"
         argv = (server, options.model, *where, *options.extra_args)
         return Launch(argv, ready_timeout_s=1800.0, stop_grace_s=60.0, notes=(note,))
-
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
@@ -111,14 +94,3 @@ class TrtLlm(Engine):
             model=first_model(models).get("id"),
             raw={"version": version, "models": models},
         )
-
-    def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
-
-    def root_cause(self, log: str) -> str | None:
-        causes = _CAUSE.findall(log)
-        return causes[0] if causes else None
-
-
-def _server() -> str | None:
-    return os.environ.get(SERVER_VARIABLE) or shutil.which(SERVER)

@@ -1,26 +1,18 @@
 """The known-truth server as an engine like any other."""
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from burstline.servers.engine import Engine
-from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.identity import Capabilities, Identity, Sign
+from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import gauges_in, owned_by
+from burstline.servers.protocol.introspection import owned_by
 from burstline.servers.protocol.openai import encode_completion
-from burstline.servers.truth.router import LATENCIES
 from burstline.workloads.request import Request
-
-_GAUGES = {
-    "running": ("truth:requests_running",),
-    "kv_used_fraction": ("truth:kv_usage",),
-    "prefix_hit_tokens": ("truth:prefix_cache_hit_tokens_total",),
-    "prompt_tokens": ("truth:prompt_tokens_total",),
-    "generation_tokens": ("truth:generation_tokens_total",),
-}
 
 # One token at once, whatever the server's own script would do; it uses up none of a list of scripts.
 _READY_SCRIPT = '{"headers_s": 0, "ttft_s": 0, "n_tok": null}'
@@ -33,22 +25,29 @@ class Truth(Engine):
     title = "Known-truth server"
     returns_ids = True
     capabilities = Capabilities(
-        token_id_prompts=True,
-        forced_output_length=True,
         prefix_cache_control=False,
         per_event_tok="ids",
         queue_depth=False,
         graceful_overload=True,
     )
-    probe_path: str | None = "/health"
-    metrics_path: str | None = "/metrics"
-    default_port: int | None = None
-    image: Image | None = None
     speaks = "completions"
     index_header = "x-burstline-index"
     is_public = False
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline-truth")),)
     brings_model = True
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("truth:requests_running",),
+        "kv_used_fraction": ("truth:kv_usage",),
+        "prefix_hit_tokens": ("truth:prefix_cache_hit_tokens_total",),
+        "prompt_tokens": ("truth:prompt_tokens_total",),
+        "generation_tokens": ("truth:generation_tokens_total",),
+    }
+    latencies: Mapping[str, str] = {
+        "ttft": "truth:time_to_first_token_seconds",
+        "e2e": "truth:e2e_request_latency_seconds",
+    }
+    cause = re.compile(r"^.*(?:Error|error:).*", re.MULTILINE)
+    last_cause = True
     how_to_get = "it is part of Burstline"
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
@@ -78,10 +77,3 @@ class Truth(Engine):
             vocab_size=32_000,  # it takes any id
             raw={"models": model},
         )
-
-    def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, LATENCIES)
-
-    def root_cause(self, log: str) -> str | None:
-        lines = [line for line in log.splitlines() if "Error" in line or "error:" in line]
-        return lines[-1] if lines else None

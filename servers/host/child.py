@@ -15,13 +15,15 @@ import os
 import pickle
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -33,8 +35,14 @@ from burstline.servers.messages import EngineError
 _OURS = Path(__file__).parents[3]
 _LOOK_AROUND_MS = 2000
 _LAST_BYTES = 2000
-END_S = 5.0
-"""How long a child may take to end once its connection has ended, before it is killed."""
+END_S = 2.0
+"""How long a child may take to end once its connection has ended, and once it was killed: it may wait for a
+device."""
+SILENT_S = 3.0
+"""How long a child may say nothing while it is at work or asked to stop: it says something each second."""
+TAKE_S, GIVE_S = 60.0, 10.0
+"""How long a child may take nothing of a message, which it reads after its imports, and give nothing of one
+that it has begun."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """This variable sets how many threads numpy starts. The default is one per core: they spin without work."""
 
@@ -60,7 +68,7 @@ class Failed:
         return cls(error)
 
 
-class Child:
+class Child(AbstractContextManager["Child", None]):
     """One of our modules in a process of its own. Leaving it as a context manager ends it."""
 
     def __init__(self, module: str, name: str = "", *, orphan_grace_s: float = 0.0) -> None:
@@ -75,6 +83,8 @@ class Child:
             )
         self.name = name or f"the process {module}"
         self.connection, theirs = Pipe()
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+            limit_waits(ours, TAKE_S, GIVE_S)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 it has no name, and ends with us
         self._said = ""
         fd = theirs.fileno()
@@ -106,15 +116,20 @@ class Child:
         return self._process.poll()
 
     def send(self, message: object) -> None:
-        """Send a message; a child that has ended need not have it: the next `receive` says so."""
+        """Send a message; a child that has ended need not have it: the next `receive` says so.
+
+        One that was stopped goes on, else a message that fills the connection would wait for ever.
+        """
+        self._process.send_signal(signal.SIGCONT)
         with suppress(OSError):
             self.connection.send(message)
 
-    def receive(self, timeout_s: float | None = None) -> Any:
+    def receive(self, timeout_s: float = 0.0) -> Any:
         """Its next message. Raises what it raised, and ChildLostError where it has ended or is late."""
         try:
             if not self.connection.poll(timeout_s):
-                raise ChildLostError(f"{self.name} did not answer within {timeout_s:g} s")
+                within = f"within {timeout_s:g} s" if timeout_s else "in time"
+                raise ChildLostError(f"{self.name} did not answer {within}")
             message = self.connection.recv()
         except (EOFError, OSError):
             raise ChildLostError(f"{self.name} {self._how_it_ended()}") from None
@@ -125,7 +140,7 @@ class Child:
     def _how_it_ended(self) -> str:
         """Its connection has ended, so it is ending: the exit code says how, its output perhaps why."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(END_S)
         if self.exit_code is None:
             return "closed its connection"
         return self.how_it_ended()
@@ -146,25 +161,35 @@ class Child:
     def kill(self) -> None:
         self._process.kill()
 
-    def end(self, grace_s: float = END_S) -> int:
-        """End the connection, wait, kill after the grace; its exit code. A second time does nothing."""
+    def ask_to_end(self) -> None:
+        """End the connection; one that was stopped goes on, to end."""
         self.connection.close()
-        try:
-            code = self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
+        self._process.send_signal(signal.SIGCONT)
+
+    def end(self, grace_s: float = END_S) -> int | None:
+        """Ask it to end, wait, kill after the grace; its exit code. A second time does nothing."""
+        self.ask_to_end()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        if self.exit_code is None:
             self.kill()
-            code = self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
         self._said = self.last_words()
         self._output.close()
-        return code
-
-    def __enter__(self) -> Self:
-        return self
+        return self.exit_code
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+
+def limit_waits(peer: socket.socket, take_s: float, give_s: float) -> None:
+    """A send or a read that the other side holds up for longer raises OSError; for sockets that block."""
+    for option, limit_s in ((socket.SO_SNDTIMEO, take_s), (socket.SO_RCVTIMEO, give_s)):
+        limit = struct.pack("ll", *divmod(round(limit_s * 1e6), 1_000_000))
+        peer.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def how_it_ended(exit_code: int | None) -> str:
@@ -193,7 +218,6 @@ def import_path() -> str:
 def begin() -> NoReturn:
     """Run the module of the command line. Its exit code is what its `main` returns, 0 for None."""
     module, fd, orphan_grace_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    os.set_inheritable(fd, False)  # whom the child starts must not hold the connection open
     home = Connection(fd)
     _end_with_parent(fd, orphan_grace_s)
     try:

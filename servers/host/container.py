@@ -45,7 +45,7 @@ def find_runtime() -> Runtime:
     found = [Runtime(name, path) for name in ("docker", "podman") if (path := shutil.which(name))]
     if not found:
         raise EngineError(
-            "--container: neither docker nor podman is installed; install one, or start without"
+            "--container: neither docker nor podman is installed; install one, or drop --container"
         )
     complaints = []
     for runtime in found:
@@ -53,7 +53,7 @@ def find_runtime() -> Runtime:
         if done.returncode == 0:
             return runtime
         complaints.append(f"{runtime.name}: {_last_line(done.stderr)}")
-    raise EngineError("--container: " + "; ".join(complaints) + "; start the daemon, or start without")
+    raise EngineError("--container: " + "; ".join(complaints) + "; start the daemon, or drop --container")
 
 
 def launch_in_container(
@@ -77,7 +77,8 @@ def launch_in_container(
         digest = digest_of(runtime, image.name)
         if digest is None:
             raise EngineError(f"{runtime.name} pull {image.name}: {_last_line(done.stderr)}")
-    inside = replace(options, host=ANYWHERE, image=image.name, model=_resolved(options.model))
+    model = str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
+    inside = replace(options, host=ANYWHERE, image=image.name, model=model)
     inside = replace(inside, run_dir=options.run_dir.resolve())
     name = f"burstline-{os.getpid()}-{options.port}"
     launch = engine.launch(inside)
@@ -93,7 +94,8 @@ def contained(
     argv = (
         *(runtime.path, "run", "--rm", "--init", "--name", name, "--label", "burstline"),
         *("-p", f"{host}:{options.port}:{options.port}", "--shm-size", image.shm),
-        *(_GPUS[runtime.name] if _has_gpu(image) else ()),
+        # Not to an image for CPUs, and not where this machine has none.
+        *(_GPUS[runtime.name] if image.gpu and "cpu" not in image.name and GPU_DEVICE.exists() else ()),
         *_mounts(options),
         *(word for secret in SECRETS if secret in os.environ for word in ("-e", secret)),
         *(word for pair in launch.env.items() for word in ("-e", "=".join(pair))),
@@ -140,10 +142,6 @@ def _chosen(engine: Engine, wanted: str) -> Image:
     raise EngineError(f"{engine.title} has no container image of its own; name one: --container IMAGE")
 
 
-def _resolved(model: str) -> str:
-    return str(Path(model).resolve()) if Path(model).exists() else model
-
-
 def _mounts(options: LaunchOptions) -> Sequence[str]:
     run_dir = ("-v", f"{options.run_dir}:{options.run_dir}")
     model = Path(options.model)
@@ -154,11 +152,6 @@ def _mounts(options: LaunchOptions) -> Sequence[str]:
         return (*run_dir, *(word for folder in folders for word in ("-v", f"{folder}:{folder}:ro")))
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return (*run_dir, "-v", f"{cache}:{cache}", "-e", f"HF_HOME={cache}")
-
-
-def _has_gpu(image: Image) -> bool:
-    """Whether GPUs are handed in: not to an image for CPUs, and not where this machine has none."""
-    return image.gpu and "cpu" not in image.name and GPU_DEVICE.exists()
 
 
 def _ask(runtime: Runtime, *words: str) -> subprocess.CompletedProcess[str]:

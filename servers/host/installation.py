@@ -1,10 +1,11 @@
-"""What a Python environment, ours or another, has installed; asked of its own interpreter."""
+"""The packages of a Python environment, as reported by its own interpreter."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,23 +40,62 @@ def python_of(named: str | None, variable: str) -> str:
     return named or os.environ.get(variable) or sys.executable
 
 
-def installation_for(
-    options: LaunchOptions,
-    engine: Engine,
-    variable: str,
-    find: Callable[[str | None], Installation | None],
-) -> Installation | None:
-    """Where an engine that is to be started is installed; None in a container, which brings its own.
+class PackagedEngine(Engine):
+    """An engine that is a package of some Python environment.
 
-    Raises EngineError, with how to get it, where it is not installed.
+    `variable` names the environment variable for its interpreter, `distributions` the package, called as its
+    module, and what else of it may be installed.
     """
-    if options.image:
-        return None
-    found = find(options.python)
-    if found is None:
-        python = python_of(options.python, variable)
-        raise EngineError(f"{engine.title} is not installed for {python}. {engine.how_to_get}")
-    return found
+
+    variable: str
+    distributions: tuple[str, ...]
+
+    def find(self, python: str | None) -> Installation | None:
+        python = python_of(python, self.variable)
+        return find_installation(python, self.distributions[0], *self.distributions)
+
+    def installed(self, python: str | None) -> str | None:
+        found = self.find(python)
+        return next(iter(found.versions.values()), "") if found else None
+
+    def installation(self, options: LaunchOptions) -> Installation | None:
+        """Where it is installed; None in a container, which brings its own.
+
+        Raises EngineError, with how to get it, where it is not installed.
+        """
+        if options.image:
+            return None
+        if (found := self.find(options.python)) is None:
+            python = python_of(options.python, self.variable)
+            raise EngineError(f"{self.title} is not installed for {python}. {self.how_to_get}")
+        return found
+
+
+class ProgramEngine(Engine):
+    """An engine that is a program on the PATH, or the one that the environment's `variable` names."""
+
+    variable: str
+    program: str
+
+    def find(self) -> str | None:
+        """The program's path; EngineError where the user names one that cannot be run."""
+        named = os.environ.get(self.variable)
+        found = shutil.which(named or self.program)
+        if named and found is None:
+            raise EngineError(
+                f"{self.variable}={named} is not an executable program; expected {self.program}"
+            )
+        return found
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return None if self.find() is None else ""
+
+    def installation(self, options: LaunchOptions) -> str | None:
+        """As of a package."""
+        found = None if options.image else self.find()
+        if found is None and not options.image:
+            raise EngineError(f"{self.title} is not installed: no {self.program} is found. {self.how_to_get}")
+        return found
 
 
 def find_installation(python: str, module: str, *distributions: str) -> Installation | None:

@@ -1,4 +1,4 @@
-"""Keeps one engine: starts it, says how it ended, and leaves nothing of it behind.
+"""The keeper of one engine: starts it, reports how it ended, and stops all of its processes.
 
 A `Child` that `process.py` starts. On Linux the keeper is a child subreaper:
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
@@ -7,6 +7,7 @@ that the keeper's descendants are all of the engine at any time. Elsewhere it re
     keeper <- KeeperTask
     keeper -> Started            or CannotStart, its last message
     keeper <- Stop               at any time; the connection's end means the same
+    keeper -> Ending             each second while it ends what is left of the engine
     keeper -> EngineEnded        the engine's first process has ended
     keeper -> AllEnded           so have all others, but for those that survive even SIGKILL
 
@@ -43,7 +44,7 @@ from burstline.servers.redact import learn, masked, n_unfinished
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 ORPHANS_GRACE_S = 1.0
-"""How long processes may outlive the engine's first one, which told them to end, before they are killed."""
+"""How long the engine's children may run after its first process has ended, before they are killed."""
 KILLED_GRACE_S = 30.0
 """How long killed processes may take to end: the kernel gives back the memory of their GPUs first."""
 AFTER_TIMEOUT_S = 10.0
@@ -52,10 +53,10 @@ LOG_GRACE_S = 2.0
 """How long the last of an engine's output may take to be written when all its processes have ended."""
 LINE_BYTES = 1 << 16
 LINE_S = 0.2
-"""A line of output that does not end is written after so many bytes or so long."""
+"""An unfinished line of output is written after this many bytes or this long."""
 POLL_S = 0.05
 WATCH_PERIOD_S = 1.0
-"""How often the keeper looks around though nothing has woken it."""
+"""How often the keeper looks around though nothing has woken it, and says that it still ends the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class CannotStart:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The engine is being ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +151,16 @@ class Keeper:
         # An engine that ended by itself has told its children to end: they get a moment to obey.
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
+        if self._task.launch.after:
+            with contextlib.suppress(OSError):
+                after = subprocess.Popen(
+                    self._task.launch.after, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+                self._wait(lambda: after.poll() is not None, AFTER_TIMEOUT_S)
         self._wait(self._killed_all, KILLED_GRACE_S)
         if self._log is not None:
             self._log.join(LOG_GRACE_S)
-        _clean_up(self._task)
+        _remove_leftovers(self._task)
         return tuple(process.pid for process in self._look())
 
     def _killed_all(self) -> bool:
@@ -162,8 +174,11 @@ class Keeper:
         return not alive
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not done() and time.monotonic() < deadline:
+        until_s, tell_s = time.monotonic() + timeout_s, 0.0
+        while not done() and (now_s := time.monotonic()) < until_s:
+            if now_s >= tell_s:
+                say(self._home, Ending())
+                tell_s = now_s + WATCH_PERIOD_S
             time.sleep(POLL_S)
             self._reap()
 
@@ -188,12 +203,9 @@ class Keeper:
         return list(self._seen.values())
 
 
-def _clean_up(task: KeeperTask) -> None:
-    """Removes what is no process: a container, and files that only a clean end would have removed."""
+def _remove_leftovers(task: KeeperTask) -> None:
+    """Removes files that only a clean end would have removed."""
     launch = task.launch
-    if launch.after:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(launch.after, capture_output=True, timeout=AFTER_TIMEOUT_S)
     names = {""}
     if launch.leftover_id:
         names = set(re.findall(launch.leftover_id, task.log.read_text("utf-8", errors="replace")))
@@ -218,7 +230,7 @@ def _start(task: KeeperTask, out: int | IO[bytes]) -> subprocess.Popen[bytes]:
     n_cores = task.launch.n_cores
 
     def prepare() -> None:
-        _end_with_the_keeper()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the keeper itself be killed
         if n_cores is not None:
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n_cores])
 
@@ -237,24 +249,18 @@ def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
     """Write what the engine prints, without secrets, which may come in several reads."""
     assert process.stdout is not None
     output = process.stdout.fileno()
-    line = b""
-    while True:
-        ended = False
-        if not line or select.select([output], [], [], LINE_S)[0]:
+    line, read = b"", b"\n"
+    while read:
+        is_late = line and not select.select([output], [], [], LINE_S)[0]
+        if not is_late:
             read = os.read(output, LINE_BYTES)
-            line, ended = line + read, not read
-            end = len(line) if ended or len(line) > LINE_BYTES else line.rfind(b"\n") + 1
-        else:
+            line += read
+        end = line.rfind(b"\n") + 1 if read else len(line)
+        if is_late or len(line) - end > LINE_BYTES:
             end = len(line) - n_unfinished(line)
-        os.write(log, masked(line[:end]))
+        with contextlib.suppress(OSError):  # where the disk is full, the engine goes on without its log
+            os.write(log, masked(line[:end]))
         line = line[end:]
-        if ended:
-            return
-
-
-def _end_with_the_keeper() -> None:
-    """Should the keeper itself be killed, the kernel asks the engine to end."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prctl(option: int, value: int) -> None:

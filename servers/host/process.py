@@ -1,33 +1,29 @@
-"""A server as a local process: started under a keeper, asked how it is, stopped with all that it started."""
+"""A server as a local process: started under a keeper, monitored, and stopped with all its children."""
 
 import contextlib
 import math
 import os
+import signal
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import psutil
 
-from burstline.servers.host.child import Child, command, import_path
+from burstline.servers.host.child import SILENT_S, Child, ChildLostError, command, how_it_ended, import_path
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import known_secrets, printable
 
-START_S = 60.0
+START_S = 10.0
 """How long a keeper may take to start the engine's first process."""
-KEEPER_GRACE_S = 60.0
-"""What a keeper may need to kill what would not end and to clean up, beyond the engine's own grace."""
-LAST_BYTES = 4096
-"""How much of a log's end is read to find its last line."""
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server", None]):
     """A running engine that we started. Leaving it as a context manager stops it."""
 
     def __init__(self, launch: Launch, env: Mapping[str, str], log_path: Path) -> None:
@@ -38,14 +34,15 @@ class Server:
         # The keeper ends the engine before itself, also when we are killed.
         self._keeper = Child("burstline.servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
         self._keeper.send(KeeperTask(launch, env, log_path, known_secrets()))
-        match self._next(START_S):
-            case Started(pid):
-                self.pid: int = pid
-                """The engine's first process."""
-            case answer:
-                self._keeper.end()
-                why = answer.why if isinstance(answer, CannotStart) else "its keeper ended at once"
-                raise EngineError(f"cannot start {launch.argv[0]}: {why}")
+        try:
+            answer = self._keeper.receive(START_S)
+        except ChildLostError as error:
+            answer = CannotStart(str(error))
+        if not isinstance(answer, Started):
+            self._keeper.end()
+            raise EngineError(f"cannot start {launch.argv[0]}: {answer.why}")
+        self.pid: int = answer.pid
+        """The engine's first process."""
 
     @property
     def keeper_pid(self) -> int:
@@ -59,6 +56,11 @@ class Server:
             self._next(0.0)
         return self._code
 
+    def how_it_ended(self) -> str:
+        """How the engine's first process ended, or the keeper, without whom that is not known."""
+        lost = f"its keeper {self._keeper.how_it_ended()}"
+        return lost if self.exit_code is None else how_it_ended(self.exit_code)
+
     def alive(self) -> bool:
         """True while the engine's first process runs."""
         return self.exit_code is None and self._keeper.exit_code is None
@@ -69,9 +71,7 @@ class Server:
 
     def last_line(self) -> str:
         """The last line that the engine has printed, "" where it has printed none."""
-        with self.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+        lines = self.log().splitlines()
         return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
 
     def stop(self) -> int | None:
@@ -81,9 +81,10 @@ class Server:
         """
         if not self._keeper.connection.closed:
             self._keeper.send(Stop())
-            until_s = time.monotonic() + self.launch.stop_grace_s + KEEPER_GRACE_S
-            while self._survivors is None and self._next(max(0.0, until_s - time.monotonic())):
+            while self._survivors is None and self._next(SILENT_S):
                 pass
+            if self._survivors is None:
+                self._end_without_keeper()
             self._keeper.end()
         if self._survivors:
             raise EngineError(
@@ -91,8 +92,15 @@ class Server:
             )
         return self._code
 
-    def __enter__(self) -> Self:
-        return self
+    def _end_without_keeper(self) -> None:
+        """The keeper was killed, or hangs: kill its descendants and the engine's session."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(self.keeper_pid).children(recursive=True):
+                each.kill()
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == self.pid:
+                    os.kill(pid, signal.SIGKILL)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -173,7 +181,7 @@ def require_free_port(host: str, port: int) -> None:
     except OSError as error:
         raise EngineError(
             f"port {port} on {host} cannot be used: {error.strerror}{_holder(port)}. "
-            "Stop that process, choose another port, or attach to the server that is there"
+            "Stop that process, choose another port, or attach to that server"
         ) from error
 
 

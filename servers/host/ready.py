@@ -1,4 +1,4 @@
-"""Waiting until a server, started here or attached to, has generated a real token; and asking it by GET."""
+"""Wait until a server, started or attached to, has generated a token; send it GET requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import huggingface_hub as hub
-
 from burstline.servers.engine import Engine
-from burstline.servers.host.child import how_it_ended
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
 from burstline.servers.launch import StartStage
@@ -29,9 +26,8 @@ from burstline.servers.protocol.replies import understood
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""
-PROBE_TIMEOUT_S = 5.0
-MOST_OF_A_LOG = 1 << 18
-"""Bytes of a log's end in which the current stage of a start is looked for."""
+PAGE_TIMEOUT_S = 5.0
+"""How long a server may take for a small page: its health, its metrics."""
 MAX_REPLY_BYTES = 8 << 20
 """No page that is asked for here (metrics, an OpenAPI schema, one completion) comes near it."""
 
@@ -98,7 +94,7 @@ class _Attempt:
 
     def __init__(self, engine: Engine, target: Target, timeout_s: float) -> None:
         self._engine, self._target = engine, target
-        self._get = getter(target, timeout_s=PROBE_TIMEOUT_S)
+        self._get = getter(target, timeout_s=PAGE_TIMEOUT_S)
         self._until_s = time.monotonic() + timeout_s
         self._outcomes: queue.SimpleQueue[str | RefusalError] = queue.SimpleQueue()
         self._is_asking = False
@@ -130,7 +126,7 @@ class _Attempt:
 
 def stage_of(engine: Engine, log: str) -> str | None:
     """The stage that the last telling line of a log belongs to; None where no line tells."""
-    for line in reversed(log[-MOST_OF_A_LOG:].splitlines()):
+    for line in reversed(log.splitlines()):
         if len(line) > LONGEST_LINE:
             continue
         for pattern, name in engine.stages:
@@ -149,7 +145,7 @@ def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
     """The stage and its age, else the last telling message of the log in whole words."""
     if stages:
         return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
-    lines = reversed(log[-MOST_OF_A_LOG:].splitlines())
+    lines = reversed(log.splitlines())
     # Indented lines quote source code, Python's warnings are about that code.
     telling = (line for line in lines if line[:1].strip() and not re.search(r"\w+Warning: ", line))
     return log_message(next(telling, "")) or "nothing in its log yet"
@@ -197,7 +193,7 @@ def identified(engine: Engine, get: Get, log: str) -> Identity:
         raise
     except Exception as error:  # whatever a server's words can make an adapter do
         what = f"{type(error).__name__}: {error}"
-        raise EngineError(f"{engine.title} describes itself in a way that makes no sense: {what}") from error
+        raise EngineError(f"{engine.title} sent invalid information about itself: {what}") from error
 
 
 def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | None:
@@ -214,15 +210,13 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     except EngineError as error:
         return str(error)
     if reply.error:
-        return f"a request for one token fails: {reply.error}"
+        return f"a request for one token failed: {reply.error}"
     counted = reply.n_output_ids or reply.n_output_usage
     generated = counted or any(event.kind in (Kind.ANSWER, Kind.REASONING) for event in reply.events)
-    return None if generated else "a request for one token brings none"
+    return None if generated else "a request for one token returns none"
 
 
 def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
-    if (generated := engine.ready(target, timeout_s)) is not None:
-        return generated
     call = dressed(engine.ready_call(target), target, 0, engine.lora_path)
     raw = send(target, call, timeout_s)
     reply = understood(engine.decode, raw)
@@ -233,7 +227,7 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
 
 
 def _why_it_ended(engine: Engine, server: Server) -> str:
-    how = how_it_ended(server.exit_code)
+    how = server.how_it_ended()
     known = engine.root_cause(server.log())
     cause = known or log_message(server.last_line()) or "it printed nothing"
     return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
@@ -267,9 +261,9 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
             headers = {name.lower(): value for name, value in reply.getheaders()}
     except (OSError, ValueError, http.client.HTTPException) as error:
         late = time.monotonic() >= until_s
-        why = f"no whole answer within {timeout_s:g} s" if late else error
+        why = f"no complete answer within {timeout_s:g} s" if late else error
         if isinstance(error, ssl.SSLCertVerificationError):
-            why = f"{error.verify_message}: pass --ca-bundle FILE to trust who signed its certificate"
+            why = f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"
         raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error
     finally:
         alarm.cancel()
@@ -282,48 +276,3 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
 def _hang_up(connection: http.client.HTTPConnection) -> None:
     with contextlib.suppress(OSError):
         connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def generate(
-    url: str, prompt: str, n_tok: int, *, api_key: str | None, timeout_s: float
-) -> list[hub.TextGenerationStreamOutput] | None:
-    """The events of one streamed, greedy generation at a text-generation-inference `url`.
-
-    None where the status of the reply is an error's: this client closes such a stream unread. Raises
-    RefusalError where the server finds fault with the request, EngineError for any other failure.
-    """
-    import asyncio
-
-    # Imported here: they take half a second, and only TGI needs them.
-    from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError, ValidationError
-
-    try:
-        return asyncio.run(_generate(url, prompt, n_tok, api_key, timeout_s))
-    except ValidationError as error:
-        raise RefusalError(f"a request for {n_tok} token is refused: {error}") from error
-    except HfHubHTTPError:
-        return None
-    except InferenceTimeoutError as error:
-        raise EngineError(f"{url}: no answer within {timeout_s:g} s") from error
-    except Exception as error:
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        if "ResponseNotRead" in kinds:
-            return None  # it wants to quote a 422 that it has not read
-        if not kinds & {"HTTPError", "TransportError"}:
-            raise
-        raise EngineError(f"{url}: {error or type(error).__name__}") from error
-
-
-async def _generate(
-    url: str, prompt: str, n_tok: int, api_key: str | None, timeout_s: float
-) -> list[hub.TextGenerationStreamOutput]:
-    # No proxy of the environment stands between us and a server. The type is asked for: versions 1 and 2 of
-    # huggingface_hub use different HTTP libraries.
-    http_client = type(hub.get_async_session())
-    hub.set_async_client_factory(lambda: http_client(trust_env=False))
-    # Without a token it would send the one that the user has saved for the Hub, to whatever server this is.
-    async with hub.AsyncInferenceClient(model=url, token=api_key or "none", timeout=timeout_s) as client:
-        events = await client.text_generation(
-            prompt, stream=True, details=True, max_new_tokens=n_tok, do_sample=False, return_full_text=False
-        )
-        return [event async for event in events]

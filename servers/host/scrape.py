@@ -1,4 +1,4 @@
-"""Asks a running engine, or each of its replicas, for its own gauges, rarely."""
+"""Poll a running engine, or each of its replicas, for its gauges, at a low rate."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 
 from burstline.servers.engine import Engine
-from burstline.servers.host.ready import getter
+from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
 from burstline.servers.host.telemetry import Row, missing, rows_of
 from burstline.servers.identity import Gauges
 from burstline.servers.messages import EngineError, Get, HttpReply, Target
@@ -15,12 +15,11 @@ from burstline.servers.redact import words_of_server
 
 PERIOD_S = 1.0
 """Rarely: an engine renders its metrics on the very thread that serves requests."""
-TIMEOUT_S = 5.0
 SETTLE_S = 15.0
 """How long counters may move after the load; then they are taken as they are."""
 SETTLE_PERIOD_S = 0.25
 COUNTERS = frozenset({"prompt_tokens", "generation_tokens", "ttft_count", "e2e_count", "running"})
-"""What must stand still after the load: `running` because clients that hung up may be noticed late."""
+"""Counters that must stop changing after the load; `running`, because disconnects may be noticed late."""
 
 
 def scrape(
@@ -35,7 +34,9 @@ def scrape(
     if engine.metrics_path is None:
         write([missing("engine", f"{engine.title} has no metrics")])
         return
-    gets = [getter(replace(target, url=url), timeout_s=TIMEOUT_S) for url in (target.url, *target.replicas)]
+    gets = [
+        getter(replace(target, url=url), timeout_s=PAGE_TIMEOUT_S) for url in (target.url, *target.replicas)
+    ]
     complaints: set[str] = set()
     is_last, quiet_since_s, until_s = False, 0.0, 0.0
     latest: dict[str, float] = {}

@@ -1,6 +1,7 @@
-"""What the watcher samples: process trees, and the machine's CPU time, pressure, throttling and GPUs."""
+"""Sources of the watcher: process trees, and the machine's CPU time, energy, pressure, throttling, GPUs."""
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ import pynvml
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+POWERCAP = Path("/sys/class/powercap")
+RANGE = "max_energy_range_uj"
 
 
 class MissingSourceError(RuntimeError):
@@ -103,6 +106,38 @@ class Throttling:
         return {int(pid) for pid in members} <= self._ours()
 
 
+class Rapl:
+    """Energy of all CPU packages, from when it is made.
+
+    Linux: https://docs.kernel.org/power/powercap/powercap.html. Counters wrap; since 2020 only root may read
+    them on most systems (CVE-2020-8694).
+    """
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._packages = sorted(path for path in POWERCAP.glob("intel-rapl:*") if path.name.count(":") == 1)
+        if not self._packages:
+            raise MissingSourceError(f"no RAPL: no CPU package in {POWERCAP}")
+        self._last_uj = [self._count(path, "energy_uj") for path in self._packages]
+        self._energy_j = 0.0
+
+    def read(self) -> Mapping[str, float]:
+        for k, path in enumerate(self._packages):
+            now_uj = self._count(path, "energy_uj")
+            grown_uj = now_uj - self._last_uj[k]
+            self._energy_j += (grown_uj if grown_uj >= 0 else grown_uj + self._count(path, RANGE)) / 1e6
+            self._last_uj[k] = now_uj
+        return {"energy_j": self._energy_j}
+
+    @staticmethod
+    def _count(package: Path, name: str) -> int:
+        try:
+            return int((package / name).read_text())
+        except OSError as error:
+            raise MissingSourceError(f"no RAPL: {package / name}: {error.strerror}") from error
+
+
 class Gpu:
     """One NVIDIA GPU through NVML; `energy_j` counts from when the source is made."""
 
@@ -127,16 +162,55 @@ class Gpu:
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         }
-        values = {}
-        for name, read in reads.items():
-            with contextlib.suppress(nvml.NVMLError):  # a model of GPU may lack any one of them
-                values[name] = float(read())
-        return values
+        return _values(reads, nvml.NVMLError)
+
+
+class AmdGpu:
+    """One AMD GPU through amdsmi, by the names of `Gpu`; `energy_j` counts from when the source is made."""
+
+    def __init__(self, index: int, amdsmi: Any, handle: Any) -> None:
+        self.name = f"gpu{index}"
+        self._amdsmi, self._handle = amdsmi, handle
+        self._energy_base_j = 0.0
+        self._energy_base_j = self.read().get("energy_j", 0.0)
+
+    def read(self) -> Mapping[str, float]:
+        smi, handle, mib = self._amdsmi, self._handle, 2**20
+        reads: dict[str, Callable[[], float]] = {
+            "memory_used_bytes": lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_used"] * mib,
+            "memory_total_bytes": lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"] * mib,
+            "busy_fraction": lambda: smi.amdsmi_get_gpu_activity(handle)["gfx_activity"] / 100,
+            "memory_busy_fraction": lambda: smi.amdsmi_get_gpu_activity(handle)["umc_activity"] / 100,
+            "power_w": lambda: smi.amdsmi_get_power_info(handle)["socket_power"],
+            "energy_j": self._energy_j,
+        }
+        return _values(reads, smi.AmdSmiException)
+
+    def _energy_j(self) -> float:
+        count = self._amdsmi.amdsmi_get_energy_count(self._handle)
+        return float(count["energy_accumulator"] * count["counter_resolution"] / 1e6 - self._energy_base_j)
+
+
+def _values(reads: Mapping[str, Callable[[], float]], unsupported: type[Exception]) -> dict[str, float]:
+    """The values that this model of GPU has. amdsmi reports some missing ones as the text "N/A"."""
+    values = {}
+    for name, read in reads.items():
+        with contextlib.suppress(unsupported, KeyError, TypeError, ValueError):
+            values[name] = float(read())
+    return values
 
 
 def gpus() -> list[Source]:
-    """Every GPU that NVML sees; MissingSourceError where there is no NVML."""
-    return [Gpu(index) for index in range(_nvml().nvmlDeviceGetCount())]
+    """Every GPU that NVML or, without it, amdsmi reports; MissingSourceError if neither is available."""
+    try:
+        return [Gpu(index) for index in range(_nvml().nvmlDeviceGetCount())]
+    except MissingSourceError as no_nvml:
+        try:
+            smi = importlib.import_module("amdsmi")
+            smi.amdsmi_init()
+            return [AmdGpu(index, smi, each) for index, each in enumerate(smi.amdsmi_get_processor_handles())]
+        except Exception as error:  # of the import a KeyError too, where the package lacks its library
+            raise MissingSourceError(f"{no_nvml}; no amdsmi: {error}") from error
 
 
 def _nvml() -> Any:
@@ -169,7 +243,7 @@ def _cpu_stat_path() -> Path:
                 with contextlib.suppress(OSError):
                     if "nr_throttled" in candidate.read_text():
                         return candidate
-    raise MissingSourceError("our control group counts no throttling")
+    raise MissingSourceError("the control group does not report throttling")
 
 
 class ProcessTree:

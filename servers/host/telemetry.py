@@ -1,4 +1,4 @@
-"""Telemetry: values sampled during a run, as rows in a file that survives its writer."""
+"""Telemetry: values sampled during a run, as rows in a file that remains readable after a crash."""
 
 import errno
 import json

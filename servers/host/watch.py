@@ -1,14 +1,14 @@
-"""Watches a run from beside it: samples server, clients, machine, GPUs and the engine's own gauges.
+"""The watcher process: samples server, clients, machine, GPUs and the engine's gauges during a run.
 
 A `Child`: its task comes first, more clients later, and it stops when the connection
-ends. Nice'd: it must not take from what it watches.
+ends. It runs at a low priority, so that it does not disturb what it measures.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,12 +16,14 @@ from types import TracebackType
 from typing import Self
 
 from burstline.servers.host.child import Child
-from burstline.servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
+from burstline.servers.host.ready import PAGE_TIMEOUT_S
+from burstline.servers.host.scrape import SETTLE_S, scrape
 from burstline.servers.host.sources import (
     CpuPressure,
     HostCpu,
     MissingSourceError,
     ProcessTree,
+    Rapl,
     Source,
     Throttling,
     gpus,
@@ -36,8 +38,10 @@ DISCOVER_PERIOD_S = 1.0
 NICENESS = 10
 DISK_FULL = 3
 """How a watcher ends that could not write all it saw."""
-STOP_S = TIMEOUT_S + SETTLE_S + 5.0
-"""How long a watcher may take to end: a scrape, what it waits for counters, the last samples."""
+STOP_S = PAGE_TIMEOUT_S + SETTLE_S + 5.0
+"""How long a watcher may take to end, then it does: a scrape, the wait for counters, the last samples."""
+SILENT_S = PAGE_TIMEOUT_S + 2.0
+"""The same for one that writes nothing: a scrape without an answer."""
 BASELINE_S = 10.0
 """How long the first reading of the engine's counters may take; LightLLM's took 3 s."""
 
@@ -62,7 +66,7 @@ class MoreClients:
     pids: tuple[int, ...]
 
 
-class Watcher:
+class Watcher(AbstractContextManager["Watcher", None]):
     """The watching process: it imports until `watch` says what. Leaving it as a context manager stops it."""
 
     def __init__(self) -> None:
@@ -97,12 +101,12 @@ class Watcher:
         """Counts these processes as clients from now on."""
         self._child.send(MoreClients(tuple(pids)))
 
-    def await_baseline(self, timeout_s: float = BASELINE_S) -> bool:
-        """Wait until the engine's counters have been read once; False where they were not, in that time.
+    def await_baseline(self) -> bool:
+        """Wait until the engine's counters have been read once; False where they were not in BASELINE_S.
 
         What a load adds to them can only be told from a reading before its first request.
         """
-        until_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + BASELINE_S
         while self._path and time.monotonic() < until_s and self._child.exit_code is None:
             with suppress(FileNotFoundError):
                 if b', "engine", ' in self._path.read_bytes():
@@ -113,14 +117,20 @@ class Watcher:
     def stop(self) -> None:
         """Takes the last samples and ends; a second time does nothing. A watcher that failed is recorded."""
         path, self._path = self._path, None
-        code = self._child.end(STOP_S)
+        self._child.ask_to_end()
+        now_s = time.monotonic()
+        n_bytes, grown_s = 0, now_s
+        while path and self._child.exit_code is None and now_s < grown_s + SILENT_S:
+            time.sleep(0.01)
+            now_s = time.monotonic()
+            with suppress(FileNotFoundError):
+                if path.stat().st_size != n_bytes:
+                    n_bytes, grown_s = path.stat().st_size, now_s
+        code = self._child.end(0.0) if path else self._child.end()
         if code != 0 and path is not None:
             why = "the disk was full" if code == DISK_FULL else f"the watcher {self._child.how_it_ended()}"
             with suppress(OSError):  # the disk is full still: what keeps the run will say so
                 LineFile(path).write(as_lines([missing("watcher", why)]))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -141,7 +151,7 @@ class Watch:
         self._discovered_s = 0.0
         self._discover()
         if self._keeper_pid is None:
-            self._complain("server", "we did not start the server, so we do not know its processes")
+            self._complain("server", "Burstline did not start the server, so its processes are unknown")
         for tree in (self._server, self._clients, self._own):
             tree.read()  # so that what they have used so far counts as theirs
         self._sources = self._open_sources()
@@ -182,6 +192,7 @@ class Watch:
         openers: dict[str, Callable[[], list[Source]]] = {
             "pressure": lambda: [CpuPressure()],
             "cgroup": lambda: [Throttling(self._our_pids)],
+            "cpu": lambda: [Rapl()],
             "gpu": gpus,
         }
         for name, opener in openers.items():
@@ -227,5 +238,5 @@ def main(home: Connection, task: WatchTask) -> int:
     Watch(task, write).run(home)
     stopped.set()
     if scraper is not None:
-        scraper.join(TIMEOUT_S + SETTLE_S)
+        scraper.join()
     return DISK_FULL if file.failure else 0

@@ -9,7 +9,7 @@ import base64
 import functools
 import socket
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,12 +20,12 @@ import orjson
 from burstline.servers.messages import Call, EngineError, Target
 
 _PORTS = {"http": 80, "https": 443}
-_HEADERS = (
-    ("accept", "*/*"),
-    ("accept-encoding", "identity"),  # a compressed body says nothing about when its tokens came
-    ("connection", "keep-alive"),
-    ("user-agent", "burstline"),
-)
+_HEADERS = {
+    "accept": "*/*",
+    "accept-encoding": "identity",  # a compressed body says nothing about when its tokens came
+    "connection": "keep-alive",
+    "user-agent": "burstline",
+}
 _IN_A_TARGET = "/?:@!$&'()*+,;=%-._~"
 """What stands in a request target as it is; `%` because the user may have quoted the rest."""
 
@@ -79,39 +79,28 @@ class Destination:
     def serialised(self, call: Call) -> bytes:
         """The whole request. A header of the call replaces ours of the same name."""
         own = {name.lower(): value for name, value in call.headers}
-        fields = [*self._fields, *own.items()] if own.keys().isdisjoint(self._names) else self._merged(own)
+        fields = list((self._fields | own).items())
         if call.body or call.method == "POST":
             fields.append(("content-length", str(len(call.body))))
         target = quote(self.url.path + call.path, safe=_IN_A_TARGET)
-        return _head(f"{call.method} {target} HTTP/1.1", fields) + call.body
-
-    def _merged(self, own: dict[str, str]) -> list[tuple[str, str]]:
-        return list({**dict(self._fields), **own}.items())
+        start = f"{call.method} {target} HTTP/1.1"
+        lines = [start, *(f"{name}: {value}" for name, value in fields), "", ""]
+        return "\r\n".join(lines).encode("latin-1") + call.body
 
     @cached_property
-    def _fields(self) -> list[tuple[str, str]]:
+    def _fields(self) -> dict[str, str]:
         name = f"[{self.host}]" if ":" in self.host else self.host
         if self.port != _PORTS[self.url.scheme]:
             name = f"{name}:{self.port}"
-        basic = []
+        fields = {"host": name, **_HEADERS}
         if self.login:
-            basic = [("authorization", f"Basic {base64.b64encode(self.login.encode()).decode()}")]
-        own = [(key.lower(), value) for key, value in self.headers]
-        return list(dict([("host", name), *_HEADERS, *basic, *own]).items())
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self._fields)
-
-
-def _head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:
-    lines = [start, *(f"{name}: {value}" for name, value in fields), "", ""]
-    return "\r\n".join(lines).encode("latin-1")
+            fields["authorization"] = f"Basic {base64.b64encode(self.login.encode()).decode()}"
+        return fields | {key.lower(): value for key, value in self.headers}
 
 
 @functools.cache
 def trusted(ca_bundle: str | None, *, insecure: bool) -> ssl.SSLContext:
-    """What TLS trusts. Loading certificates takes 20 ms of CPU: once."""
+    """The TLS context. It is built once, because loading certificates takes 20 ms of CPU."""
     context = ssl.create_default_context()
     try:
         if ca_bundle is not None:

@@ -27,9 +27,9 @@ def json_at(get: Get, path: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def first_model(models: Mapping[str, Any]) -> dict[str, Any]:
+def first_model(models: object) -> dict[str, Any]:
     """The first of the models that `/v1/models` lists; empty where it lists none."""
-    listed = models.get("data")
+    listed = models.get("data") if isinstance(models, dict) else None
     model = listed[0] if isinstance(listed, list) and listed else None
     return model if isinstance(model, dict) else {}
 
@@ -120,14 +120,6 @@ def samples(metrics: str, names: Sequence[str]) -> list[Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
     return [sample for family in text_string_to_metric_families(lines + "\n") for sample in family.samples]
-
-
-_SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
-
-def short_dtype(name: str | None) -> str | None:
-    """`bf16` for `torch.bfloat16` and the like; None for what is not one of the three float types."""
-    return _SHORT_DTYPES.get((name or "").lower().removeprefix("torch."))
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -5,23 +5,14 @@ content event, in an event without choices, in every event or nowhere, text may 
 five shapes, also inside a stream that began with 200. It reads `/v1/completions` and `/v1/chat/completions`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from burstline.servers.messages import Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
-from burstline.servers.protocol import sse
-from burstline.servers.protocol.replies import (
-    DONE,
-    Tally,
-    decode_reply,
-    error_message,
-    is_stream,
-    loads,
-    loads_all,
-)
+from burstline.servers.messages import Call, Event, HttpReply, Kind, ReplyContent, Target
+from burstline.servers.protocol.replies import Tally, answers_in, loads, text_of
 from burstline.workloads.request import Request, RequestKind
 
 _ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
@@ -35,12 +26,14 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
     is never sent: vLLM would then mask the stop tokens of every sequence at every step, and the benchmark
     would slow down what it measures.
     """
-    if request.kind is not RequestKind.GENERATE:
-        return _encode_pooling(request, target)
-    if request.messages is None:
-        path, name = "/v1/completions", "prompt"
-        prompt: object = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
-    else:
+    prompt: object = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
+    if request.kind is RequestKind.EMBED:
+        return post(target, "/v1/embeddings", {"model": target.model, "input": prompt})
+    if request.kind is RequestKind.RERANK:
+        ranked = {"model": target.model, "query": prompt, "documents": list(request.documents)}
+        return post(target, "/v1/rerank", ranked)
+    path, name = "/v1/completions", "prompt"
+    if request.messages is not None:
         path, name, prompt = "/v1/chat/completions", "messages", orjson.Fragment(request.messages)
     fields: dict[str, object] = {
         "model": target.model,
@@ -57,15 +50,6 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
     if request.sampling.temperature > 0:
         fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
     return post(target, path, fields | dict(extra or {}))
-
-
-def _encode_pooling(request: Request, target: Target) -> Call:
-    """The call for a vector, or for documents in order of relevance; the whole reply comes at once."""
-    prompt = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
-    if request.kind is RequestKind.EMBED:
-        return post(target, "/v1/embeddings", {"model": target.model, "input": prompt})
-    documents = list(request.documents)
-    return post(target, "/v1/rerank", {"model": target.model, "query": prompt, "documents": documents})
 
 
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
@@ -108,12 +92,13 @@ def path_under(url: str, path: str) -> str:
 
 def reply_content(reply: HttpReply) -> ReplyContent | None:
     """The text of a whole reply, and its ids where every token came with one; None where it is an error."""
-    payloads = sse.events(reply.body)[0] if is_stream(reply) else [reply.body]
+    try:
+        answers = answers_in(reply)
+    except ValueError:
+        return None
     texts: list[str] = []
     ids: list[int] = []
-    for answer in loads_all([payload for payload in payloads if payload != DONE]):
-        if not isinstance(answer, dict) or error_message(answer) is not None:
-            return None
+    for answer in answers:
         for choice in (answer.get("choices") or ())[:1]:
             part = choice.get("delta") or choice.get("message") or choice
             texts.append(part.get("content") or part.get("text") or "")
@@ -121,16 +106,18 @@ def reply_content(reply: HttpReply) -> ReplyContent | None:
     return ReplyContent("".join(texts), tuple(ids) or None)
 
 
-def decode_completion(reply: HttpReply) -> Reply:
-    """The decoded reply, streamed or plain; never raises.
+def generated(answers: Sequence[Any]) -> Sequence[int] | str:
+    """All that a whole reply says, reasoning too: token ids where they came, else the text."""
+    choices = [answer["choices"][0] for answer in answers if answer.get("choices")]
+    return [each for choice in choices for each in choice.get("token_ids") or ()] or text_of(choices) or ""
+
+
+def take(tally: Tally, answer: Any, end: int) -> Event:
+    """One value of a completion or a chat.
 
     An event's `n_tok` is the number of its token ids, else the growth of the usage block where every event
     has one, else None. A reply counts as `terminated` by `[DONE]` or by a finish reason.
     """
-    return decode_reply(reply, _take)
-
-
-def _take(tally: Tally, answer: Any, end: int) -> Event:
     if "choices" not in answer and ("data" in answer or "results" in answer):
         usage = answer.get("usage") or {}
         tally.n_prompt = usage.get("prompt_tokens") or usage.get("total_tokens")
@@ -146,7 +133,9 @@ def _take(tally: Tally, answer: Any, end: int) -> Event:
         # Differences of usage count an event's tokens only where usage came with the very first event: a
         # usage block that comes once, at the end, is a total.
         tally.counting = grown is not None
-        _read_prompt_ids(tally, choice)
+        prompt_ids = choice.get("prompt_token_ids")
+        if prompt_ids is not None and tally.n_prompt is None:
+            tally.n_prompt = len(prompt_ids)
     n_tok = grown if tally.counting else None
     ids = choice.get("token_ids")
     if ids is not None:
@@ -177,12 +166,6 @@ def _read_usage(tally: Tally, usage: Mapping[str, Any]) -> int | None:
         return None
     tally.n_output_usage = n_output
     return int(n_output - before)
-
-
-def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
-    prompt_ids = choice.get("prompt_token_ids")
-    if prompt_ids is not None and tally.n_prompt is None:
-        tally.n_prompt = len(prompt_ids)
 
 
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:

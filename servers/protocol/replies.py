@@ -6,7 +6,7 @@ cut off and what makes no sense are the same for all.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -19,45 +19,29 @@ DONE = b"[DONE]"
 _TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
+@dataclass(slots=True, eq=False)
 class Tally:
-    """What the events of one reply add up to; `Reply` says what each field means.
+    """The sum of one reply's events; `Reply` documents the fields.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known.
     `uncounted` holds the choices of each event whose tokens the server did not count; `is_all_text`: their
     texts are the whole reply.
     """
 
-    __slots__ = (
-        "counting",
-        "error",
-        "events",
-        "finish_reason",
-        "is_all_text",
-        "n_cached",
-        "n_output_ids",
-        "n_output_usage",
-        "n_prompt",
-        "overloaded",
-        "overshoots",
-        "terminated",
-        "times",
-        "uncounted",
-    )
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.n_prompt: int | None = None
-        self.n_output_ids: int | None = None
-        self.n_output_usage: int | None = None
-        self.n_cached: int | None = None
-        self.finish_reason: str | None = None
-        self.terminated = False
-        self.overshoots = self.overloaded = False
-        self.error: str | None = None
-        self.counting: bool | None = None
-        self.uncounted: list[Mapping[str, Any]] = []
-        self.is_all_text = True
-        self.times: ServerTimes | None = None
+    events: list[Event] = field(default_factory=list)
+    n_prompt: int | None = None
+    n_output_ids: int | None = None
+    n_output_usage: int | None = None
+    n_cached: int | None = None
+    finish_reason: str | None = None
+    terminated: bool = False
+    overshoots: bool = False
+    overloaded: bool = False
+    error: str | None = None
+    counting: bool | None = None
+    uncounted: list[Mapping[str, Any]] = field(default_factory=list)
+    is_all_text: bool = True
+    times: ServerTimes | None = None
 
     def reply(self) -> Reply:
         counted = self.n_output_ids is not None or self.n_output_usage is not None
@@ -71,13 +55,13 @@ class Tally:
             terminated=self.terminated,
             error=self.error,
             times=self.times,
-            text=None if counted or not self.is_all_text else _text(self.uncounted),
+            text=None if counted or not self.is_all_text else text_of(self.uncounted),
             overshoots=self.overshoots,
             overloaded=self.overloaded,
         )
 
 
-def _text(choices: Sequence[Mapping[str, Any]]) -> str | None:
+def text_of(choices: Sequence[Mapping[str, Any]]) -> str | None:
     """The text of these choices, to be tokenized again; None where there is none."""
     texts = []
     for choice in choices:
@@ -202,6 +186,15 @@ def loads(payload: bytes) -> Any:
         return payload
 
 
+def answers_in(reply: HttpReply) -> list[Any]:
+    """Every JSON value of a whole reply, streamed or plain; ValueError where one is an error."""
+    payloads = sse.events(reply.body)[0] if is_stream(reply) else [reply.body]
+    answers = loads_all([payload for payload in payloads if payload != DONE])
+    if not all(isinstance(answer, dict) and error_message(answer) is None for answer in answers):
+        raise ValueError("not a whole reply")
+    return answers
+
+
 MOST_TOKENS = 2**31 - 1
 _REASON = re.compile(r"[A-Za-z][\w .:-]{0,63}", re.ASCII)
 
@@ -218,14 +211,12 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
         wrong = list(_wrong(answer))
     except Exception as error:  # whatever a server can make an adapter or its libraries do
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return Reply([], error=words_of_server(f"the reply makes no sense: {what}"))
+        return Reply([], error=words_of_server(f"invalid reply: {what}"))
     if not wrong:
         if answer.error is None:
             return answer
         return replace(answer, error=words_of_server(str(answer.error)))
-    message = answer.error or "the reply makes no sense: " + ", ".join(
-        f"{name} is {got}" for name, got in wrong
-    )
+    message = answer.error or "invalid reply: " + ", ".join(f"{name} is {got}" for name, got in wrong)
     without: dict[str, Any] = {name: None for name, _ in wrong if name != "n_tok"}
     if any(name == "n_tok" for name, _ in wrong):
         without["events"] = []
@@ -233,7 +224,6 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
 
 
 def _wrong(reply: Reply) -> Iterator[tuple[str, str]]:
-    """Every field whose value is impossible, and that value, shortened."""
     for name in ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok"):
         n = getattr(reply, name)
         if n is not None and not _is_count(n):

@@ -29,15 +29,12 @@ def _options() -> argparse.Namespace:
         help="keep the KV blocks of finished requests for prompts that begin alike",
     )
     add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
-    add("--threads", type=_count, default=_cores(), help="cores to compute on: all but one; of two, both")
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Clients have a core of their own where there are three; of two they get what they ask for, first.
+    cores = n if n <= 2 else n - 1
+    add("--threads", type=_count, default=cores, help="cores to compute on: all but one; of two, both")
     add("--step-log", type=Path, help="write what each step computed here, as JSON lines")
     return parser.parse_args()
-
-
-def _cores() -> int:
-    """Clients have a core of their own where there are three; of two they get what they ask for, first."""
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return n if n <= 2 else n - 1
 
 
 def _count(text: str) -> int:

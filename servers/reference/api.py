@@ -1,8 +1,9 @@
-"""The HTTP side: routes, `/metrics`, and the way of an answer from the compute thread to its client."""
+"""The HTTP side: routes, `/metrics`, and the path of a reply from the compute thread to its client."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
@@ -18,8 +19,8 @@ from starlette.routing import Route
 from burstline.servers.reference.completions import ApiError, BodyReader, Writer
 from burstline.servers.reference.engine import InferenceEngine, Output
 from burstline.servers.reference.scheduler import Sequence
-from burstline.servers.reference.weights import Array
-from burstline.workloads.seeds import rng
+from burstline.servers.reference.trace import write_trace
+from burstline.workloads.prompts import rng
 
 PROMETHEUS = {"content-type": CONTENT_TYPE_LATEST}
 
@@ -39,10 +40,9 @@ class Api:
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
-                Route("/v1/embeddings", self._embed, methods=["POST"]),
-                Route("/rerank", self._rerank, methods=["POST"]),
-                Route("/v1/rerank", self._rerank, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/start_profile", self._start_profile, methods=["POST"]),
+                Route("/stop_profile", self._stop_profile, methods=["POST"]),
                 Route("/v1/models", lambda _: JSONResponse({"object": "list", "data": [card]})),
                 Route("/health", lambda _: Response(status_code=503 if engine.failure else 200)),
                 Route("/version", lambda _: JSONResponse({"version": info["version"]})),
@@ -54,7 +54,9 @@ class Api:
         )
 
     async def _complete(self, request: Request) -> Response:
-        body = self._parsed(await request.body())
+        if self._engine.failure:
+            raise ApiError(f"the engine has failed: {self._engine.failure}", status=503)
+        body = self._reader.parse(await request.body())
         if is_chat := request.url.path.endswith("/chat/completions"):
             body = self._reader.of_chat(body)
         self._n_asked += 1
@@ -79,64 +81,20 @@ class Api:
         finally:
             self._engine.abort(sequence)
 
-    async def _embed(self, request: Request) -> Response:
-        """A vector for each prompt: the last token's final hidden state, at length 1."""
-        body = self._parsed(await request.body())
-        if body.get("encoding_format") not in (None, "float"):
-            raise ApiError(
-                "encoding_format: only float is offered by the reference engine", "encoding_format"
-            )
-        prompts = body.get("input")
-        if isinstance(prompts, str) or (isinstance(prompts, list) and prompts and type(prompts[0]) is int):
-            prompts = [prompts]
-        if not isinstance(prompts, list) or not prompts:
-            raise ApiError("input must be a text, a list of token ids, or a list of either", "input")
-        sequences = [self._reader.embedded({"prompt": prompt}) for prompt in prompts]
-        states = await asyncio.gather(*map(self._state, sequences))
-        rows = [
-            {"object": "embedding", "index": k, "embedding": state.tolist()} for k, state in enumerate(states)
-        ]
-        n_tok = sum(sequence.n_prompt for sequence in sequences)
-        usage = {"prompt_tokens": n_tok, "total_tokens": n_tok}
-        answer = {"object": "list", "model": self._reader.served_name, "data": rows, "usage": usage}
-        return JSONResponse(answer)
-
-    async def _rerank(self, request: Request) -> Response:
-        """Documents by their embeddings' cosine with the query's, as in vLLM with an embedding model."""
-        body = self._parsed(await request.body())
-        texts = [body.get("query"), *(body.get("documents") or ())]
-        if len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-            raise ApiError("expected a query and a list of documents, all of them texts", "documents")
-        sequences = [self._reader.embedded({"prompt": text}) for text in texts]
-        query, *states = await asyncio.gather(*map(self._state, sequences))
-        scores = [float(query @ state) for state in states]
-        order = sorted(range(len(scores)), key=lambda k: -scores[k])[: body.get("top_n") or None]
-        rows = [{"index": k, "document": {"text": texts[k + 1]}, "relevance_score": scores[k]} for k in order]
-        n_tok = sum(sequence.n_prompt for sequence in sequences)
-        usage = {"prompt_tokens": n_tok, "total_tokens": n_tok}
-        return JSONResponse({"model": self._reader.served_name, "results": rows, "usage": usage})
-
-    def _parsed(self, raw: bytes) -> dict[str, Any]:
-        if self._engine.failure:
-            raise ApiError(f"the engine has failed: {self._engine.failure}", status=503)
-        return self._reader.parse(raw)
-
-    async def _state(self, sequence: Sequence) -> Array:
-        """What the engine computes of a sequence that asks for its hidden state."""
-        sequence.sink = queue = asyncio.Queue[tuple[Array | None, str | None]]()
-        self._engine.submit(sequence)
-        try:
-            state, reason = await queue.get()
-        finally:
-            self._engine.abort(sequence)
-        if state is None:
-            raise ApiError(f"the engine gave up: {reason}", status=503)
-        return state
-
     async def _tokenize(self, request: Request) -> Response:
         ids = self._reader.prompt_ids(self._reader.parse(await request.body()))
         limit = self._reader.max_model_len
         return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
+
+    async def _start_profile(self, request: Request) -> Response:
+        self._engine.profiled, self._profile_to = [], Path((await request.json())["output_dir"])
+        return Response()
+
+    async def _stop_profile(self, _: Request) -> Response:
+        steps, self._engine.profiled = self._engine.profiled, None
+        if steps is not None:
+            write_trace(self._profile_to, steps, self._engine.model.weights)
+        return Response()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from burstline.servers.reference.scheduler import Sequence
 from burstline.servers.reference.tokenizer import TextStream
 from burstline.workloads.data_sets import Template
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import Sampling, WorkloadError
-from burstline.workloads.seeds import rng
 
 NOT_OFFERED: dict[str, tuple[object, ...]] = {
     "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (), "prompt_logprobs": (), "suffix": ("",),
@@ -97,14 +97,6 @@ class BodyReader:
         if not 0 <= wrong < self.vocab_size:
             raise ApiError(f"Token id {wrong} is out of vocabulary (0 to {self.vocab_size - 1})", "prompt")
         return prompt
-
-    def embedded(self, body: Mapping[str, Any]) -> Sequence:
-        """A prompt whose last hidden state is wanted."""
-        ids = self.prompt_ids(body)
-        if len(ids) > self.max_model_len:
-            message = f"This model's maximum context length is {self.max_model_len} tokens, not {len(ids)}."
-            raise ApiError(message, "input")
-        return Sequence(ids, 1, embed=True, arrived_ns=time.monotonic_ns())
 
     def sequence(self, body: Mapping[str, Any], unseeded: np.random.Generator) -> Sequence:
         """What is to be computed, drawing from `unseeded` where the body brings no seed."""

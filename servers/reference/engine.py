@@ -25,16 +25,8 @@ LATENCIES = (
     ("vllm:e2e_request_latency_seconds", "Arrival to last token."),
 )
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-Token = int | Array
-"""A token's id; of an embedding, the whole hidden state."""
-Output = tuple[Any, Token | None, str | None]
+Output = tuple[Any, int | None, str | None]
 """(sink, new token or None, finish reason or None) of one sequence."""
-
-
-def unit(state: Array) -> Array:
-    """The state at length 1, so that a dot product of two is their cosine."""
-    length = float(np.linalg.norm(state))
-    return state / length if length else state
 
 
 class InferenceEngine:
@@ -49,6 +41,8 @@ class InferenceEngine:
         self.n_finished = Counter[str]()
         self.ttft, self.e2e = [Histogram(*named, registry=None, buckets=SECONDS) for named in LATENCIES]
         self._step_log, self._n_steps = step_log, 0
+        self.profiled: list[dict[str, object]] | None = None
+        """The log's lines since a profile began, None where none has."""
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._stopping = threading.Event()
 
@@ -86,7 +80,7 @@ class InferenceEngine:
                     logging.exception("the compute thread failed")
                     self.failure = f"{type(error).__name__}: {error}"
 
-    def _end(self, sequence: Sequence, reason: str, token: Token | None = None) -> Output:
+    def _end(self, sequence: Sequence, reason: str, token: int | None = None) -> Output:
         if self.scheduler.remove(sequence):
             self.n_finished[reason] += 1
         return sequence.sink, token, reason
@@ -99,35 +93,30 @@ class InferenceEngine:
         shares = self.scheduler.schedule()
         tokens = self._compute(shares)
         end_ns = time.monotonic_ns()
+        logged = self._logged(shares, start_ns, end_ns)
         if self._step_log:
             extra = {"cpu_ns": cpu_ns, "n_preempted": self.scheduler.n_preemptions - n_preempted}
-            self._step_log.write(self._logged(shares, start_ns, end_ns) | extra)
+            self._step_log.write(logged | extra)
+        if (profiled := self.profiled) is not None:  # another thread ends it
+            profiled.append(logged)
         self._n_steps += 1
         return [self._accept(sequence, token, end_ns) for sequence, token in tokens]
 
-    def _compute(self, shares: Rows[StepShare]) -> list[tuple[Sequence, Token]]:
-        """Every sequence whose last token was reached, with the one that follows, or its hidden state."""
+    def _compute(self, shares: Rows[StepShare]) -> list[tuple[Sequence, int]]:
         chunks = [Chunk(s.sequence.ids[s.start : s.start + s.n], s.start, s.sequence.table) for s in shares]
         hidden = self.model.forward(chunks, self.kv)
         for share in shares:
             self.scheduler.computed(share.sequence, share.n)
         last_rows = np.cumsum([share.n for share in shares]) - 1
-        ended = [(int(row), s.sequence) for row, s in zip(last_rows, shares, strict=True) if s.samples]
-        rows = [row for row, sequence in ended if not sequence.embed]
-        sampled = [sequence for _, sequence in ended if not sequence.embed]
+        rows = [int(row) for row, share in zip(last_rows, shares, strict=True) if share.samples]
+        sampled = [share.sequence for share in shares if share.samples]
         chosen = choose(self.model.logits(hidden[rows]), sampled, self.model.config.eos_ids) if rows else []
-        states: list[tuple[Sequence, Token]] = [(s, unit(hidden[row])) for row, s in ended if s.embed]
-        return [*zip(sampled, chosen, strict=True), *states]
+        return list(zip(sampled, chosen, strict=True))
 
-    def _accept(self, sequence: Sequence, token: Token, now_ns: int) -> Output:
-        """Append the new token, count it, and end the sequence where it is the last."""
+    def _accept(self, sequence: Sequence, token: int, now_ns: int) -> Output:
         age_s = (now_ns - sequence.arrived_ns) / 1e9
         if sequence.n_output == 0:
             self.n_tok["prompt"] += sequence.n_prompt
-        if isinstance(token, np.ndarray):
-            self.e2e.observe(age_s)
-            return self._end(sequence, "stop", token)
-        if sequence.n_output == 0:
             self.ttft.observe(age_s)
         sequence.ids.append(token)
         self.n_tok["generation"] += 1

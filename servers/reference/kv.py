@@ -36,14 +36,13 @@ class BlockPool:
         """`n` blocks of no content, or None (and nothing taken) where fewer are free."""
         if n > self.n_free:
             return None
-        blocks = [self._blank.pop() if self._blank else self._evicted() for _ in range(n)]
+        blocks = [self._blank.pop() for _ in range(min(n, len(self._blank)))]
+        while len(blocks) < n:
+            block, _ = self._kept.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+            blocks.append(block)
         self._n_users.update(dict.fromkeys(blocks, 1))
         return blocks
-
-    def _evicted(self) -> int:
-        block, _ = self._kept.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
-        return block
 
     def share(self, hashes: Sequence[int]) -> list[int]:
         """The blocks that hold the longest known beginning of a chain of hashes, now used once more."""

@@ -79,7 +79,6 @@ class Transformer:
         return logits
 
     def _by_rows(self, n_rows: int, compute: "Callable[[slice, _Clock], None]") -> None:
-        """`compute` for all rows, and its time inside each operation."""
         shares = self.cores.shares(n_rows)
         clocks = [_Clock() for _ in shares]
         self.cores.run([partial(compute, *pair) for pair in zip(shares, clocks, strict=True)])
@@ -109,7 +108,6 @@ class Transformer:
     def _finish(
         self, layer: Mapping[str, Array], x: Array, mixed: Array, rows: slice, clock: "_Clock"
     ) -> None:
-        """What attention gave, and the MLP, added to `x`."""
         x, mixed = x[rows], mixed[rows]
         x += clock.gemm("o_proj", mixed.reshape(len(mixed), -1), layer["o_proj"])
         both = clock.gemm("gate_up_proj", self._norm(x, layer["post_norm"]), layer["gate_up_proj"])

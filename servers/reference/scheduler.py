@@ -15,8 +15,7 @@ class Sequence:
     """One request on its way: `ids` are prompt and output so far, of which `n_computed` are in the KV cache.
 
     `n_cached` prompt tokens were found in the cache when it was first admitted. `hashes` name the contents of
-    its whole blocks. With `embed` its last hidden state is wanted instead of tokens. `sink` waits for
-    its tokens; the scheduler only carries it.
+    its whole blocks. `sink` waits for its tokens; the scheduler only carries it.
     """
 
     ids: list[int]
@@ -30,7 +29,6 @@ class Sequence:
     n_prompt: int = field(init=False)
     n_computed: int = 0
     n_cached: int | None = None
-    embed: bool = False
     hashes: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
 
@@ -86,7 +84,12 @@ class Scheduler:
         budget, n_preempted = self.max_num_batched_tokens, self.n_preemptions
         while budget and len(shares) < len(self.running):
             if not self._has_room(self.running[len(shares)]):
-                self._preempt_youngest()
+                # The youngest loses its blocks, waits at the head of the queue, and is computed again.
+                youngest = self.running.pop()
+                self.pool.give_back(youngest.table)
+                youngest.n_computed = 0
+                self.waiting.appendleft(youngest)
+                self.n_preemptions += 1
                 continue
             shares.append(_share(self.running[len(shares)], budget))
             budget -= shares[-1].n
@@ -142,14 +145,6 @@ class Scheduler:
         blocks = self.pool.take(max(0, n_blocks - len(sequence.table)))
         sequence.table.extend(blocks or ())
         return blocks is not None
-
-    def _preempt_youngest(self) -> None:
-        """It loses its blocks, waits at the head of the queue, and is computed again."""
-        youngest = self.running.pop()
-        self.pool.give_back(youngest.table)
-        youngest.n_computed = 0
-        self.waiting.appendleft(youngest)
-        self.n_preemptions += 1
 
 
 def _share(sequence: Sequence, budget: int) -> StepShare:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from burstline.workloads.seeds import rng
+from burstline.workloads.prompts import rng
 
 SERVED = {
     "architecture": "LlamaForCausalLM", "model_type": "llama", "hidden_act": "silu", "rope_type": "default",

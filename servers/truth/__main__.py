@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from burstline.servers.truth.router import Router, TruthSetup
-from burstline.servers.truth.script import Script, scripts_from_json
 from burstline.servers.truth.serve import TruthServer, prepare_process
 
 
@@ -15,7 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m burstline.servers.truth", description=__doc__)
     add_arguments(parser)
     args = parser.parse_args()
-    setup = TruthSetup(scripts_from_json(script_text(args), Script()), args.model, args.max_model_len)
+    setup = TruthSetup(model=args.model, max_model_len=args.max_model_len)
     return serve(TruthServer(Router(setup), args.host, args.port), args)
 
 
@@ -25,15 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0: any free port")
     add("--model", default="truth", help="the served model's name")
-    add("--script", default="{}", help="JSON, or @FILE: one script, or a list in the order of arrival")
     add("--max-model-len", type=int, default=1 << 20, help="the context length that /v1/models reports")
     add("--log", type=Path, help="write the log of arrivals and sends here at the end, as JSON lines")
-
-
-def script_text(args: argparse.Namespace) -> bytes:
-    """The JSON that `--script` gives or names."""
-    text: str = args.script
-    return Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
 
 
 def serve(server: TruthServer, args: argparse.Namespace) -> int:

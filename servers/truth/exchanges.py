@@ -1,11 +1,12 @@
-"""What the server holds of each connection and request, and the truth of a run as rows that survive JSON."""
+"""The server's state of each connection and request, and the true times of a run as JSON rows."""
 
 from __future__ import annotations
 
 import socket
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from zlib import crc32
 
 import orjson
 
@@ -13,62 +14,36 @@ from burstline.servers.truth.http_requests import HttpRequest
 from burstline.servers.truth.router import RoutedAnswer
 
 
+@dataclass(slots=True, eq=False)
 class ClientSocket:
     """One socket: bytes of requests not yet answered, and of replies that the kernel had no room for."""
 
-    __slots__ = (
-        "closing",
-        "exchange",
-        "first_byte_ns",
-        "inbox",
-        "kernel_stamps",
-        "outbox",
-        "read_ns",
-        "sock",
-        "stamp_ns",
-    )
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.inbox = bytearray()
-        self.outbox = bytearray()
-        self.exchange: Serving | None = None
-        self.closing = False
-        self.kernel_stamps = False
-        self.first_byte_ns = self.stamp_ns = self.read_ns = 0
+    sock: socket.socket
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+    exchange: Serving | None = None
+    closing: bool = False
+    number: int = 0
+    kernel_stamps: bool = False
+    first_byte_ns: int = 0
+    stamp_ns: int = 0
+    read_ns: int = 0
 
 
 class Serving:
     """One request and the reply in progress."""
 
-    __slots__ = (
-        "answer",
-        "arrival_ns",
-        "connection",
-        "ended",
-        "ended_ns",
-        "first_byte_ns",
-        "first_token_ns",
-        "index",
-        "kernel_stamps",
-        "n_prompt_tok",
-        "n_tok",
-        "number",
-        "path",
-        "read_ns",
-        "stamps_ns",
-        "token_ns",
-    )
-
     def __init__(
         self, connection: ClientSocket, answer: RoutedAnswer, number: int, call: HttpRequest
     ) -> None:
         self.connection: ClientSocket | None = connection
+        self.connection_number = connection.number
         self.answer = answer
         self.number = number
         index = call.headers.get(b"x-burstline-index", b"")
         self.index = int(index) if index.isdigit() else None
         self.path = call.path
+        self.body_hash = crc32(call.body)
         self.first_byte_ns = connection.first_byte_ns
         self.arrival_ns = call.arrival_ns
         self.read_ns = connection.read_ns
@@ -93,9 +68,11 @@ class Served:
     `number` counts arrivals since the start; `index` is the client's own (`x-burstline-index`), None where it
     sent none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
     `kernel_stamps` says so, else our own; `read_ns` is when the server had the request in hand. Event i is
-    `event_kind[i]` (headers, token, usage, done, plain), carries `event_tok[i]` tokens,
+    `event_kind[i]` (headers, role, token, usage, done, plain), carries `event_tok[i]` tokens,
     was due at `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events
-    that were not sent are not listed. `ended` is done or client_closed; None: still open.
+    that were not sent are not listed. `ended` is done, close or client_closed; None: still open.
+    Requests of one `connection` came over the same socket, those of one `body_hash` said the same; `text` is
+    the prompt's, None where it came as token ids.
     """
 
     number: int
@@ -113,6 +90,9 @@ class Served:
     event_tok: Sequence[int]
     event_due_ns: Sequence[int]
     event_ns: Sequence[int]
+    connection: int = 0
+    body_hash: int = 0
+    text: str | None = None
 
     @property
     def token_ns(self) -> list[int]:
@@ -152,6 +132,9 @@ def served(exchange: Serving) -> Served:
         event_tok=n_toks.tolist(),
         event_due_ns=due_ns.tolist(),
         event_ns=sent_ns.tolist(),
+        connection=exchange.connection_number,
+        body_hash=exchange.body_hash,
+        text=exchange.answer.text,
     )
 
 

@@ -1,4 +1,4 @@
-"""HTTP requests taken off a buffer, and the kernel's word on when they came."""
+"""Parse HTTP requests from a buffer, with the kernel's arrival timestamps."""
 
 import socket
 import sys

@@ -7,15 +7,26 @@ as the pieces around its holes, so that sending it costs one `stamp.join(pieces)
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from itertools import accumulate, chain, repeat
 
 import orjson
 
-from burstline.servers.truth.openai import DIALECTS, Dialect, Json, Portion, Wanted
+from burstline.servers.truth.openai import (
+    Json,
+    Portion,
+    Wanted,
+    chat_plain,
+    chat_role,
+    chat_token,
+    completion_plain,
+    completion_token,
+    error,
+    usage_event,
+)
 from burstline.servers.truth.script import Script
 
 STAMP = b"%-19d"
@@ -25,7 +36,7 @@ HOLE = str(HOLE_NUMBER).encode()
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event whose last byte is in a write: headers, token, usage, done or plain, and its tokens."""
+    """An event whose last byte is in a write: headers, role, token, usage, done or plain, and its tokens."""
 
     kind: str
     n_tok: int = 0
@@ -41,11 +52,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class TimedReply:
-    """One reply: `writes[i]` is due `offsets_ns[i]` after the arrival."""
+    """One reply: `writes[i]` is due `offsets_ns[i]` after the arrival.
+
+    After the last write comes `end`: "done" (the next request may follow) or "close".
+    """
 
     writes: Sequence[Write]
     offsets_ns: Sequence[int]
     status: int = 200
+    end: str = "done"
 
 
 def to_ns(time_s: float) -> int:
@@ -103,35 +118,45 @@ def token_offsets_ns(script: Script, n_events: int) -> list[int]:
 class Replies:
     """Makes replies. The token events that replies of one kind share are made once."""
 
-    def __init__(self, dialects: Mapping[str, Dialect] = DIALECTS) -> None:
-        self._dialects = dialects
+    def __init__(self) -> None:
         self._tracks: dict[tuple[Script, Wanted], _Track] = {}
 
-    def error(self, dialect: str, status: int, message: str) -> TimedReply:
-        """A refusal in the dialect's words."""
-        return plain_reply(status, orjson.dumps(self._dialects[dialect].error(message, status)))
-
-    def make(self, script: Script, wanted: Wanted) -> TimedReply:
-        """The reply to one request under a script."""
-        dialect, n_tok = self._dialects[wanted.dialect], script.served_tok(wanted.n_output_tok)
+    def make(self, script: Script, wanted: Wanted, wait_ns: int = 0) -> TimedReply:
+        """The reply to one request under a script; its tokens come `wait_ns` later."""
+        if script.status != 200:
+            refusal = orjson.dumps(error("scripted failure", script.status))
+            return plain_reply(script.status, refusal, at_ns=to_ns(script.headers_s))
+        n_tok = script.served_tok(wanted.n_output_tok)
         words = replace(script, headers_s=0.0, ttft_s=0.0, gaps_s=(0.0,))
         shape = replace(wanted, n_prompt_tok=0, n_output_tok=0)
-        track = self._tracks.setdefault((words, shape), _Track(words, shape, dialect))
+        track = self._tracks.setdefault((words, shape), _Track(words, shape))
         n_events = track.grow(n_tok)
-        times_ns = token_offsets_ns(script, n_events)
+        times_ns = [at_ns + wait_ns for at_ns in token_offsets_ns(script, n_events)]
         end_ns = times_ns[-1] if times_ns else to_ns(script.ttft_s)
         if not wanted.stream:
-            whole = orjson.dumps(dialect.plain(wanted, script, n_tok))
-            return plain_reply(200, whole, at_ns=end_ns, n_tok=n_tok)
-        stream_head = head(200, *_HEAD, f"x-burstline-sent-ns: {HOLE_NUMBER}").split(HOLE)
-        writes = [Write(tuple(stream_head), (Mark("headers"),)), *track.writes[:n_events]]
+            whole = (chat_plain if wanted.chat else completion_plain)(wanted, script, n_tok)
+            return plain_reply(200, orjson.dumps(whole), at_ns=end_ns, n_tok=n_tok)
+        tokens = track.writes[:n_events]
         if n_events:
             before = track.befores[n_events - 1]
-            writes[-1] = track.event(n_events - 1, Portion(before, n_tok - before, last=True))
-        closing = [event(b"[DONE]", Mark("done")), _END]
-        if dialect.usage:
-            closing.insert(0, event(stamped(dialect.usage(wanted, n_tok), n_events), Mark("usage")))
-        return TimedReply([*writes, joined(closing)], [to_ns(script.headers_s), *times_ns, end_ns])
+            tokens[-1] = track.event(n_events - 1, Portion(before, n_tok - before, last=True))
+        if n_events and wanted.chat:
+            tokens[0] = joined([event(stamped(chat_role(wanted), 0), Mark("role")), tokens[0]])
+        closing, end = joined([event(b"[DONE]", Mark("done")), _END]), "done"
+        if wanted.usage:
+            usage = event(stamped(usage_event(wanted, n_tok), n_events), Mark("usage"))
+            closing = joined([usage, closing])
+        if script.cut_after_tok is not None and script.cut_after_tok < n_tok:
+            n_shown = bisect_right(track.befores, script.cut_after_tok) - 1
+            end_ns, closing, end = times_ns[n_shown], Write((b"",)), "close"
+            tokens, times_ns = tokens[:n_shown], times_ns[:n_shown]
+        k = script.events_per_write
+        if k > 1:
+            tokens = [joined(tokens[i : i + k]) for i in range(0, len(tokens), k)]
+            times_ns = [times_ns[min(i + k, len(times_ns)) - 1] for i in range(0, len(times_ns), k)]
+        stream_head = head(200, *_HEAD, f"x-burstline-sent-ns: {HOLE_NUMBER}").split(HOLE)
+        writes = [Write(tuple(stream_head), (Mark("headers"),)), *tokens, closing]
+        return TimedReply(writes, [to_ns(script.headers_s), *times_ns, end_ns], end=end)
 
 
 @dataclass(slots=True)
@@ -143,7 +168,6 @@ class _Track:
 
     script: Script
     wanted: Wanted
-    dialect: Dialect
     befores: list[int] = field(default_factory=lambda: [0])
     writes: list[Write] = field(default_factory=list)
 
@@ -158,5 +182,5 @@ class _Track:
         return bisect_left(self.befores, n_tok)
 
     def event(self, i: int, portion: Portion) -> Write:
-        payload = self.dialect.token(self.wanted, self.script, portion)
+        payload = (chat_token if self.wanted.chat else completion_token)(self.wanted, self.script, portion)
         return event(stamped(payload, i), Mark("token", portion.n))

@@ -1,8 +1,9 @@
-"""Starts a known-truth server: `with truth_server([script]) as truth: ... truth.log()`."""
+"""Starts a known-truth server: `with truth_server(setup) as truth: ... truth.log()`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from multiprocessing.connection import Connection
 from urllib.request import ProxyHandler, build_opener
 
@@ -10,10 +11,9 @@ from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.truth.exchanges import Served, from_jsonl
 from burstline.servers.truth.router import Router, TruthSetup
-from burstline.servers.truth.script import Script
 from burstline.servers.truth.serve import TruthServer, prepare_process
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 10.0
 _opener = build_opener(ProxyHandler({}))
 
 
@@ -38,15 +38,18 @@ class TruthRig:
         return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
 
     def get(self, path: str) -> bytes:
-        """The body at a path."""
-        with _opener.open(self.url + path, timeout=_TIMEOUT_S) as reply:
-            return bytes(reply.read())
+        """The body at a path; ChildLostError where nothing answers."""
+        try:
+            with _opener.open(self.url + path, timeout=_TIMEOUT_S) as reply:
+                return bytes(reply.read())
+        except (OSError, HTTPException) as error:
+            raise ChildLostError(f"the known-truth server is lost: {error}") from None
 
 
 @contextmanager
-def truth_server(scripts: Sequence[Script]) -> Iterator[TruthRig]:
-    """A server that plays these scripts on a free port of 127.0.0.1; see `started`."""
-    with started("burstline.servers.truth.rig", TruthSetup(tuple(scripts))) as rig:
+def truth_server(setup: TruthSetup) -> Iterator[TruthRig]:
+    """A server that plays this on a free port of 127.0.0.1; see `started`."""
+    with started("burstline.servers.truth.rig", setup) as rig:
         yield rig
 
 

@@ -16,7 +16,7 @@ from itertools import count
 
 from burstline.servers.messages import EngineError
 from burstline.servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
-from burstline.servers.truth.http_requests import SO_TIMESTAMPNS, HttpRequest, kernel_ns_of, take_call
+from burstline.servers.truth.http_requests import SO_TIMESTAMPNS, kernel_ns_of, take_call
 from burstline.servers.truth.replies import STAMP, TimedReply, Write, plain_reply
 from burstline.servers.truth.router import Router
 
@@ -35,7 +35,7 @@ class TruthServer:
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
         self.router = router
         self.exchanges: list[Serving] = []
-        self._numbers = count()
+        self._numbers, self._connection_numbers = count(), count()
         self._heap: list[tuple[int, int, Serving]] = []
         self._connections: dict[int, ClientSocket] = {}
         self._epoll = select.epoll()
@@ -66,7 +66,8 @@ class TruthServer:
 
     def run(self) -> None:
         """Serves until stopped, then closes everything."""
-        _sharpen_timers()
+        # This thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser.
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         try:
             while not self._stopped:
                 self._send_due()
@@ -105,7 +106,6 @@ class TruthServer:
             if mark.n_tok:
                 if not exchange.token_ns:
                     exchange.first_token_ns = now_ns
-                    counters.ttft.observe(now_ns - exchange.arrival_ns)
                 exchange.token_ns = now_ns
                 exchange.n_tok += mark.n_tok
                 counters.output_tok += mark.n_tok
@@ -136,12 +136,13 @@ class TruthServer:
             self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
 
     def finish(self, exchange: Serving, connection: ClientSocket) -> None:
-        """The reply is whole; the next request on the connection may follow."""
-        exchange.ended, exchange.ended_ns = "done", time.monotonic_ns()
-        if exchange.token_ns:
-            self.router.counters.e2e.observe(exchange.token_ns - exchange.arrival_ns)
+        """The reply is over; where it is whole, the next request on the connection may follow."""
+        exchange.ended, exchange.ended_ns = exchange.answer.reply.end, time.monotonic_ns()
         self.part(connection)
-        self._ask(connection)
+        if exchange.ended == "done":
+            self._ask(connection)
+        else:
+            self.close_when_sent(connection)
 
     def part(self, connection: ClientSocket) -> None:
         """The connection's exchange is over."""
@@ -152,7 +153,6 @@ class TruthServer:
             counters.kv_tok -= exchange.n_tok + exchange.n_prompt_tok
 
     def _lose(self, connection: ClientSocket) -> None:
-        """The client is gone."""
         exchange = connection.exchange
         if exchange is not None and exchange.ended is None:
             exchange.ended, exchange.ended_ns = "client_closed", time.monotonic_ns()
@@ -198,7 +198,7 @@ class TruthServer:
                     f"the known-truth server cannot accept: {error}; raise `ulimit -n`"
                 ) from error
             sock.setblocking(False)
-            self._connections[sock.fileno()] = ClientSocket(sock)
+            self._connections[sock.fileno()] = ClientSocket(sock, number=next(self._connection_numbers))
             self._epoll.register(sock, select.EPOLLIN)
 
     def _flush(self, connection: ClientSocket) -> None:
@@ -246,18 +246,15 @@ class TruthServer:
         if call is None:
             return
         if call.method == "POST" and call.path != "/reset":
-            self._perform(connection, call)
+            exchange = Serving(connection, self.router.answer(call), next(self._numbers), call)
+            self.exchanges.append(exchange)
+            connection.exchange = exchange
+            self.router.counters.running += 1
+            self.router.counters.kv_tok += exchange.n_prompt_tok
+            heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
         else:
             self._send(connection, _whole(self._page(call.path)))
             self._ask(connection)
-
-    def _perform(self, connection: ClientSocket, call: HttpRequest) -> None:
-        exchange = Serving(connection, self.router.answer(call), next(self._numbers), call)
-        self.exchanges.append(exchange)
-        connection.exchange = exchange
-        self.router.counters.running += 1
-        self.router.counters.kv_tok += exchange.n_prompt_tok
-        heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
 
     def _page(self, path: str) -> TimedReply:
         if path == "/log":
@@ -271,11 +268,6 @@ class TruthServer:
 
 def _whole(reply: TimedReply) -> bytes:
     return b"".join(piece for write in reply.writes for piece in write.pieces)
-
-
-def _sharpen_timers() -> None:
-    """Takes this thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def prepare_process() -> None:

@@ -23,7 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -32,12 +32,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.loadgen.driver.canary import canary
-from burstline.loadgen.record.manifest import RunNoise
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.stats.across_runs import Noise, noise_of
-from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.stats.estimates import Estimate
 from burstline.loadgen.stats.significance import Answer, Contrast
-from burstline.reports.model.comparison import JUDGED, Contender, contrasts_of, view_of
+from burstline.reports.model.comparison import Contender, contrasts_of, view_of
 from tests.bench.wire import ours, server
 
 N_BURSTS = 10
@@ -101,23 +99,8 @@ def bursts(folder: Path, n: int) -> bool:
     print(f"held in all: {held} of {total} (95% are to be)")
     singles, triples = different(pairs_of(whole, 1)), different(pairs_of(whole, 3))
     print(f"single bursts called different, noise unknown: {singles}")
-    noise = noise_in(Contender("", views[:3]))
-    for path in paths:
-        RunDir(path).save_manifest(replace(RunDir(path).manifest, noise=noise))
-    knowing = Contender("all", tuple(view_of(open_run(path)) for path in paths))
-    print(f"the same with the A/A noise of the first three: {different(pairs_of(knowing, 1))}")
     print(f"three against three called different: {triples} (random disjoint triples)")
     return not singles.n_any and triples.n_any <= triples.n / 20
-
-
-def noise_in(contender: Contender) -> dict[str, RunNoise]:
-    known = {path: contender.points(path) for path in JUDGED}
-    found = {path: noise_of(np.array(each)) for path, each in known.items() if not isinstance(each, Absent)}
-    return {
-        ".".join(path[1:]): RunNoise(each.spread, each.n_runs)
-        for path, each in found.items()
-        if isinstance(each, Noise)
-    }
 
 
 def pairs_of(whole: Contender, k: int) -> Iterator[tuple[Contender, Contender]]:

@@ -6,8 +6,8 @@ request (and those of them in which the server answered what it was asked before
 end, and of `report`, `compare`, `--help` and a usage error, each beside P, the seconds of
 `python -c "import pandas"` in the same minutes; their CPU seconds, which depend less on what else runs;
 memory of all processes during the load and afterwards; how many modules each process has imported.
-`--vllm-python PATH` (BURSTLINE_VLLM_PYTHON) adds `vllm bench serve`; `--tree DIR` measures another checkout
-of Burstline; `--over-time` adds the memory of each process over time, and what its imports took.
+`--tree DIR` measures another checkout of Burstline; `--over-time` adds the memory of each process over time,
+and what its imports took.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from peer_tools import TOOLS, Load
-from peer_truth import Shape, c_server
-from peers import HUB_NAME, model_in
+from c_truth import Shape, c_server
 
+from burstline.models.model_folder import make_model
 from tests.modules_probe.run import loaded_by_a_run
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -222,18 +221,6 @@ def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Cal
     return one_round
 
 
-def of_vllm(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Callable[[int, Rows], None]:
-    tool, url, lengths = TOOLS["vllm bench serve"], "http://127.0.0.1:PORT", (args.streams, 512)
-
-    def one_round(k: int, rows: Rows) -> None:
-        for args.memory in (False, True):
-            out = folder / f"vllm-{k}-{args.memory}"
-            load = Load(url, *lengths, args.output_tokens, tokenizer, HUB_NAME, out)
-            fired(args, "vllm", tool.command(load, args.vllm_python.parent), out, rows)
-
-    return one_round
-
-
 def print_modules(args: argparse.Namespace, folder: Path) -> None:
     """By process: modules at the first request and at the end."""
     with truth_server(Script(ttft_s=1.5, gaps_s=(0.05,)), thread=True) as truth:
@@ -254,8 +241,6 @@ def arguments() -> argparse.Namespace:
     add("--rate-events", type=float, default=50_000, help="events a second of all streams together")
     add("--cores", type=int, default=len(CORES), help="on so many cores the command runs, the last ones")
     add("--tree", type=Path, default=Path(__file__).parents[2], help="the checkout that is measured")
-    known = os.environ.get("BURSTLINE_VLLM_PYTHON")
-    add("--vllm-python", type=Path, default=known and Path(known), help="the interpreter that has vLLM")
     add("--over-time", action="store_true", help="memory of each process over time, and import times")
     args = parser.parse_args()
     args.tree = args.tree.resolve()
@@ -274,12 +259,9 @@ def main() -> None:
     args = arguments()
     folder, rows = Path(tempfile.mkdtemp(prefix="command-")), Rows()
     args.log = folder / "log.txt"
-    tokenizer = model_in(folder / "hub")
-    rounds = [of_burstline(args, tokenizer, folder)]
-    rounds += [of_vllm(args, tokenizer, folder)] if args.vllm_python else []
+    one_round = of_burstline(args, make_model(folder / "model", "tiny"), folder)
     for k in range(args.repeats):
-        for one_round in rounds:
-            one_round(k, rows)
+        one_round(k, rows)
     print(f"{args.streams} x 512 -> {args.output_tokens} on cores {args.cores}; minimum, median, maximum")
     print("\n".join(rows.lines()))
     if args.over_time:

@@ -24,8 +24,7 @@ import orjson
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture, Reads
-from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
+from burstline.loadgen.record.capture import Capture, CaptureWriter, Reads, read_captures
 from burstline.loadgen.record.decode import decoded_batches
 from burstline.loadgen.record.tables import record_table
 from burstline.servers.registry import ENGINES

@@ -28,29 +28,26 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.bench.fire import fire
 from burstline.loadgen.driver.job import Job
-from burstline.loadgen.record.capture import Capture, Reads
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.capture import Capture, Reads, read_captures
 from burstline.loadgen.record.decode import decoded_batches
 from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.record.verdict import tolerance_s
 from burstline.loadgen.stats.estimates import early_stopping_floor
-from burstline.loadgen.summarize import Context
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.servers.messages import HttpReply, Kind, Reply, Target
-from burstline.servers.protocol.openai import decode_completion
 from burstline.workloads.request import Request
 from tests.bench.wire import server
+from tests.loadgen.making import conditions
+from tests.servers.golden import decode_completion
 
 RATES_PER_S = (10_000, 50_000)
 TTFT_MS = 200
 SECONDS = 2.5
 METRICS = {
     "ttft": "TTFT",
-    "ttft_due": "TTFT from due",
     "itl": "ITL",
     "tpot": "TPOT",
     "e2e": "E2E",
-    "e2e_due": "E2E from due",
 }
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 SENT = re.compile(rb'"t":(\d+)')
@@ -113,17 +110,15 @@ def fired(n_streams: int, rate_per_s: float, seconds: float) -> tuple[float, Pai
         captures = list(read_captures(job.captures))
     batches = decoded_batches(captures, list(requests), one_token_each)
     table = pa.concat_tables([record_table(records) for records in batches])
-    summary = summarized(table, Context(reports=[report]))
+    summary = summarized(table, conditions(reports=[report]))
     assert summary["counts"] == {"planned": n_streams, "ok": n_streams}, summary["counts"]
     sent_s = np.array([sent_by_the_server(each) for each in captures]) / 1e9 - (report.t0_ns or 0) / 1e9
     asked_s = np.array([each.sent_ns for each in captures]) / 1e9
     truths = {
         "ttft": sent_s[:, 0] - asked_s,
-        "ttft_due": sent_s[:, 0],
         "itl": np.diff(sent_s, axis=1),
         "tpot": (sent_s[:, -1] - sent_s[:, 0]) / (n_tok - 1),
         "e2e": sent_s[:, -1] - asked_s,
-        "e2e_due": sent_s[:, -1],
     }
     pairs = {
         (metric, name): (summary["metrics"][metric][name]["point"], float(np.quantile(truths[metric], p)))

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the environments of the load generators that tests/bench/peers.py holds against ours, each its own:
+# Makes the environments of the load generators that tests/bench/certify_all.sh holds against ours, each its own:
 #
 #   sh tests/bench/peers_env.sh DIR [vllm] [sglang] [guidellm] [aiperf]      (all; 5 to 8 GB where torch is CUDA's)
 #

@@ -23,14 +23,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from burstline.loadgen.record.capture import Capture, Reads
-from burstline.loadgen.record.capture_store import CaptureWriter
-from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
+from burstline.loadgen.record.capture import Capture, CaptureWriter, Reads
+from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import RunDir
 from burstline.servers.host.telemetry import Row
+from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Plan, Shape, make_plan
 from burstline.workloads.prompts import vocabulary_from_size
+from burstline.workloads.spec import LoadSpec
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
@@ -100,9 +101,10 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
     due_s = np.arange(asked.requests) / asked.rate if asked.rate else np.zeros(asked.requests)
     lengths = (Lengths(n, n) for n in (asked.prompt_tokens, asked.output_tokens))
     plan = make_plan(Shape(*lengths), due_s.tolist(), vocabulary_from_size(32_000, "bench"), seed=0)
-    how = ArrivalFacts("constant", asked.rate) if asked.rate else ArrivalFacts("burst")
+    how = parse_arrival("constant" if asked.rate else "burst")
+    spec = LoadSpec(arrival=how, rate=asked.rate, salt=f"5eed{seed}")
     title = f"{asked.requests:,} requests of {asked.prompt_tokens} -> {asked.output_tokens} tokens"
-    manifest = Manifest(engine="vllm", workload="bench", title=title, arrivals=how, salt=f"5eed{seed}")
+    manifest = Manifest(engine="vllm", workload="bench", title=title, asked=spec)
     run = RunDir.create(folder, manifest)
     run.save_plan(plan)
     spool, last_ns = CaptureWriter(run.captures), 0

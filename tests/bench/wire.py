@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Go, Job, Ready
-from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads, read_captures
 from burstline.loadgen.record.drive_report import CanaryReport, DriveReport
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Failed
@@ -287,7 +286,7 @@ def main() -> None:
     our_s = sum(ended[:4]) - sum(used[:4])
     wall_s = time.monotonic() - start
     others = (busy_s() - busy - our_s) / wall_s / (os.cpu_count() or 1)
-    print(f"other processes had {100 * others:.0f}% of the machine's CPU meanwhile")
+    print(f"other processes had {100 * others:.0f}% of the machine's CPU during the load")
 
 
 if __name__ == "__main__":

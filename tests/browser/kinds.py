@@ -133,7 +133,7 @@ def _loads(folder: Path) -> list[Run]:
 
 
 def _unequal(folder: Path) -> list[Run]:
-    return [finished_run(folder, "vllm", 120), finished_run(folder, "lightllm", 120, output_tok=9)]
+    return [finished_run(folder, "vllm", 120), finished_run(folder, "lightllm", 120, served_tok=9)]
 
 
 COMPARISONS: dict[str, Callable[[Path], list[Run]]] = {

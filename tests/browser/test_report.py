@@ -138,15 +138,13 @@ def test_the_arrow_keys_walk_through_a_figure_that_tab_reaches(browser, pages):
     assert read(browser) == [[], None]
 
 
-@pytest.mark.parametrize("figure", ["rows", "rows-slow"])
-def test_hovering_a_row_tells_of_the_request_that_is_drawn_there(browser, pages, figure):
+def test_hovering_a_row_tells_of_the_request_that_is_drawn_there(browser, pages):
     open_page(browser, pages["lossy"], 1600)
     unfold(browser)
-    found = browser.execute_script(HOVER, figure, 0.3)
+    found = browser.execute_script(HOVER, "rows", 0.3)
     rows, limits = browser.execute_script(
-        "const f = document.getElementById(arguments[0]);"
-        "return [f.dataset.rows.split(' '), f.querySelector('svg.wide').dataset.range.split(',')]",
-        figure,
+        "const f = document.getElementById('rows');"
+        "return [f.dataset.rows.split(' '), f.querySelector('svg.wide').dataset.range.split(',')]"
     )
     start, end, first, last = map(float, limits)
     place = first + (0.3 * found["height"] - start) / (end - start) * (last - first)
@@ -244,3 +242,14 @@ def test_paper_is_light_whatever_the_theme(browser, pages):
         assert browser.execute_script("return getComputedStyle(document.body).color") == "rgb(27, 36, 48)"
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+@pytest.mark.parametrize("kind", ["burst", "tail", "lossy", "interrupted", "slo"])
+def test_a_runs_page_is_read_in_a_few_screens(browser, pages, kind):
+    """Before anything is unfolded."""
+    open_page(browser, pages[kind], 1280)
+    height, words = browser.execute_script(
+        "return [document.documentElement.scrollHeight, document.body.innerText.split(/\\s+/).length]"
+    )
+    assert height <= 8000
+    assert words <= 1500

@@ -9,6 +9,7 @@ from burstline.loadgen.summarize import summarize_run
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import vocabulary_from_size
+from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
 
 
@@ -16,7 +17,9 @@ from tests.reports import synthetic
 def burst_run(tmp_path_factory) -> Run:
     """A finished burst of 60 requests of 512 tokens, all answered."""
     records = synthetic.records(n=60, output_tok=8)
-    manifest = Manifest(engine="vllm", workload="burst", title="60 x 512 -> 8 tokens, burst", salt="5eed")
+    manifest = Manifest(
+        engine="vllm", workload="burst", title="60 x 512 -> 8 tokens, burst", asked=LoadSpec(salt="5eed")
+    )
     run = RunDir.create(tmp_path_factory.mktemp("runs"), manifest)
     shape = Shape(Lengths(512, 512), Lengths(8, 8))
     run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000, "test"), seed=0))

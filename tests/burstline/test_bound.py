@@ -5,7 +5,8 @@ import json
 import pytest
 
 from burstline.cli import main
-from burstline.roofline.device.calibration import calibration_toml, generic
+from burstline.roofline.device.calibration import device_toml, load_calibration
+from burstline.roofline.device.device import load_device
 
 ASKED = ["--prompt", "200", "--output", "200"]
 
@@ -76,9 +77,35 @@ levels = [{ name = "DRAM", capacity_bytes = 16e9, bytes_per_s = 2e10 }]
     path = tmp_path / "laptop.toml"
     path.write_text(device)
     argv = ["--model", "reference", "--device", str(path), *ASKED, "--json"]
-    assert list(json.loads(told(capsys, *argv))["latency_s"]) == ["ceiling", "generic"]
-    path.write_text(device + "\n" + calibration_toml(generic(), "calibration"))
-    assert list(json.loads(told(capsys, *argv))["latency_s"]) == ["ceiling", "device fit"]
+    before = json.loads(told(capsys, *argv))["latency_s"]
+    known = load_device(str(path))
+    path.write_text(device_toml(known, load_calibration(known).changed({"memory": 0.5})))
+    after = json.loads(told(capsys, *argv))
+    assert after["latency_s"]["ceiling"] == before["ceiling"]
+    assert after["latency_s"]["predicted"] != before["predicted"]
+    assert {row["name"]: row["own"] for row in after["constants"]}["memory"]
+
+
+def test_a_constant_is_named_behind_each_op_and_a_flag_moves_it(capsys):
+    argv = ["--model", "llama-2-7b", "--device", "h100", *ASKED, "--json"]
+    shipped = json.loads(told(capsys, *argv))
+    found = json.loads(told(capsys, *argv, "--constant", "memory=0.5", "--constant", "launch_s=9e-6"))
+    ops = {op["op"]: op["by"] for op in found["phases"]["decode"]["ops"]}
+    assert ops["gate_up"] == ["memory", "launch_s"]
+    moved = {row["name"]: row for row in found["constants"]}
+    assert (moved["memory"]["value"], moved["memory"]["own"]) == (0.5, True)
+    assert moved["memory"]["change_at_10_percent_more"] < -0.03
+    was = next(row for row in found["what_if"] if row["change"] == "constants as shipped")
+    assert was["latency_s"] == pytest.approx(shipped["latency_s"]["predicted"])
+    assert found["latency_s"]["predicted"] > 1.3 * was["latency_s"]
+
+
+def test_prompts_are_computed_within_a_steps_budget(capsys):
+    argv = ["--model", "llama-2-7b", "--device", "h100", "--batch", "10", "--prompt", "500", "--output", "9"]
+    found = json.loads(told(capsys, *argv, "--json"))
+    steps = {name: phase["n_steps"] for name, phase in found["phases"].items()}
+    assert steps == {"prefill": 2, "last prefill": 1, "decode": 8}
+    assert "2,048 tokens a step" in told(capsys, *argv)
 
 
 def test_a_mixture_over_nodes_needs_a_network(capsys):
@@ -119,7 +146,7 @@ def test_what_cannot_be_is_the_users_fault_in_one_line(capsys, argv, says):
     assert says in error
 
 
-def test_a_burst_is_simulated_by_the_ceiling_and_every_tier(capsys):
+def test_a_burst_is_simulated_at_the_ceiling_and_as_predicted(capsys):
     argv = [
         "--model",
         "llama-2-7b",
@@ -133,15 +160,11 @@ def test_a_burst_is_simulated_by_the_ceiling_and_every_tier(capsys):
         "100",
     ]
     burst = json.loads(told(capsys, *argv, "--json"))["burst"]
-    assert list(burst["tiers"]) == ["ceiling", "generic", "device fit"]
-    ceiling, fit = burst["tiers"]["ceiling"], burst["tiers"]["device fit"]
-    assert ceiling["makespan_s"] < fit["makespan_s"]
+    ceiling, predicted = burst["by"]["ceiling"], burst["by"]["predicted"]
+    assert ceiling["makespan_s"] < predicted["makespan_s"]
     assert ceiling["output_tok_per_s"] == pytest.approx(100 * 32 / ceiling["makespan_s"])
     assert ceiling["most_running"] == 100
-    said = told(capsys, *argv)
-    assert "A burst of 100 such requests" in said
-    assert "no front end delays the burst" in said
-    assert "no front end" not in told(capsys, *argv[:-2])
+    assert "A burst of 100 such requests" in told(capsys, *argv)
 
 
 def test_the_answer_comes_first_in_plain_words(capsys):
@@ -165,7 +188,7 @@ def test_a_burst_is_shown_for_every_device(capsys):
     argv = ["--model", "llama-2-7b", "--device", "a100", "h100", "--simulate", "4", *ASKED]
     text = told(capsys, *argv)
     burst = text[text.index("A burst of 4") :]
-    assert [line.split()[0] for line in burst.splitlines() if "device fit" in line] == [
+    assert [line.split()[0] for line in burst.splitlines() if "  predicted " in line] == [
         "A100-SXM4-80G",
         "H100-SXM5-80G",
     ]
@@ -180,6 +203,9 @@ def test_a_burst_is_shown_for_every_device(capsys):
         ("--max-num-seqs", "-1", "expected a number above 0"),
         ("--network-gb-per-s", "-5", "expected a number above 0"),
         ("--figure", "plot.doc", ".svg"),
+        ("--constant", "memory", "expected NAME=VALUE"),
+        ("--constant", "speed=1", "no constant 'speed'"),
+        ("--constant", "memory=0", "constant memory cannot be 0"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_in_one_line(capsys, flag, value, says):
@@ -187,6 +213,7 @@ def test_a_number_that_cannot_be_is_refused_in_one_line(capsys, flag, value, say
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.drawn
 def test_the_figure_has_a_roofline_and_decode_by_batch(capsys, tmp_path):
     path = tmp_path / "plots" / "bound.svg"
     told(capsys, "--model", "llama-2-7b", "--device", "a100", "h100", "--figure", str(path), *ASKED)

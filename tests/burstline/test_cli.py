@@ -1,22 +1,21 @@
 """The command itself: what it prints and how it ends."""
 
 import contextlib
-import importlib
 import io
 import os
 import re
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from burstline.bench.server_session import check_model
 from burstline.cli import VERBS, main
-from burstline.servers.host.interrupt import terminable
+from burstline.console import memory_limits
+from burstline.console.stdout import json_text, outlets
+from burstline.servers.host.child import BLAS_THREADS
 from burstline.servers.registry import ENGINES
-from burstline.stdout import json_text, outlets
 from burstline.workloads.request import WorkloadError
 
 
@@ -33,6 +32,32 @@ def test_help_lists_every_verb_and_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(f"  {verb} " in done.stdout for verb in VERBS)
     assert not {"numpy", "pandas", "httpx", "rich", "matplotlib"} & set(done.stdout.split("'"))
+
+
+def test_a_model_that_is_not_there_is_refused_by_the_embedded_engine_before_it_starts(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # there is another refusal
+    monkeypatch.setattr("burstline.servers.engines.vllm.Vllm.installed", lambda *_: None)
+    assert code_of(["run", "--model", "models/none", "--out", str(tmp_path / "runs")]) == 2
+    assert "reads no other model" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "instead"),
+    [
+        (["show", "runs/x"], "burstline report RUN --format text"),
+        (["run", "--burstiness", "0.5"], "--arrival gamma:SHAPE"),
+        (["run", "--enforce-eager"], "--cuda-graphs 0"),
+        (["run", "--tp=2"], "burstline report RUN --tp"),
+    ],
+)
+def test_what_went_away_is_answered_with_what_replaces_it(capsys, argv, instead):
+    assert code_of(argv) == 2
+    error = capsys.readouterr().err
+    assert instead in error
+    assert error.count("\n") == 1
 
 
 def test_no_verb_is_a_usage_error_and_shows_the_help(capsys):
@@ -110,7 +135,7 @@ def test_a_reader_who_leaves_changes_no_exit_code(left, argv, code):
     assert code_of(argv) == code
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["study", "--json"]])
+@pytest.mark.parametrize("argv", [["--help"], ["study", "--json"]])
 def test_a_reader_who_leaves_is_not_complained_of_when_python_ends(argv):
     command = [sys.executable, "-m", "burstline", *argv]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -118,6 +143,14 @@ def test_a_reader_who_leaves_is_not_complained_of_when_python_ends(argv):
         assert process.stderr is not None
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+
+
+def test_output_that_cannot_be_written_changes_no_exit_code():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "burstline", "--help"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(("argv", "code"), [("--help", 0), ("fly", 2)])
@@ -139,25 +172,6 @@ def test_what_a_terminal_has_no_letters_for_is_escaped_and_json_needs_none():
         print("64 → 6")
     assert terminal.buffer.getvalue() == b"64 \\u2192 6\n"
     assert json_text({"a": "→", "b": float("nan")}) == '{\n  "a": "\\u2192",\n  "b": null\n}'
-
-
-def test_an_interrupt_that_meets_an_import_is_raised_after_it(tmp_path, monkeypatch):
-    """Raised within, it may leave a module's lock held: another thread's imports would wait for ever."""
-    (tmp_path / "interrupted_half_way.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nsum(range(1000))\nis_whole = True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    is_whole = False
-
-    def imports() -> None:
-        nonlocal is_whole
-        with terminable():
-            is_whole = importlib.import_module("interrupted_half_way").is_whole
-            time.sleep(5)
-
-    with pytest.raises(KeyboardInterrupt):
-        imports()
-    assert is_whole
 
 
 def test_a_name_that_is_not_in_the_hubs_cache_is_refused_where_the_hub_may_not_be_asked(monkeypatch):
@@ -191,3 +205,73 @@ def test_the_help_of_a_run_is_short_and_the_whole_help_is_there_too(capsys):
     assert len(brief) <= 18
     assert brief < whole
     assert len(whole) > 40
+
+
+def _limited(kb):
+    """`burstline compare` in so much address space."""
+    line = f"ulimit -v {kb}; exec {sys.executable} -P -m burstline compare"
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("kb", [500_000, 700_000, 800_000])
+def test_too_little_address_space_is_one_line_before_anything_is_imported(kb):
+    done = _limited(kb)
+    assert done.returncode == 2
+    said = f"limited to {kb >> 10:,} MiB (ulimit -v {kb}), but 900 MiB are needed"
+    assert done.stderr.startswith(f"burstline: the address space is {said}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_numpy_starts_one_thread_where_the_address_space_has_no_room_for_all(monkeypatch):
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(memory_limits.resource, "getrlimit", lambda _: (1_500_000 << 10, -1))
+    assert memory_limits.refusal() is None
+    assert os.environ[BLAS_THREADS] == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("0::/a/b", "memory.max"), ("4:memory:/a/b", "memory.limit_in_bytes")]
+)
+@pytest.mark.parametrize(
+    ("limits", "mib"), [({"": 64, "a": 512}, 64), ({"a/b": 128}, 128), ({"a": 512}, None)]
+)
+def test_the_lowest_limit_of_the_control_groups_counts(line, name, limits, mib, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_limits, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory_limits, "GROUPS_OF_SELF", tmp_path / "self")
+    (tmp_path / "self").write_text(f"9:cpu:/\n{line}\n")
+    root = tmp_path / line.split(":")[1]
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / name).write_text("max\n")
+    for group, limit in limits.items():
+        (root / group / name).write_text(f"{limit << 20}\n")
+    said = memory_limits.refusal()
+    assert (said is None) == (mib is None)
+    assert mib is None or said.startswith(f"the control group is limited to {mib} MiB of memory")
+
+
+ASK_BASH = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+words=($(complete -p burstline))
+for k in ${!words[@]}; do
+    [ "${words[k]}" = -F ] && "${words[k + 1]}" burstline "${!#}"
+done
+printf "%s\\n" "${COMPREPLY[@]}"
+"""
+
+
+def test_bash_completes_a_flag_of_a_verb_and_the_choices_of_a_flag(tmp_path, capsys):
+    with pytest.raises(SystemExit) as printed:
+        main(["--print-completion", "bash"])
+    assert not printed.value.code
+    script = tmp_path / "burstline.bash"
+    script.write_text(capsys.readouterr().out)
+
+    def completed(*words):
+        argv = ["bash", "-c", ASK_BASH, "bash", str(script), "burstline", *words]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("run", "--max-nu") == ["--max-num-seqs", "--max-num-batched-tokens"]
+    assert completed("report", "--format", "openm") == ["openmetrics"]
+    assert completed("cal") == ["calibrate"]

@@ -60,7 +60,7 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
         load = ("--requests", "16", "--prompt-tokens", "16", "--output-tokens", "1500")
         where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
         stdout, stderr, run = burstline(tmp_path / "runs", *where, *load)
-    assert "1,500 tokens would become 2,048. The client hangs up at the asked token" in stderr
+    assert "1,500 tokens would become 2,048. The client disconnects at the requested token" in stderr
     assert counts(run) == {"planned": 16, "ok": 16}
     records = run.records
     assert set(records["output_tok"]) == {1500}
@@ -74,9 +74,6 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
     gaps_s = [(row.token_ns[1024] - row.token_ns[1023]) / 1e9 for row in records.itertuples()]
     assert min(gaps_s) > 0.4, "the next round begins with token 1,025"
     assert stalls["count"]["point"] >= 16
-    if stalls["count"]["point"] == 16:  # else this machine paused, and its stalls are at other tokens
-        assert stalls["token"]["point"] == 1025
-        assert "Most stalls come before token" in (run.path / "report.html").read_text("utf-8")
     assert "16 ok" in stdout
 
 
@@ -92,7 +89,7 @@ def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
     assert "TGI admits 6 requests at once: of 20 it will refuse up to 14. Pass --concurrency 6" in stderr
     assert counts(run) == {"planned": 20, "ok": 6, "refused": 14}
     assert "14 refused: overloaded" in stdout
-    assert "refused: the server is overloaded" in (run.path / "report.html").read_text("utf-8")
+    assert "14 refused: overloaded" in (run.path / "report.html").read_text("utf-8")
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert any("will refuse up to 14" in note for note in manifest["server"]["notes"])
 
@@ -260,7 +257,7 @@ def test_every_test_that_the_page_on_engines_names_is_there() -> None:
     rows = [
         line for line in (root / "docs" / "engines.md").read_text("utf-8").splitlines() if "| `test" in line
     ]
-    assert len(rows) == 13 + 10
+    assert len(rows) == 13 + 9
     tests = "\n".join(file.read_text("utf-8") for file in (root / "tests").rglob("test_*.py"))
     missing = [
         name for row in rows for name in re.findall(r"`(test_\w+)`", row) if f"def {name}(" not in tests

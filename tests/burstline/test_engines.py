@@ -16,7 +16,7 @@ def test_every_engine_is_listed_with_how_to_get_those_that_are_not_here():
     lines = table([there, gone, running])
     assert lines[0].split() == ["engine", "installed", "answers", "at", "container", "image"]
     assert lines[1].split() == ["vllm", "0.32.0", "http://127.0.0.1:8000", "image:v1"]
-    assert lines[-2:] == ["Not here, and how to get them:", "  tgi: build it"]
+    assert lines[-2:] == ["Not installed; how to get them:", "  tgi: build it"]
     assert table([there])[-1].startswith("vllm")
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import subprocess
+import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from burstline.bench import fire
-from burstline.driver_processes import Driver
-from burstline.loadgen.driver.job import Counters, Job, Ready
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.cluster.driver_processes import Driver
+from burstline.loadgen.driver.job import NAMES, Counters, Job, Ready
+from burstline.loadgen.record.capture import Capture, CaptureWriter, read_captures
 from burstline.servers.messages import Target
 from burstline.workloads.request import Request
 
@@ -32,7 +36,7 @@ def job_in(folder: Path) -> Job:
     )
 
 
-def a_driver(first: Callable[[Connection], None]) -> fire.Drivers:
+def a_driver(first: Callable[[Connection], None], pid: int | None = None) -> fire.Drivers:
     """One that does no more than `first`."""
 
     @contextmanager
@@ -41,23 +45,23 @@ def a_driver(first: Callable[[Connection], None]) -> fire.Drivers:
         with ours, theirs:
             first(theirs)
             yield [
-                SimpleNamespace(name="driver 0", pid=None, connection=ours, send=ours.send, receive=ours.recv)
+                SimpleNamespace(name="driver 0", pid=pid, connection=ours, send=ours.send, receive=ours.recv)
             ]
 
     return started
 
 
 def test_drivers_that_prepare_nothing_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fire, "PREPARING_LIMIT_S", 0.1)
+    monkeypatch.setattr(fire, "STARTING_LIMIT_S", 0.1)
     silent = a_driver(lambda conn: None)
-    with pytest.raises(fire.DriverDiedError, match=r"prepared no request for 0\.1 s; nothing was sent"):
+    with pytest.raises(fire.DriverDiedError, match=r"made no progress for 0\.1 s; nothing was sent"):
         fire.fire(job_in(tmp_path), 1, lambda pids: None, lambda snapshot: None, silent)
 
 
 def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fire, "STOPPING_LIMIT_S", 0.1)
+    monkeypatch.setattr(fire, "SILENT_S", 0.1)
     interrupts = iter([KeyboardInterrupt])
 
     def ctrl_c(snapshot: object) -> None:
@@ -69,6 +73,92 @@ def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
     load = fire.fire(job, 1, lambda pids: None, ctrl_c, deaf)
     assert load.interrupted
     (lost,) = load.lost
-    assert lost.why == "driver 0 did not stop within 0.1 s; 0 of its 7 requests had been sent"
+    assert lost.why == "driver 0 did not stop; 0 of its 7 requests had been sent"
     assert lost.share == 1
+    assert lost.at_s < 3, "else after STOP_S"
     assert [c.failure for c in read_captures(job.captures)] == ["driver_lost"] * 7
+
+
+def beating(job: Job, n: int, then_s: float) -> Callable[[Connection], None]:
+    """A driver that is ready, and shows `n` signs of life, one each `then_s`."""
+
+    def begin(conn: Connection) -> None:
+        conn.send(Ready())
+
+        def beat() -> None:
+            with Counters(job.counters) as counters:
+                cells = counters.row(0)
+                for _ in range(n):
+                    cells[NAMES.index("beats")] += 1
+                    time.sleep(then_s)
+                cells.release()
+
+        threading.Thread(target=beat, daemon=True).start()
+
+    return begin
+
+
+def test_a_driver_that_stands_still_in_the_load_is_lost_and_what_it_captured_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fire, "STILL_LIMIT_S", 0.5)
+    job, told = job_in(tmp_path), []
+    spool = CaptureWriter(job.captures)
+    spool.put(lambda: Capture(3, 0, None, None, None, None, (), "reset", "before"))
+    spool.close()
+    drivers = a_driver(beating(job, 6, 0.2))
+    load = fire.fire(job, 1, lambda pids: None, lambda snapshot: None, drivers, told.append)
+    assert told == ["driver 0 made no progress for 0.5 s; 0 of its 7 requests had been sent"]
+    assert load.lost[0].at_s > 0.2, "a run with drivers elsewhere begins after 1 s; it beat for as long"
+    failures = {capture.index: capture.failure for capture in read_captures(job.captures)}
+    assert failures == {k: "reset" if k == 3 else "driver_lost" for k in range(7)}
+
+
+def test_a_driver_that_was_still_before_a_stop_has_the_whole_limit_after_it(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    with (
+        Counters.create(job.counters, 1) as counters,
+        a_driver(lambda conn: None)([job], counters) as drivers,
+    ):
+        control = fire._DriverControl(
+            drivers, counters, [job], lambda now: None, 0.0, print, lambda now: False
+        )
+        control._beats = {0: (0, time.monotonic() - 9.0)}
+        control._stop()
+        control._check_limits()
+        assert control._pending
+        control._stopped_s = time.monotonic() - 4.0
+        control._check_limits()
+        assert not control._pending
+
+
+def test_a_driver_that_works_on_after_a_stop_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fire, "STOP_S", 0.5)
+    interrupts = iter([KeyboardInterrupt])
+
+    def ctrl_c(snapshot: object) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+
+    job = job_in(tmp_path)
+    load = fire.fire(job, 1, lambda pids: None, ctrl_c, a_driver(beating(job, 50, 0.1)))
+    assert load.lost[0].why.startswith("driver 0 did not stop")
+    assert load.lost[0].at_s < 3, "it would have beaten for 5 s"
+
+
+def test_a_second_interrupt_is_raised(tmp_path: Path) -> None:
+    def ctrl_c(snapshot: object) -> None:
+        raise KeyboardInterrupt
+
+    job = job_in(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        fire.fire(job, 1, lambda pids: None, ctrl_c, a_driver(lambda conn: conn.send(Ready())))
+
+
+def test_a_driver_that_is_given_up_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fire, "STARTING_LIMIT_S", 0.1)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        silent = a_driver(lambda conn: None, process.pid)
+        with pytest.raises(fire.DriverDiedError):
+            fire.fire(job_in(tmp_path), 1, lambda pids: None, lambda snapshot: None, silent)
+        assert process.wait(20) == -signal.SIGKILL

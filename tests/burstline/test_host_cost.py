@@ -1,17 +1,24 @@
 """The host's cost out of a step log: found as it was put in, or said to be unknown."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from burstline import host_overhead
+from burstline.bench import host_overhead
 from burstline.bench.fire import DriveOutcome
-from burstline.host_overhead import BURST, add_host, fit_of, host_fit
+from burstline.bench.host_overhead import BURST, add_host, fit_of, host_fit, host_of
+from burstline.loadgen.record.manifest import HardwareFacts
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
+from burstline.roofline.model.families import read_config
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
+from burstline.roofline.predict.predict import Deployment
+from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.servers.messages import EngineError
 from burstline.workloads.spec import LoadSpec
 
@@ -64,10 +71,26 @@ def test_a_log_that_ends_too_early_says_nothing(n_steps):
     assert fit_of({name: column[:n_steps] for name, column in log().items()}, kernels_s) is None
 
 
+def test_the_steps_of_a_run_give_the_cost_of_its_engines_host(monkeypatch):
+    calibration = replace(load_calibration(load_device("h100")), measured_spread=0.0)
+    model = read_config(CONFIG, "tiny")
+    setup = Setup(Deployment(model, QUANTS["fp32"], Parallel(), load_device("a100-sxm4-80g")), calibration)
+    clock, put_in = setup.clock(), HostFit("vllm", 2e-3, 5e-5, 1e-6, "")
+    steps = [Step.of([(1, 300, 1)] * n) for n in range(1, 33)] + [Step.of([(200, 200, 1), (1, 300, 1)])] * 9
+    seen = [StepSeen(step, clock(step) + put_in.seconds(step, 0, 0.0)) for step in steps]
+    run = SimpleNamespace(name="r", manifest=SimpleNamespace(engine="vllm", hardware=HardwareFacts()))
+    monkeypatch.setattr(host_overhead, "setup_of", lambda _: (setup, []))
+    monkeypatch.setattr(host_overhead, "seen_in", lambda *_: SimpleNamespace(steps=seen))
+    found = host_of(run)
+    costs = found.step_s, found.token_s, found.prompt_tok_s
+    assert costs == pytest.approx((put_in.step_s, put_in.token_s, put_in.prompt_tok_s), rel=0.01)
+    assert found.engine == "vllm"
+
+
 def test_a_step_is_charged_for_itself_its_tokens_and_its_prompts():
     host = HostFit("reference", 1.0, 0.1, 0.001, "")
     step = Step.of([(1, 100, 1), (1, 200, 1), (500, 500, 1), (300, 300, 0)])
-    assert host.seconds(step, 100) == pytest.approx(1.0 + 3 * 0.1 + 800 * 0.001)
+    assert host.seconds(step, 100, 0.0) == pytest.approx(1.0 + 3 * 0.1 + 800 * 0.001)
 
 
 def test_a_server_that_does_not_start_leaves_the_device_without_a_host(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import gguf
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from burstline import cli
-from burstline.bench.vocabulary import vocabulary_of_folder
+from burstline.bench.plan_for_server import vocabulary_of_folder
 from burstline.models.model_folder import (
     GGUF_FILE,
     MARKER,
@@ -97,6 +98,7 @@ def test_a_gguf_file_holds_the_shape_and_every_token_in_order(tiny, gguf_file):
     assert [value(f"llama.{key}") for key in shape] == [2, 256, 2, 4096, 8192]
 
 
+@pytest.mark.slow
 def test_vectors_of_a_half_precision_gguf_file_are_float32_as_llama_cpp_needs_them(tmp_path):
     folder = make_model(tmp_path / "m", "tiny", formats=("gguf",))
     types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(folder / GGUF_FILE).tensors}
@@ -117,18 +119,18 @@ def test_a_made_folder_gets_the_format_that_it_lacks_with_the_same_weights(tiny,
     assert add_missing_formats(folder, FORMATS) == ()
 
 
-@pytest.mark.parametrize("n_ids", [300, 8192, 32_000])
+@pytest.mark.parametrize("n_ids", [300, pytest.param(32_000, marks=pytest.mark.slow)])
 def test_a_vocabulary_is_trained_to_exactly_its_size_without_padding(n_ids):
     tokenizer = tokenizer_of(n_ids)
     assert tokenizer.get_vocab_size() == n_ids
     assert "<unused0>" not in tokenizer.get_vocab()
 
 
-@pytest.mark.parametrize("name", bundled_models())
-def test_every_bundled_model_has_a_config_of_its_architecture(name):
-    config = config_like(name)
-    assert config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel"))
-    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+def test_every_bundled_model_has_a_config_of_its_architecture():
+    for name in bundled_models():
+        config = config_like(name)
+        assert config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel")), name
+        assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +183,19 @@ def test_a_disk_without_room_is_refused_with_the_bytes(tmp_path, monkeypatch):
     [
         (["--like", "lama-2-7b"], "llama-2-7b"),
         (["--like", "opt-6.7b", "--weights"], "leave --weights out"),
-        (["--like", "opt-6.7b", "--format", "gguf"], "only llama, mistral, qwen2, qwen3"),
+        (["--like", "opt-6.7b", "--format", "gguf"], "llama, mistral, qwen2, qwen3"),
     ],
 )
 def test_what_cannot_be_made_is_said_in_a_line(tmp_path, capsys, argv, words):
     assert cli.main(["make-model", str(tmp_path / "m"), *argv]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_without_the_gguf_package_nothing_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert cli.main(["make-model", str(tmp_path / "m"), "--like", "tiny", "--format", "both"]) == 2
+    assert "pip install 'burstline[gguf]'" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_folder_that_is_there_is_never_written_over(tiny, capsys):

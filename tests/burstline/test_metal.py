@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,26 +9,25 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from burstline import host_overhead
-from burstline.bench.report import write_report
+from burstline.bench import host_overhead
+from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.machine import cpu_calibration, hardware
-from burstline.machine.efficiency import reconciled
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.machine.host_facts import CpuTime
 from burstline.machine.roofline_input import _logged, seen_in
-from burstline.reports.formats.text import text
-from burstline.reports.model.comparison import view_of
-from burstline.reports.page.digest import overview
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.calibrate import calibrate
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
-from burstline.servers.identity import CpuSetup, Identity
+from burstline.servers.identity import Identity
+from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
 
 ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")
@@ -39,12 +37,10 @@ LOCAL = ServerFacts(url="http://127.0.0.1:8000", attached=True, model="served")
 @pytest.fixture
 def run(tmp_path):
     """A burst at a server that says its limits, on a machine that has one H100."""
-    identity = Identity(
-        "vllm", model="llama-2-7b", dtype="bfloat16", kv_cache_dtype="bfloat16", kv_tok=100_000,
-        kv_block_tok=16, max_num_seqs=256, max_num_batched_tokens=4096, tensor_parallel_size=1,
-    )  # fmt: skip
     devices = (GpuFacts("NVIDIA H100 80GB HBM3"),)
-    manifest = Manifest(engine="vllm", workload="burst", devices=devices, server=LOCAL, identity=identity)
+    manifest = Manifest(
+        engine="vllm", workload="burst", devices=devices, server=LOCAL, identity=synthetic.ON_VLLM
+    )
     folder = RunDir.create(tmp_path, manifest)
     folder.save_records(tables.record_table(synthetic.records(n=60, output_tok=16)))
     folder.finish("complete")
@@ -54,7 +50,7 @@ def run(tmp_path):
 def noted(run, hints=ON_H100, **facts):
     run.save_manifest(replace(run.manifest, **facts))
     note_hardware(run, hints)
-    return reconciled(open_run(run.path)).to_json()
+    return reconciled(open_run(run.path), None).to_json()
 
 
 def test_a_known_device_and_model_give_phases_bounds_and_the_gap(run):
@@ -109,13 +105,14 @@ def test_a_rate_above_the_ceiling_makes_the_run_suspect_in_the_banner(run):
     assert "Impossible rate" in (run.path / "report.html").read_text()
 
 
-def test_the_report_made_again_is_the_same_for_ever(run, monkeypatch):
+@pytest.mark.usefixtures("without_page")
+def test_the_summary_made_again_is_the_same_for_ever(run, monkeypatch):
     noted(run)
     write_report(run)
-    first = [(run.path / name).read_bytes() for name in ("summary.json", "report.html")]
+    first = (run.path / "summary.json").read_bytes()
     monkeypatch.setattr(hardware, "load_device", None)  # the shipped table may change: the run keeps its own
     write_report(run)
-    assert [(run.path / name).read_bytes() for name in ("summary.json", "report.html")] == first
+    assert (run.path / "summary.json").read_bytes() == first
 
 
 @pytest.mark.usefixtures("without_page")
@@ -135,14 +132,19 @@ def test_a_run_of_another_device_keeps_it_unless_forced(run, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("spacing_s", "concurrency", "paced"), [(0, None, False), (1, None, True), (1, 4, False)]
+    ("spacing_s", "concurrency", "paced"),
+    [
+        (0, None, False),
+        pytest.param(1, None, True, marks=pytest.mark.slow),
+        pytest.param(1, 4, False, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.usefixtures("without_page")
 def test_time_without_requests_is_a_loss_only_of_a_run_that_was_saturated(run, spacing_s, concurrency, paced):
     """Sixty requests a second apart leave the server idle; a burst and a closed loop do not."""
     rows = [shifted(row, round(k * spacing_s * 1e9)) for k, row in enumerate(synthetic.records(n=60))]
     run.save_records(tables.record_table(rows))
-    found = noted(run, concurrency=concurrency)
+    found = noted(run, asked=LoadSpec(concurrency=concurrency))
     assert (found["waterfall"][-1]["name"] == "waiting for requests") == paced
     assert not (paced and "The largest gap is waiting" in found["sentence"])
     assert paced or found["waterfall"][-1]["name"].startswith("queue and")
@@ -163,14 +165,7 @@ def test_a_model_named_anew_leaves_the_device_as_it_was(run):
 
 
 def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
-    assert "burstline report RUN --device" in reconciled(open_run(run.path)).absent
-
-
-@pytest.mark.usefixtures("without_page")
-def test_show_says_how_far_the_metal_is(run):
-    noted(run)
-    write_report(run)
-    assert "Hardware: Decode is" in text(overview(view_of(open_run(run.path))))
+    assert "burstline report RUN --device" in reconciled(open_run(run.path), None).absent
 
 
 def test_a_typing_error_is_found_before_anything_runs():
@@ -237,12 +232,12 @@ def test_a_run_uses_what_calibrate_kept_for_its_model_and_no_other(
     model.mkdir()
     (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "llama"}))
     assert main(["calibrate", "--model", str(model), "--quick"]) == 0
-    how = {"device": "cpu", "threads": 1, "quick": True, "torch_python": None, "dtype": "bf16"}
+    how = {"device": "cpu", "threads": 1, "quick": True}
     assert asked == [(64, how)]
     assert [(shape["vocab_size"], threads) for shape, threads in hosts] == [(512, 1)]
     said = capsys.readouterr().out
     assert "host was not measured" in said
-    assert ("repeat it when it is quiet" in said) == (others > 0)
+    assert ("repeat it on an idle machine" in said) == (others > 0)
     assert on_cpu(run, Hints()).device_from == "having been measured for this model"
     assert ("while others used 50%" in (run.path / DEVICE_FILE).read_text()) == (others > 0)
     assert on_cpu(run, Hints(model_config="llama-2-7b")).absent
@@ -282,57 +277,35 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
          "context_tok": [9] * decode + [8] * (new // 8), **dict.fromkeys(gemms, 1)}
         for start, end, new, decode, waiting in rows
     ]  # fmt: skip
-    run.save_steps(pa.Table.from_pylist(steps))
+    run.save("steps.parquet", [pa.Table.from_pylist(steps)])
     assert [seen.seconds for seen in seen_in(open_run(run.path), []).steps] == [12, 9, 9, 10]
 
 
-def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):
-    log = "... device_config=cpu_calibration, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
-    identity = Identity("vllm", dtype="float16")
-    manifest = Manifest(engine="vllm", workload="burst", server=STARTED, identity=identity)
-    assert cpu_calibration.cpu_of(manifest, log, "bf16") == CpuSetup(3, "python", "fp16")
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", "bf16"), (None, "fp32")])
+def test_a_server_started_without_a_gpu_in_fp32_computes_on_this_cpu(dtype, stored):
+    identity = Identity("tgi", dtype=dtype)
+    manifest = Manifest(engine="tgi", workload="burst", server=STARTED, identity=identity)
+    assert cpu_calibration.cores_of(manifest, stored) == len(os.sched_getaffinity(0))
+    assert cpu_calibration.cores_of(replace(manifest, server=replace(STARTED, n_cores=1)), stored) == 1
     on_gpu = replace(manifest, devices=(GpuFacts("NVIDIA H100 80GB HBM3"),))
-    assert cpu_calibration.cpu_of(on_gpu, log.replace("cpu_calibration,", "cuda,"), "bf16") is None
-    assert cpu_calibration.cpu_of(replace(manifest, server=LOCAL), log, "bf16") is None
+    assert cpu_calibration.cores_of(on_gpu, stored) is None
+    assert cpu_calibration.cores_of(replace(manifest, server=LOCAL), stored) is None
 
 
-def test_a_server_started_without_a_gpu_is_measured_in_the_precision_that_it_runs_in(monkeypatch):
+def test_sixteen_bits_on_a_cpu_are_not_measured(run):
     """TGI has no line about CPUs in its log; it serves bfloat16 on one."""
-    monkeypatch.setattr(
-        cpu_calibration, "torch_version", lambda python: "2.13" if "engine" in python else None
+    run.save_manifest(
+        replace(
+            run.manifest, engine="tgi", identity=Identity("tgi"), server=STARTED, devices=(), hardware=None
+        )
     )
-    server = replace(STARTED, argv=("/opt/engine/bin/python3", "serve.py"))
-    manifest = Manifest(engine="tgi", workload="burst", server=server, identity=Identity("tgi"))
-    setup = cpu_calibration.cpu_of(manifest, "", "bf16")
-    assert (setup.torch_python, setup.dtype) == ("/opt/engine/bin/python3", "bf16")
-    assert setup.threads == len(os.sched_getaffinity(0))
-    stated = replace(manifest, identity=Identity("tgi", dtype="float32"))
-    assert cpu_calibration.cpu_of(stated, "", "bf16").dtype == "fp32"
+    note_hardware(run, Hints(model_config="llama-2-7b"))
+    assert "products on a CPU are not measured" in run.manifest.hardware.absent
 
 
-def test_the_interpreter_behind_a_script_is_asked_for_its_torch(monkeypatch, tmp_path):
-    script = tmp_path / "serve"
-    script.write_text("#!/opt/engine/bin/python3\n")
-    monkeypatch.setattr(
-        cpu_calibration, "torch_version", lambda python: "2.13" if "engine" in python else None
-    )
-    assert cpu_calibration.torch_python([str(script)]) == "/opt/engine/bin/python3"
-    with pytest.raises(RooflineError, match="--python PATH"):
-        cpu_calibration.torch_python(["/bin/true"])
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--python", "/bin/false"], "expected an interpreter that has torch"),
-        (["--dtype", "bf16"], "needs --python"),
-        (["--python", sys.executable, "--device", "cuda:0"], "leave out --device"),
-        (["--threads", "0"], "--threads 0"),
-    ],
-)
-def test_a_calibration_that_cannot_be_made_is_refused_in_one_line(capsys, argv, says):
-    assert main(["calibrate", *argv]) == 2
-    assert says in capsys.readouterr().err
+def test_a_calibration_that_cannot_be_made_is_refused_in_one_line(capsys):
+    assert main(["calibrate", "--threads", "0"]) == 2
+    assert "--threads 0" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_page")
@@ -385,3 +358,26 @@ def test_a_step_log_that_was_cut_off_amid_the_queue_ends_with_its_last_step():
     rows = [step | {"start_ns": k * 1000, "end_ns": k * 1000 + 900, "n_waiting": 3} for k in range(3)]
     seen = _logged(SimpleNamespace(steps=pd.DataFrame(rows)), [SimpleNamespace(sent_s=0.0)])
     assert [step.seconds * 1e9 for step in seen] == pytest.approx([1000, 1000, 900])
+
+
+@pytest.mark.slow
+def test_a_price_in_a_device_file_counts_for_each_device_unless_another_is_stated(run, tmp_path, capsys):
+    file = tmp_path / "rented.toml"
+    device = load_device("h100-sxm5-80g")
+    file.write_text(device_toml(replace(device, usd_per_hour=2.5), load_calibration(device)))
+    run.save_manifest(replace(run.manifest, devices=run.manifest.devices * 2))
+    note_hardware(run, replace(ON_H100, device=str(file)))
+    summary = write_report(run)
+    per_s = summary.throughput.output_tok_per_s.point
+    assert summary.cost.usd_per_million_output_tok.point == pytest.approx(5.0 / 3600 / per_s * 1e6)
+    assert main(["report", str(run.path), "--device", str(file), "--usd-per-hour", "7"]) == 0
+    cost = open_run(run.path).summary.cost
+    assert cost.usd_per_million_output_tok.point == pytest.approx(7.0 / 3600 / per_s * 1e6)
+    assert cost.usd_per_million_input_tok.point == pytest.approx(
+        7.0 / 3600 / summary.throughput.input_tok_per_s.point * 1e6
+    )
+    table = side_by_side(alone(view_of(open_run(run.path))).cases[0])
+    assert any(row.cells[0].text.startswith("Cost per million output tokens") for row in table.rows)
+    file.write_text(file.read_text().replace("usd_per_hour = 2.5", 'usd_per_hour = "2.5"'))
+    with pytest.raises(RooflineError, match="usd_per_hour is"):
+        load_device(str(file))

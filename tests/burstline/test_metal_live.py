@@ -156,9 +156,9 @@ def test_closed_and_open_loops_are_simulated_within_ten_ten_and_twenty_percent(e
     as_logged = errors_of(run, partial(AsLogged, steps), closed=closed)
     print(f"\n{load}, its own steps:", *(f"{name} {error:+.1%}" for name, error in as_logged.items()))
     assert all(abs(as_logged[name]) <= most for name, most in LIMITS.items()), as_logged
+    if "vllm" in where:
+        return  # neither its products on a CPU nor its host are measured, so that its steps are not predicted
     setup, _ = setup_of(run)
-    if setup.calibration.host is None:
-        return  # vLLM: its host's cost is not measured, so that its steps are not predicted
     clock = setup.clock()
     step_error = sum(clock(seen.step) for seen in steps) / sum(seen.seconds for seen in steps) - 1
     predicted, slow, others = errors_of(run, setup.clock, closed=closed), slow_share(steps), others_in(run)
@@ -213,7 +213,7 @@ def errors_of(run: Run, clock: Callable[[], Callable[[Step], float]], *, closed:
     of both.
     """
     seen = seen_in(run, [])
-    streams = run.manifest.concurrency if closed else None
+    streams = run.manifest.asked.concurrency if closed else None
     asked, turnarounds_s = seen.requests, [0.0]
     if streams is not None:  # the first ones as sent, each other one as soon after an end as this client is
         asked = sorted(asked, key=lambda each: each.due_s)

@@ -90,7 +90,7 @@ def test_a_server_that_does_not_count_is_trusted_and_the_user_is_told(folder: Pa
 
 
 def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:
-    wrong = pytest.raises(WorkloadError, match="that is not its tokenizer; give --tokenizer DIR")
+    wrong = pytest.raises(WorkloadError, match="it uses another tokenizer; pass --tokenizer DIR")
     with counting(len) as site, wrong:
         plan_for(load(folder), site, None, lambda words: None)
 
@@ -98,7 +98,7 @@ def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:
 def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:
     with (
         counting(len) as site,
-        pytest.raises(WorkloadError, match=r"give --tokenizer DIR .*no tokenizer\.json"),
+        pytest.raises(WorkloadError, match=r"pass --tokenizer DIR .*no tokenizer\.json"),
     ):
         plan_for(load(tmp_path), site, None, lambda words: None)
 

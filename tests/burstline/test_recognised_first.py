@@ -9,7 +9,7 @@ import pytest
 
 from burstline import cli
 from burstline.bench.server_session import choose_engine
-from burstline.server_options import ServerOptions
+from burstline.console.server_options import ServerOptions
 from tests.burstline.answering import answering
 
 
@@ -26,13 +26,13 @@ def model(owner: str, limit: int | None = None) -> Any:
 @pytest.mark.parametrize(
     ("answer", "words", "said"),
     [
-        (model("vllm"), ("--engine", "tgi"), "is vLLM; leave --engine out, or pass --engine vllm"),
+        (model("vllm"), ("--engine", "tgi"), "is vLLM; drop --engine, or pass --engine vllm"),
         (
             model("lightllm"),
             ("--engine", "vllm"),
-            "is LightLLM; leave --engine out, or pass --engine",
+            "is LightLLM; drop --engine, or pass --engine",
         ),
-        (model("sglang"), ("--engine", "vllm", "--endpoint", "chat"), "is SGLang; leave --engine out"),
+        (model("sglang"), ("--engine", "vllm", "--endpoint", "chat"), "is SGLang; drop --engine"),
         (model("vllm", 512), (), "the longest request has 576 tokens (prompt and output), but the server at"),
     ],
 )

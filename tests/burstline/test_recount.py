@@ -1,5 +1,6 @@
 """Replies that the server did not count: who is asked, in which order, and what is kept."""
 
+import asyncio
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline.bench.recount import recount
 from burstline.bench.server_session import Site
-from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.capture import CaptureWriter
 from burstline.loadgen.record.decode import GLANCE, uncounted
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import RunDir, open_run
@@ -21,12 +22,12 @@ from burstline.loadgen.record.tables import counts_of
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
 from burstline.servers.messages import Target
-from burstline.servers.protocol.openai import decode_completion
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
 from burstline.workloads.request import Request
 from tests.burstline.answering import answering
 from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
+from tests.servers.golden import decode_completion
 
 COUNTS = "counts.parquet"
 TEXTS = ("a b c", "a b c d e")
@@ -93,6 +94,16 @@ def test_the_server_is_asked_and_a_local_tokenizer_says_how_far_it_would_be_off(
         (4, "tokenize", -1),
         (6, "tokenize", -1),
     ]
+
+
+def test_a_notebooks_own_loop_does_not_stand_in_the_way(folder: Path) -> None:
+    async def cell() -> None:
+        with tokenizing(lambda text: len(text.split())) as (site, _):
+            recount(run, site, None, None, lambda _: None, ask=True)
+
+    run = written(folder)
+    asyncio.run(cell())
+    assert pq.read_table(run.path / COUNTS).column("tokenize").to_pylist() == [3, 5]
 
 
 def test_where_the_server_cannot_say_the_local_tokenizer_does(folder: Path) -> None:

@@ -1,12 +1,14 @@
 """Where the engine is: a URL as people write it, and what is said where nothing of the kind is there."""
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from burstline.bench import server_session
 from burstline.bench.server_session import choose_engine, serving
-from burstline.server_options import ServerOptions
+from burstline.console.server_options import ServerOptions
 from burstline.servers.messages import EngineError
 from tests.burstline.answering import answering
 
@@ -39,3 +41,13 @@ def test_a_url_with_v1_is_asked_for_the_same_as_one_without(desk, tmp_path, end)
         pass
     assert {"/v1/models", "/version", "/health", "/v1/completions"} <= set(paths)
     assert not [path for path in paths if path.startswith(("/v1/v1", "/v1/health", "/v1/version"))]
+
+
+@pytest.mark.parametrize("binds", ["PAGE_TIMEOUT_S", "ATTACH_TIMEOUT_S"])
+def test_a_server_that_says_nothing_is_not_waited_for(binds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by page nor by all of its pages."""
+    for name in ("PAGE_TIMEOUT_S", "ATTACH_TIMEOUT_S"):
+        monkeypatch.setattr(server_session, name, 0.1 if name == binds else 600.0)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        assert choose_engine(ServerOptions(url=url)).name == "openai"

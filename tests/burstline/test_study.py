@@ -4,6 +4,8 @@ import argparse
 import json
 from xml.etree import ElementTree
 
+import pytest
+
 from burstline.verbs import study
 
 
@@ -22,6 +24,7 @@ def test_it_prints_three_analyses(capsys):
     assert "HBM4" in text
 
 
+@pytest.mark.drawn
 def test_json_and_figures_hold_the_same_numbers(capsys, tmp_path):
     assert call("--json", "--figures", str(tmp_path / "figures"), "--output", "1") == 0
     found = json.loads(capsys.readouterr().out)

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burstline import cli, exit_codes
+from burstline import cli
 from burstline.bench.report import of_summary
+from burstline.console import exit_codes
 from burstline.loadgen.record.summary import Summary
 from burstline.roofline.model.families import bundled_models
 from burstline.suites import execution
-from burstline.suites.execution import finished_in, run_suite
-from burstline.suites.memory_fit import fits
+from burstline.suites.execution import finished_in, fits, run_suite
 from burstline.suites.suite import load_suite, parse_suite, schedule
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
@@ -149,7 +149,7 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"engine": [{"engine": "vlm"}]}, "[[engine]] 1: unknown engine 'vlm'; did you mean 'vllm'?"),
         ({"engine": [{**ENGINE, "arg": ["x"]}]}, "unknown key 'arg'; did you mean 'args'?"),
         ({"engine": [{**ENGINE, "args": "x"}]}, "args must be a list of strings, not str 'x'"),
-        ({"engine": [{**ENGINE, "api_key": "sk-1"}]}, "put it in an environment variable"),
+        ({"engine": [{**ENGINE, "api_key": "sk-1"}]}, "put the key in an environment variable"),
         ({"engine": [{**ENGINE, "args": ["--api-key", "sk-1"]}]}, "args hold a secret"),
         ({"engine": [ENGINE, ENGINE]}, "two [[engine]] are called 'reference'"),
         ({"model": [{"name": "m"}]}, "[[model]] 1: path is missing"),
@@ -162,7 +162,7 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"workload": [{**WORKLOAD, "slo": ["ttft.p99=2s"]}]}, "[[workload]] 1: --slo 'ttft.p99=2s'"),
         ({"workload": [{**WORKLOAD, "slo": "ttft.p99<=2s"}]}, "slo must be a list of strings"),
         ({"workload": [{**WORKLOAD, "rate": []}]}, "rate has 0 values"),
-        ({"workload": [{**WORKLOAD, "concurrency": [1, 2], "requests": [9]}]}, "must be equally long"),
+        ({"workload": [{**WORKLOAD, "concurrency": [1, 2], "requests": [9]}]}, "must have the same length"),
         ({"workload": [{**WORKLOAD, "concurrency": [1, 1]}]}, "two [[workload]] are called"),
         ({"workload": [{**WORKLOAD, "rate": [1, "x"]}]}, "[[workload]] 1, rate = x: rate must be a number"),
     ],
@@ -213,6 +213,7 @@ def test_a_dry_run_says_what_does_not_fit_a_platform(tmp_path, capsys):
     assert "no [[model]] is 'llama-3'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_secrets_of_a_suite_are_neither_shown_nor_kept(tmp_path, capsys):
     text = """
 name = "small"
@@ -292,7 +293,7 @@ def fake_runs(burst_run, monkeypatch):
         shutil.copytree(burst_run.path, out / f"{burst_run.name}-{len(calls)}")
         return 0
 
-    monkeypatch.setattr(execution, "_called", called)
+    monkeypatch.setattr(execution, "called", called)
     return calls
 
 
@@ -332,9 +333,9 @@ def test_one_report_stands_over_all_runs_and_links_to_each(small, tmp_path, fake
 
 
 def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_runs, monkeypatch, capsys):
-    copying = execution._called
+    copying = execution.called
     monkeypatch.setattr(
-        execution, "_called", lambda argv, *rest: 5 if "-two-" in str(argv) else copying(argv, *rest)
+        execution, "called", lambda argv, *rest: 5 if "-two-" in str(argv) else copying(argv, *rest)
     )
     assert run_suite(small, tmp_path) == 5
     page = next(tmp_path.glob("small-*/report.html")).read_text()
@@ -343,10 +344,10 @@ def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_run
 
 
 def test_a_run_that_was_killed_makes_no_suite_a_success(small, tmp_path, fake_runs, monkeypatch):
-    copying = execution._called
+    copying = execution.called
     killed = -signal.SIGKILL
     monkeypatch.setattr(
-        execution, "_called", lambda argv, *rest: killed if "003-two" in str(argv) else copying(argv, *rest)
+        execution, "called", lambda argv, *rest: killed if "003-two" in str(argv) else copying(argv, *rest)
     )
     assert run_suite(small, tmp_path) == exit_codes.ENGINE_FAILED
 
@@ -381,7 +382,7 @@ slo = ["ttft.p90<=1s"]
 def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_it(
     load, results, code, tmp_path, fake_runs, monkeypatch, capsys
 ):
-    coming, copying = iter(results.split()), execution._called
+    coming, copying = iter(results.split()), execution.called
 
     def called(argv, *rest):
         copying(argv, *rest)
@@ -392,7 +393,8 @@ def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_
         path.write_text(json.dumps({**summary, "targets": [target]}))
         return of_summary(Summary.from_json(summary))
 
-    monkeypatch.setattr(execution, "_called", called)
+    monkeypatch.setattr(execution, "called", called)
+    monkeypatch.setattr(execution, "write_all", lambda comparison, folder: folder / "report.html")
     path = tmp_path / "targeted.toml"
     path.write_text(TARGETED.format(load=load))
     assert run_suite(path, tmp_path) == code
@@ -405,15 +407,15 @@ def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_
 
 
 def test_a_slip_of_the_users_ends_the_suite(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(execution, "_called", lambda *_: 2)
+    monkeypatch.setattr(execution, "called", lambda *_: 2)
     with pytest.raises(WorkloadError, match="1 of 4"):
         run_suite(small, tmp_path)
 
 
 def test_an_interrupt_leaves_a_report_of_what_there_is(small, tmp_path, fake_runs, monkeypatch):
-    copying = execution._called
+    copying = execution.called
     monkeypatch.setattr(
-        execution, "_called", lambda argv, *rest: copying(argv, *rest) if "001" in str(argv) else 130
+        execution, "called", lambda argv, *rest: copying(argv, *rest) if "001" in str(argv) else 130
     )
     assert run_suite(small, tmp_path) == 130
     assert "No finished run" in next(tmp_path.glob("small-*/report.html")).read_text()
@@ -513,7 +515,7 @@ def test_platforms_are_refused_where_there_is_no_cluster_to_run_them_on(on_platf
 
 def test_one_platform_of_a_suite_runs_here(on_platforms, tmp_path, monkeypatch, capsys):
     calls = []
-    monkeypatch.setattr(execution, "_called", lambda argv, env, _: calls.append((argv, env)) or 5)
+    monkeypatch.setattr(execution, "called", lambda argv, env, _: calls.append((argv, env)) or 5)
     code = cli.main(["run", str(on_platforms), "--platform", "cpu", "--out", str(tmp_path / "out")])
     assert code == exit_codes.ENGINE_FAILED
     assert len(calls) == 4
@@ -594,3 +596,19 @@ def test_a_setting_that_does_not_exist_is_named():
     said = r"\[settings\]: unknown key 'max_seqs'; did you mean 'max_num_seqs'"
     with pytest.raises(WorkloadError, match=said):
         suite(settings={"max_seqs": 4})
+
+
+def test_a_shipped_suite_is_found_by_name_from_any_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("laptop", "laptop.toml", "suites/laptop.toml"):
+        assert cli.main(["run", name, "--dry-run"]) == 0
+        assert "--engine reference" in capsys.readouterr().out
+    assert cli.main(["run", "labtop", "--dry-run"]) == 2
+    assert "did you mean laptop?" in capsys.readouterr().err
+    assert cli.main(["run", "nothing-like-it", "--dry-run"]) == 2
+    assert "or one of: laptop, " in capsys.readouterr().err
+    (tmp_path / "laptop").write_text("name = 'mine'")
+    assert cli.main(["run", "laptop", "--dry-run"]) == 2
+    assert "laptop: there is no [[engine]]" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_a_target_nobody_can_judge_is_exit_code_4(url, tmp_path):
     ("flag", "value", "words"),
     [
         ("--slo", "speed>=9000", "no metric 'speed'"),
-        ("--tokenizer", "nowhere", "--tokenizer nowhere is no folder"),
+        ("--tokenizer", "nowhere", "--tokenizer nowhere is not a folder"),
         ("--vocab-size", "0", "--vocab-size 0: expected at least 1"),
     ],
 )

@@ -10,9 +10,10 @@ import pytest
 from burstline.bench.fire import VitalSigns
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
+from burstline.servers.host.child import how_it_ended
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
-from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.servers.messages import EngineError, Get, HttpReply, Target
 from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
 
@@ -24,6 +25,9 @@ class Server:
 
     def alive(self) -> bool:
         return self.exit_code is None
+
+    def how_it_ended(self) -> str:
+        return how_it_ended(self.exit_code)
 
     def log(self) -> str:
         lines = (GOLDEN / "tgi" / "server.log").read_text().splitlines()
@@ -91,11 +95,13 @@ def test_an_engine_that_died_under_a_launcher_that_lives_is_a_death() -> None:
 
     signs, told = watched("vllm", FrontEnd())
     cause = "EngineDeadError: a process of its engine core ended"
-    assert signs.death() == f"vLLM died during the load, while its launcher lives; {cause}"
+    assert signs.death() == f"vLLM died during the load, while its launcher is still running; {cause}"
     signs.look(at(1.0, 100))
     assert told == []
     signs.look(replace(at(1.5, 100), failed=30))
-    assert told == [f"vLLM died 1.5 s into the load with 30 open requests, while its launcher lives; {cause}"]
+    assert told == [
+        f"vLLM died 1.5 s into the load with 30 open requests, while its launcher is still running; {cause}"
+    ]
 
 
 def test_a_shard_that_crashed_under_a_launcher_that_lives_is_a_death() -> None:
@@ -130,7 +136,11 @@ def test_streams_that_all_fall_silent_are_told_once_though_the_server_says_healt
             raise EngineError("nothing answers")
         return HttpReply(status, {}, b"")
 
-    monkeypatch.setattr("burstline.bench.fire.getter", lambda *_, **__: get)
+    def getter(_: Target, *, timeout_s: float) -> Get:
+        assert timeout_s <= 5, "the load is not looked after meanwhile"
+        return get
+
+    monkeypatch.setattr("burstline.bench.fire.getter", getter)
     signs, told = watched("lightllm", None)
     for elapsed_s in (1.0, 10.0, 20.9):
         signs.look(at(elapsed_s, 500))

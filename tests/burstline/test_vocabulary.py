@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from burstline.bench import vocabulary
+from burstline.bench import plan_for_server as vocabulary
+from burstline.bench.plan_for_server import vocabulary_for, vocabulary_of_folder
 from burstline.bench.server_session import Site
-from burstline.bench.vocabulary import vocabulary_for, vocabulary_of_folder
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
 from burstline.servers.messages import HttpReply, Target
@@ -55,7 +55,7 @@ def test_a_server_that_tells_nothing_is_sent_no_ids_and_the_user_is_told_what_to
         return HttpReply(404, {}, b"{}")
 
     monkeypatch.setattr(vocabulary, "send", answer)
-    with pytest.raises(WorkloadError, match=r"is not known: .* --tokenizer DIR or --vocab-size N"):
+    with pytest.raises(WorkloadError, match=r"is unknown: .* --tokenizer DIR or --vocab-size N"):
         vocabulary_for(None, None, None, site_of(name))
     assert [call.path for call in sent] == ["/tokenize"] * (name == "vllm")
 

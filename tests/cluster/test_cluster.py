@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from burstline.loadgen.record.capture import Reads
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.capture import Reads, read_captures
 from burstline.loadgen.record.rundir import open_run
 from tests.bench.wire import build
 from tests.cluster.lab import SHIFT_S, Lab, can_make_namespaces, lab, sh

@@ -34,8 +34,8 @@ def closed_port() -> str:
     ("address", "why"),
     [
         (closed_port, "nothing listens there"),
-        (lambda: answering(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "what listens there is no Ray head"),
-        (lambda: answering(b""), "what listens there is no Ray head"),
+        (lambda: answering(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "the service there is not a Ray head node"),
+        (lambda: answering(b""), "the service there is not a Ray head node"),
         (lambda: "no-such-host.invalid:6379", "there is no host"),
     ],
 )

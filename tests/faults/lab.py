@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import subprocess
 import sys
+import termios
 import threading
 import time
 from array import array
@@ -18,8 +20,7 @@ import psutil
 
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Go, Job, Ready
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.capture import Capture, read_captures
 from burstline.loadgen.record.decode import decoded_batches
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.loadgen.record.record import Record
@@ -123,9 +124,14 @@ class Ended:
 
 
 class Command:
-    """`burstline ARGS --out DIR` as a process; `signal_at` interrupts it, `end` waits and looks around."""
+    """`burstline ARGS --out DIR` as a process; `send` signals it, `end` waits and looks around.
 
-    def __init__(self, out_dir: Path, *args: str, cwd: Path | None = None, **env: str) -> None:
+    `terminal` is a pseudo terminal's other end, which it controls; else its output goes to a pipe.
+    """
+
+    def __init__(
+        self, out_dir: Path, *args: str, cwd: Path | None = None, terminal: int | None = None, **env: str
+    ) -> None:
         out_dir.mkdir(parents=True, exist_ok=True)
         self.out_dir = out_dir
         self._mark = f"lab-{os.getpid()}-{time.monotonic_ns()}"
@@ -133,11 +139,13 @@ class Command:
         self.began_s = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "burstline", *args],
-            stdout=subprocess.PIPE,
+            stdin=terminal,
+            stdout=subprocess.PIPE if terminal is None else terminal,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=cwd,
             start_new_session=True,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
 
     def alive(self) -> bool:
@@ -164,7 +172,8 @@ class Command:
             for process in self.family():
                 process.kill()
             out, _ = self.process.communicate()
-            raise AssertionError(f"still running after {timeout_s:g} s: {out.decode()[-3000:]}") from None
+            said = (out or b"").decode()[-3000:]
+            raise AssertionError(f"still running after {timeout_s:g} s: {said}") from None
         time_s = time.monotonic() - self.began_s
         watcher.join()
         until_s = time.monotonic() + orphan_grace_s
@@ -172,7 +181,7 @@ class Command:
             time.sleep(0.1)
         for orphan in orphans:
             orphan.kill()
-        text = out.decode(errors="replace")
+        text = (out or b"").decode(errors="replace")
         return Ended(self.process.returncode, text, time_s, self.out_dir, peak[0], orphans)
 
     def family(self) -> list[psutil.Process]:

@@ -216,6 +216,7 @@ SHELLS: dict[str, tuple[str, set[int], bool]] = {
     "stdout is a pipe whose reader has gone": ("$RUN --out $OUT | true", {0}, True),
     "HOME unset": ("unset HOME XDG_CACHE_HOME; $RUN --out $OUT", {0, 4}, True),
     "a HOME that is not there": ("unset XDG_CACHE_HOME; HOME=/nonexistent $RUN --out $OUT", {0, 4}, True),
+    "900 MiB of addresses": ("ulimit -v 921600; $RUN --out $OUT", {0, 4}, True),
     "read-only --out": ("mkdir $OUT; chmod 555 $OUT; $UNPRIVILEGED $RUN --out $OUT", {2}, False),
 }
 

@@ -153,6 +153,19 @@ def test_damaged_records_are_made_again_from_the_captures(
     assert open_run(copied).record_table.equals(whole)
 
 
+def test_our_own_error_is_not_called_damage(
+    copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise RuntimeError("a slip of ours")
+
+    monkeypatch.setattr("burstline.bench.report.render", fail)
+    assert main(["report", str(copied)]) == 1
+    said = capsys.readouterr().err
+    assert "RuntimeError: a slip of ours" in said
+    assert "damaged" not in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
 def test_every_verb_tells_a_damaged_folder_in_one_line(
@@ -233,6 +246,7 @@ def test_verify_names_the_captures_that_were_changed_and_reads_the_rest(
     assert re.search(r"driver-0\.zst .*byte [\d,]+", said)  # where, whichever part of a frame was hit
 
 
+@pytest.mark.slow
 def test_a_capture_bomb_is_refused_small_and_fast(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bomb = zstandard.ZstdCompressor(level=19).compress(bytes(512 << 20))
     (copied / "captures" / "driver-0.zst").write_bytes(bomb)

@@ -46,7 +46,7 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "15"))
 REQUEST = Request(0, array("I", range(8)), None, 8, 4)
 ENGINE_NAMES = sorted(ENGINES)
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 # Bytes of HTTP and of event streams.
 

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from burstline.loadgen.metrics.token_accounting import lengths
 from burstline.loadgen.record.capture import reply_limit_bytes
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.stats.estimates import Estimate
 from tests.faults import hostile
 from tests.faults.hostile import STREAM_HEAD, chunk, event, streams, usage
 from tests.faults.lab import N_OUTPUT_TOK, N_PROMPT_TOK, Shot, counted, noted, shoot
@@ -102,7 +106,7 @@ FAULTS: dict[str, tuple[hostile.Fault, str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_bad_reply_ends_its_own_request_as_expected_and_no_other(name: str, tmp_path: Path) -> None:
     fault, outcome = FAULTS[name]
-    deadline_s = 1.0 if outcome == "timeout" else 10.0
+    deadline_s = 0.6 if outcome == "timeout" else 10.0
     with hostile.serving(hostile.for_some(fault, 3)) as server:
         shot = shoot(server.url, tmp_path, 6, deadline_s=deadline_s)
     expected = Counter(ok=4) + Counter({outcome: 2})
@@ -117,6 +121,33 @@ def test_a_bad_reply_ends_its_own_request_as_expected_and_no_other(name: str, tm
     if outcome == "too_large":
         limit = reply_limit_bytes(N_PROMPT_TOK, N_OUTPUT_TOK)
         assert max(sum(len(read.data) for read in c.reads) for c in shot.captures) < limit + (1 << 18)
+
+
+EVENTS = b"".join(map(chunk, OK_EVENTS))
+LONGER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9000\r\n\r\n"
+# Name: (what comes behind the finish reason, whether the reply counts as cut there)
+CUTS: dict[str, tuple[hostile.Fault, bool]] = {
+    "a length that is never reached": (hostile.says(LONGER + b"".join(OK_EVENTS)), True),
+    "a length that is never reached, [DONE]": (hostile.says(LONGER + b"".join((*OK_EVENTS, DONE))), False),
+    "RST behind the finish reason": (hostile.then_resets(STREAM_HEAD + EVENTS), True),
+    "closed behind the finish reason": (hostile.then_closes(STREAM_HEAD + EVENTS), True),
+    "RST behind [DONE]": (hostile.then_resets(STREAM_HEAD + WHOLE), False),
+    "the last chunk, no [DONE]": (hostile.says(STREAM_HEAD + EVENTS + b"0\r\n\r\n"), False),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_reply_that_is_cut_behind_its_end_is_ok_and_counted(name: str, tmp_path: Path) -> None:
+    fault, is_cut = CUTS[name]
+    with hostile.serving(hostile.for_some(fault, 3)) as server:
+        shot = shoot(server.url, tmp_path, 6, deadline_s=0.6)
+    cut = lengths(columns_of(record_table(shot.records))).cut_behind
+    assert isinstance(cut, Estimate)
+    n = int(cut.point)
+    noted(name, f"6 ok, {2 * is_cut} cut", f"{counted(shot.outcomes)}, {n} cut", shot.time_s)
+    assert shot.outcomes == Counter(ok=6), shot.errors
+    assert n == 2 * is_cut
+    assert all(record.output_tok == N_OUTPUT_TOK for record in shot.records)
 
 
 @pytest.mark.parametrize("greet", [hostile.closes_at_once, hostile.resets_at_once])

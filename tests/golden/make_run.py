@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from burstline.loadgen.record.manifest import SCHEMA
 from burstline.loadgen.record.rundir import open_run
 from burstline.reports.formats.text import text
-from burstline.reports.model.comparison import view_of
-from burstline.reports.page.digest import headline
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import digest
 from tests.burstline.calibrated import calibrated
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")
@@ -36,7 +36,7 @@ def main() -> None:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(*DERIVED))
         scrub(target, {str(made): "run", folder: "runs", sys.executable: "python"})
-    print(text(headline(view_of(open_run(target)))))
+    print(text(digest(alone(view_of(open_run(target))))))
 
 
 def scrub(run: Path, names: dict[str, str]) -> None:

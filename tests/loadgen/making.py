@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
+from burstline.loadgen.metrics.slo import Goal
 from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.manifest import Manifest, ServerFacts
 from burstline.loadgen.record.record import Record, record_of
+from burstline.loadgen.record.summary import Instrument, Summary
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.verdict import State, Verdict
+from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.summarize import summarize
+from burstline.loadgen.verdict.judge import judge
+from burstline.servers.identity import Identity
 from burstline.servers.messages import Read
-from burstline.servers.protocol.openai import decode_completion
+from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.request import Request
+from burstline.workloads.spec import LoadSpec
+from tests.servers.golden import decode_completion
 
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -72,15 +84,19 @@ def recorded(asked: Request, *events: tuple[int, bytes], failure: str | None = N
     return record_of(asked, capture(wire(*events), failure), decode_completion)
 
 
+@cache
+def _one_token() -> Record:
+    return recorded(request(1), (10, event(1, finish="length")), (10, usage(1)), (10, DONE))
+
+
 def ok(index: int, first_s: float, gaps_s: Sequence[float], n: Sequence[int] | None = None) -> Record:
     """A success sent 1 ms after it was due at 0; `n` tokens in each event, one unless told."""
     ns = [round(first_s * 1e9)]
     for gap_s in gaps_s:
         ns.append(ns[-1] + round(gap_s * 1e9))
     n = [1] * len(ns) if n is None else list(n)
-    record = recorded(request(1), (10, event(1, finish="length")), (10, usage(1)), (10, DONE))
     return replace(
-        record,
+        _one_token(),
         index=index,
         sent_ns=MS,
         headers_ns=ns[0],
@@ -100,9 +116,36 @@ def failed(index: int, outcome: str = "timeout", planned_output_tok: int = 4) ->
     return replace(record, index=index, outcome=outcome, http_status=None, closed_ns=3 * MS)
 
 
-def summarized(records, context=None) -> dict[str, Any]:
+def conditions(
+    *,
+    reports: Sequence[Any] = (),
+    goals: Sequence[Goal] = (),
+    arrivals: tuple[str, float] | None = None,
+    telemetry: Telemetry | None = None,
+    status: str = "complete",
+    max_failures: float = 0.01,
+    identity: Identity | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """What `summarize` needs besides the records, of a run with these facts."""
+    if arrivals is not None:
+        asked |= {"arrival": parse_arrival(arrivals[0]), "rate": arrivals[1]}
+    manifest = Manifest(
+        engine="truth",
+        workload="made",
+        asked=LoadSpec(**asked),
+        targets=tuple(goal.text for goal in goals),
+        drivers=tuple(reports),
+        identity=identity,
+        max_failures=max_failures,
+    )
+    return {"manifest": manifest, "telemetry": telemetry, "status": status}
+
+
+def summarized(records, given=None) -> dict[str, Any]:
     """The summary as summary.json has it."""
-    return summarize(records, context).to_json()
+    columns = records if isinstance(records, Columns) else columns_of(records)
+    return summarize(columns, **(given or conditions())).to_json()
 
 
 def records_of(table: pa.Table) -> Iterator[Record]:
@@ -110,3 +153,38 @@ def records_of(table: pa.Table) -> Iterator[Record]:
     names = [field.name for field in fields(Record)]
     for row in table.select(names).to_pylist():
         yield Record(**row)
+
+
+def judged(
+    counts: dict[str, int],
+    grades: Any = None,
+    *,
+    canary_beyond_s: float | None = None,
+    waited_fraction: float | None = None,
+    throttled_fraction: float | None = None,
+    others_cpu_fraction: float | None = None,
+    death: str = "",
+    server_here: bool = False,
+    max_failures: float = 0.01,
+    status: str = "complete",
+    **rest: Any,
+) -> Verdict:
+    """The verdict on a run with these facts."""
+    shares = {
+        "canary_beyond_p99_s": canary_beyond_s,
+        "client_cpu_wait_fraction": waited_fraction,
+        "throttled_fraction": throttled_fraction,
+        "others_cpu_fraction": others_cpu_fraction,
+    }
+    client = Instrument(**{name: measured(value, "1", "unknown") for name, value in shares.items()})
+    summary = Summary(
+        counts=counts, metrics={}, verdict=Verdict(State.VALID), grades=grades or {}, instrument=client
+    )
+    manifest = Manifest(
+        engine="truth",
+        workload="made",
+        max_failures=max_failures,
+        error=death,
+        server=ServerFacts(attached=not server_here),
+    )
+    return judge(summary, manifest, "failed" if death else status, **rest)

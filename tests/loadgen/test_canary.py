@@ -1,23 +1,26 @@
 """The in-run canary: the instrument's error in this very run, at events whose sending is known."""
 
 import os
+import signal
 import socket
+import threading
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from burstline.loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, canary, due_after_s
+from burstline.loadgen.driver.canary import INDEX, REQUEST, TruthProcess, canary, due_after_s
 from burstline.loadgen.driver.self_measurement import CanaryErrors
 from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads
+from burstline.loadgen.record.drive_report import CANARY_PERIOD_S as PERIOD_S
 from burstline.loadgen.record.drive_report import CanaryReport
 from burstline.loadgen.record.tables import record_table
-from burstline.loadgen.summarize import Context
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.wire import Wire
+from burstline.servers.host.child import Child
 from burstline.servers.messages import Read
-from tests.loadgen.making import HEAD, MS, chunk, ok, summarized
+from tests.loadgen.making import HEAD, MS, chunk, conditions, ok, summarized
 from tests.pitfalls.chain import play
 from tests.truth.script import Script
 
@@ -68,7 +71,7 @@ def canarys_summary(*found):
     """Of a run whose bounds are in order, with a driver for each of these canaries."""
     report = replace(play(Script(ttft_s=0.01, gaps_s=(0.001,)), 1).report, cpu_wait_s=None)
     reports = [replace(report, canary=each) for each in found]
-    return summarized(record_table([ok(k, 0.1, [0.01]) for k in range(20)]), Context(reports=reports))
+    return summarized(record_table([ok(k, 0.1, [0.01]) for k in range(20)]), conditions(reports=reports))
 
 
 def test_what_the_clients_own_bound_does_not_explain_is_beyond_it():
@@ -87,7 +90,7 @@ def test_an_instrument_that_the_canary_contradicts_is_client_bound():
     wrong = canarys_summary(found)["verdict"]
     assert wrong["state"] == "CLIENT-BOUND"
     assert wrong["reasons"][0]["code"] == "instrument-error"
-    assert "6 ms outside the client's own bounds" in wrong["reasons"][0]["text"]
+    assert "6 ms outside the client's own error bounds" in wrong["reasons"][0]["text"]
     explained = canarys_summary(replace(found, beyond_p99_ns=0))["verdict"]
     assert explained["state"] == "VALID"
 
@@ -156,6 +159,43 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
     assert report.p50_ns < 1_000_000_000
 
 
+def test_a_canary_that_is_lost_at_its_start_holds_up_no_load():
+    wire, asked = Wire([], lambda ended: None), Exchange(INDEX)
+    asked.payload = REQUEST
+    wire.start()
+    with canary() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        wire.watch_canary(asked, server.port)
+        opened = threading.Event()
+        wire.when_open(opened.set)
+        assert opened.wait(20)
+        wire.close()
+    assert wire.error is None
+    assert not asked.data
+
+
+def test_a_canary_that_ended_at_once_is_no_error():
+    with (
+        Child("burstline.loadgen.driver.canary") as child,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        child.kill()
+        while child.exit_code is None:
+            time.sleep(0.01)
+        TruthProcess(child, listener).leave_to_server(0)
+
+
+def test_a_canary_that_was_lost_leaves_the_client_unchecked_and_is_told():
+    lost = CanaryReport(20, 1000, 1000, 1000, 0.01, 0)
+    rows = record_table([ok(k, k * 0.1, [0.01]) for k in range(20)])
+    report = replace(play(Script(ttft_s=0.01, gaps_s=(0.001,)), 12).report, canary=lost)
+    found = summarized(rows, conditions(reports=[report]))
+    assert found["instrument"]["canary_p99_s"]["code"] == "canary-lost"
+    assert "canary-lost" in [each["code"] for each in found["verdict"]["warnings"]]
+    whole = summarized(rows, conditions(reports=[replace(report, canary=replace(lost, n=60))]))
+    assert "canary-lost" not in [each["code"] for each in whole["verdict"]["warnings"]]
+
+
 def test_a_long_stream_comes_in_parts_of_which_each_event_but_the_last_counts():
     n, parts = 6000, []
     events = [b"data: %d %d %d\n\n" % (time.monotonic_ns(), k, time.monotonic_ns()) for k in range(n)]
@@ -208,13 +248,13 @@ def test_the_summary_says_what_the_canary_found_and_what_it_cost():
     played = play(Script(ttft_s=0.01, gaps_s=(0.001,)), 12)
     report = replace(played.report, canary=CanaryReport(200, 25_000, 70_000, 90_000, 0.01, 0), wall_s=10.0)
     rows = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
-    client = summarized(rows, Context(reports=[report]))["instrument"]
+    client = summarized(rows, conditions(reports=[report]))["instrument"]
     assert client["canary_p99_s"]["point"] == pytest.approx(70e-6)
     assert client["canary_p99_s"]["n"] == 200
     assert 0 < client["canary_cpu_fraction"]["point"] <= 0.001
     worse = replace(report, canary=CanaryReport(300, 20_000, 80_000, 85_000, 0.01, 0))
-    assert summarized(rows, Context(reports=[report, worse]))["instrument"]["canary_p99_s"]["n"] == 300
-    none = summarized(rows, Context())["instrument"]
+    assert summarized(rows, conditions(reports=[report, worse]))["instrument"]["canary_p99_s"]["n"] == 300
+    none = summarized(rows, conditions())["instrument"]
     assert none["canary_p99_s"]["code"] == "no-canary"
     assert np.isfinite(client["canary_p50_s"]["point"])
 

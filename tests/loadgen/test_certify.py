@@ -1,220 +1,196 @@
-"""Certificates: what the client reported against what a server of known truth sent."""
+"""Certificates: what a client sent and printed against what a server of known truth saw and sent."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from burstline.loadgen.record.columns import Columns, columns_of
-from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.record.typed_json import from_json, to_json
-from burstline.loadgen.verdict.certificate import Certificate, certificate, limit
+from burstline.loadgen.verdict.certificate import (
+    AskedLoad,
+    Certificate,
+    ClientCost,
+    Printed,
+    Reading,
+    certificate,
+)
 from burstline.servers.truth.exchanges import Served
-from tests.loadgen.making import failed, ok
 
 MS = 1_000_000
 T0_NS = 7_000_000_000
+TRUE_MS = {"ttft": 200.0, "tpot": 20.0, "itl": 20.0, "e2e": 260.0}
 
 
-def served(index: int, sent_ns: list[int], arrival_ns: int = 0) -> Served:
-    """A reply of one token per event, each sent when it was due but for the last, 2 ms late."""
-    n = len(sent_ns)
-    at_ns = [T0_NS + ns for ns in sent_ns]
-    return Served(
-        number=index,
-        index=index,
-        path="/v1/completions",
-        status=200,
-        first_byte_ns=T0_NS + arrival_ns,
-        arrival_ns=T0_NS + arrival_ns,
-        read_ns=T0_NS + arrival_ns,
-        kernel_stamps=True,
-        ended_ns=at_ns[-1],
-        ended="done",
-        n_prompt_tok=4,
-        event_kind=["token"] * n,
-        event_tok=[1] * n,
-        event_due_ns=[*at_ns[:-1], at_ns[-1] - 2 * MS],
-        event_ns=at_ns,
+def served(index: int, arrival_ns: int = 0, **fields: object) -> Served:
+    """A reply of four tokens 20 ms apart from 200 ms on, the last sent 2 ms later than it was due."""
+    at_ns = T0_NS + arrival_ns
+    sent_ns = [at_ns, *(at_ns + ms * MS for ms in (200, 220, 240, 260))]
+    values: dict[str, object] = {
+        "number": index,
+        "index": None,
+        "path": "/v1/completions",
+        "status": 200,
+        "first_byte_ns": at_ns - MS // 2,
+        "arrival_ns": at_ns,
+        "read_ns": at_ns,
+        "kernel_stamps": True,
+        "ended_ns": sent_ns[-1],
+        "ended": "done",
+        "n_prompt_tok": 4,
+        "event_kind": ["headers", *["token"] * 4],
+        "event_tok": [0, 1, 1, 1, 1],
+        "event_due_ns": [*sent_ns[:-1], sent_ns[-1] - 2 * MS],
+        "event_ns": sent_ns,
+        "connection": index,
+        "body_hash": index,
+    }
+    return Served(**values | fields)  # type: ignore[arg-type]
+
+
+REFUSED = {"status": 503, "event_kind": ["plain"], "event_tok": [0], "event_due_ns": [0], "event_ns": [0]}
+"""Of a request that the server refused at once."""
+
+
+def told(n_ok: int | None = 10, n_failed: int | None = 0, **off_ms: float) -> Printed:
+    """A client that prints the truth, but for so many ms."""
+    numbers = {
+        ("metrics", metric, p): (true_ms + off_ms.get(metric, 0.0)) / 1e3
+        for metric, true_ms in TRUE_MS.items()
+        for p in ("p50", "p90", "p99")
+    }
+    return Printed("theirs", n_ok, n_failed, numbers, {"itl": "each request's own"})
+
+
+def certified(
+    rows: Sequence[Served],
+    printed: Printed,
+    *,
+    n: int = 10,
+    due_s: Sequence[float] | None = (),
+    concurrency: int | None = None,
+    count: Mapping[str, int] | None = None,
+) -> Certificate:
+    due = None if due_s is None else np.array(due_s or [0.0] * n)
+    asked = AskedLoad("a load", n, (4, 4), due, concurrency)
+    n_tok_of = None if count is None else count.__getitem__
+    return certificate(rows, asked, "fixed", printed, lambda a, b: ClientCost(1.0, None, a, b), n_tok_of)
+
+
+def burst(n: int = 10) -> list[Served]:
+    return [served(i, i * MS // 10) for i in range(n)]
+
+
+def test_a_client_that_prints_the_truth_has_no_findings_and_one_that_is_off_has_each_named() -> None:
+    assert certified(burst(), told()).findings == ()
+    found = certified(burst(), told(ttft=20.0, itl=-3.0, tpot=0.9))
+    assert [each.split(":")[0] for each in found.findings] == [
+        *("TTFT p50", "TTFT p90", "TTFT p99", "ITL p50", "ITL p90", "ITL p99")
+    ]
+    assert found.findings[0] == "TTFT p50: printed 220.00 ms, true 200.00 ms."
+    assert found.findings[3] == (
+        "ITL p50: printed 17.00 ms, true 20.00 ms, by its definition: each request's own."
     )
 
 
-class Report:
-    """What a certificate reads of a driver's report."""
-
-    t0_ns = T0_NS
-    cpu_s = 0.001
-    reader = "python"
-
-
-def columns(*records) -> Columns:
-    return columns_of(record_table(records))
-
-
-def certify(c: Columns, rows: list[Served], **options) -> Certificate:
-    return certificate(c, rows, [Report()], **options)  # type: ignore[list-item]
-
-
-def reported_late(late_s: float, n: int = 20) -> Certificate:
-    """Every token of n requests reported so much too late."""
-    records = [ok(i, 0.2 + late_s, [0.02] * 3) for i in range(n)]
-    rows = [served(i, [200 * MS, 220 * MS, 240 * MS, 260 * MS], arrival_ns=1 * MS) for i in range(n)]
-    return certify(columns(*records), rows)
-
-
-def test_what_is_reported_5_ms_late_is_5_ms_off_where_it_counts_from_due_and_not_in_the_gaps() -> None:
-    found = reported_late(0.005)
-    for name in ("ttft", "e2e"):
-        error = found.errors[name]
-        assert (error.n, error.bias_s, error.p99_s) == (20, pytest.approx(0.005), pytest.approx(0.005))
-    assert found.errors["itl"].n == 60
-    assert found.errors["itl"].p99_s == pytest.approx(0, abs=1e-12)
-    assert found.errors["ttft"].true_p50_s == pytest.approx(0.199), "it arrived 1 ms after it was due"
-    assert found.errors["ttft"].reported_p50_s == pytest.approx(0.204)
-    assert found.errors["tpot"].reported_p50_s == pytest.approx(0.02)
-    assert not found.is_clean
-    assert reported_late(0.0005).is_clean
-
-
-def test_in_a_burst_ttft_is_true_from_when_the_server_had_the_request() -> None:
-    """A client that stamps its send 3 ms after the request had arrived reports a TTFT 3 ms too short."""
-    records = [replace(ok(i, 0.2, [0.02] * 3), sent_ns=4 * MS) for i in range(20)]
-    rows = [served(i, [200 * MS, 220 * MS, 240 * MS, 260 * MS], arrival_ns=1 * MS) for i in range(20)]
-    found = certify(columns(*records), rows).errors
-    assert found["ttft"].bias_s == pytest.approx(-0.003)
-    assert found["itl"].bias_s == pytest.approx(0, abs=1e-9)
-
-
-def test_errors_of_both_signs_cancel_in_the_bias_and_not_in_the_p99() -> None:
-    records = [ok(i, 0.2 + (0.003 if i % 2 else -0.003), [0.02]) for i in range(10)]
-    found = certify(columns(*records), [served(i, [200 * MS, 220 * MS], arrival_ns=MS) for i in range(10)])
-    assert found.errors["ttft"].bias_s == pytest.approx(0, abs=1e-12)
-    assert found.errors["ttft"].p99_s == pytest.approx(0.003)
-
-
-def test_requests_are_joined_by_index_whatever_the_order_of_arrival() -> None:
-    records = [ok(i, 0.1 * (i + 1), [0.02]) for i in range(5)]
-    rows = [
-        served(i, [100 * MS * (i + 1), 100 * MS * (i + 1) + 20 * MS], arrival_ns=MS) for i in (3, 0, 4, 1, 2)
-    ]
-    found = certify(columns(*records), rows)
-    assert found.errors["ttft"].p99_s == pytest.approx(0, abs=1e-9)
-    assert found.n_unmatched == 0
-
-
-def test_what_failed_or_lost_an_event_is_counted_and_never_clean() -> None:
-    records = [ok(0, 0.2, [0.02]), ok(1, 0.2, []), failed(2)]
-    found = certify(columns(*records), [served(i, [200 * MS, 220 * MS]) for i in range(3)])
-    assert (found.n_requests, found.n_unmatched, found.errors["ttft"].n) == (3, 2, 1)
-    assert not found.is_clean
-
-
-def test_the_burst_the_lateness_and_the_servers_own_error_are_on_record() -> None:
-    records = [ok(i, 0.2, [0.02]) for i in range(11)]
-    rows = [served(i, [200 * MS, 220 * MS], arrival_ns=i * MS) for i in range(11)]
-    found = certify(columns(*records), rows)
-    assert found.schedule.spread_s == pytest.approx(0.010)
-    assert found.schedule.late_p50_s == pytest.approx(0.005)
-    assert found.schedule.rate_error is None, "a burst has no rate"
+def test_the_true_numbers_are_the_servers_and_what_a_tool_does_not_print_is_left_open() -> None:
+    found = certified(burst(), Printed("theirs", None, None, {("throughput", "requests_per_s"): 50.0}, {}))
+    true = {each.name: each.true for each in found.readings}
+    assert {name: true[f"{name}.p99"] for name in TRUE_MS} == {
+        name: pytest.approx(ms / 1e3) for name, ms in TRUE_MS.items()
+    }
+    took_s = 0.26 + 0.0009
+    assert true["throughput.output_tok_per_s"] == pytest.approx(40 / took_s)
+    assert [each.printed for each in found.readings if each.is_time] == [None] * 12
+    assert [each.split(":")[0] for each in found.findings] == ["Requests per second"], "38 were true"
+    part = Printed("ours", 10, 0, {("throughput", "requests_per_s"): 50.0}, {"throughput": "of a part"})
+    assert certified(burst(), part).findings == ()
     assert found.server_late_p99_s == pytest.approx(0.002)
-    assert found.cpu_per_event_s == pytest.approx(0.001 / 22)
-    closed = certify(columns(*records), rows, open_loop=False)
-    assert closed.schedule.spread_s is None
+    assert (found.cost.before_s, found.cost.after_s) == (
+        pytest.approx(T0_NS / 1e9 - 0.0005),
+        pytest.approx(T0_NS / 1e9 + 0.2609),
+    )
 
 
-def test_a_schedule_is_held_against_its_law_and_its_plan() -> None:
-    due_ns = (np.cumsum(np.random.default_rng(0).exponential(0.01, 200)) * 1e9).astype(int)
-    records = [
-        replace(ok(i, 0.2, [0.02]), due_ns=int(at), token_ns=[int(at) + 200 * MS, int(at) + 220 * MS])
-        for i, at in enumerate(due_ns)
-    ]
-    rows = [
-        served(i, [int(at) + 200 * MS, int(at) + 220 * MS], arrival_ns=int(at * 1.01))
-        for i, at in enumerate(due_ns)
-    ]
-    schedule = certify(columns(*records), rows, law=(100.0, 1.0)).schedule
-    assert schedule.rate_error == pytest.approx(1 / 1.01 - 1)
-    assert schedule.gap_cv == pytest.approx(schedule.planned_gap_cv)
-    assert schedule.gap_ks is not None
-    assert schedule.gap_ks < 0.1
-    assert schedule.spread_s is None
+def test_the_first_byte_is_held_against_the_heads_where_a_tool_prints_that() -> None:
+    printed = Printed("k6", 10, 0, {("metrics", "ttfb", "p50"): 0.2}, {})
+    (found,) = (each for each in certified(burst(), printed).readings if each.name == "ttfb.p50")
+    assert found.true == 0
+    assert found.is_off
+    assert not Reading("ttft.p50", 0.2, 0.2009, "").is_off
+    assert Reading("throughput.requests_per_s", 100, 94, "").is_off
 
 
-def streams(n_streams: int, gaps_s: list[float], blur: float) -> tuple[Columns, list[Served]]:
-    """Streams whose gaps are reported right in the first half and `blur` of a gap too long or short after."""
-    records, rows = [], []
-    for i in range(n_streams):
-        true_s = 0.2 + i * 1e-4 + np.cumsum([0.0, *gaps_s])
-        off_s = np.where(np.arange(len(true_s)) < len(true_s) // 2, 0.0, blur * gaps_s[-1])
-        off_s[1::2] *= -1
-        reported_s = true_s + off_s
-        records.append(ok(i, float(reported_s[0]), np.diff(reported_s).tolist()))
-        rows.append(served(i, (true_s * 1e9).round().astype(int).tolist()))
-    return columns(*records), rows
+def test_what_came_before_the_load_is_in_no_number() -> None:
+    warm = [served(100 + k, (k - 2) * 300 * MS, event_ns=[0, 1, 2, 3, 4]) for k in range(2)]
+    found = certified([*warm, *burst()], told())
+    assert (found.offered.n, found.offered.n_before) == (10, 2)
+    assert found.findings == ()
+    beside = [served(100, 0), *burst()]  # one more amid the load is no warm-up
+    assert certified(beside, told(11)).offered.n == 11
+    assert "It sent 11 requests; 10 were asked for." in certified(beside, told(11)).findings
 
 
-def test_the_limit_is_the_last_rung_that_the_client_followed() -> None:
-    rungs = [(1000.0, 20), (2000.0, 20)]
-    gaps_s = [0.01] * 19 + [0.005] * 20
-    sharp = limit(*streams(10, gaps_s, 0.0), T0_NS, rungs)
-    assert sharp.by == "search"
-    assert sharp.events_per_s == pytest.approx(2000, rel=0.1)
-    blurred = limit(*streams(10, gaps_s, 0.3), T0_NS, rungs)
-    assert blurred.by == "client"
-    assert blurred.events_per_s == pytest.approx(1000, rel=0.1)
+def test_failures_retries_and_hang_ups_are_counted_and_a_tool_that_hides_them_is_told_so() -> None:
+    rows = burst(10)
+    rows[3] = served(3, 0, **REFUSED)
+    rows[4] = served(4, 0, ended="close")
+    rows[5] = served(5, 0, ended="client_closed")
+    hidden = certified(rows, told(10, 0))
+    assert (hidden.offered.n_ok, hidden.offered.n_failed, hidden.offered.n_hung_up) == (7, 2, 1)
+    assert "The server failed 2 requests; the tool printed 0." in hidden.findings
+    assert "It printed 10 successful requests; there were 7." in hidden.findings
+    assert "It closed 1 request before the reply was complete." in hidden.findings
+    silent = certified(rows, told(7, None)).findings
+    assert "The server failed 2 requests; the tool does not print failures." in silent
+    assert not any("failed 2" in each for each in certified(rows, told(7, 2)).findings)
+    again = [*rows, served(10, 30 * MS, body_hash=3)]
+    retried = certified(again, told(8, 2))
+    assert (retried.offered.n_retries, retried.offered.n) == (1, 11)
+    assert any("It retried 1 request that had failed" in each for each in retried.findings)
+    assert not any("were asked for" in each for each in retried.findings)
 
 
-def read_one_by_one(sent_s: np.ndarray, read_s: float) -> np.ndarray:
-    """When each token (a row a stream) is said to have come by a reader of which every read takes `read_s`.
-
-    On virtual time, as in the wire: round after round over the streams that have something; a read takes all
-    that is there, and the kernel's one stamp is that of the last.
-    """
-    n_streams, n_tok = sent_s.shape
-    said_s, done, now_s = np.empty_like(sent_s), [0] * n_streams, 0.0
-    next_s = sent_s[:, 0].copy()
-    while np.isfinite(next_s).any():
-        now_s = max(now_s, next_s.min())
-        for i in np.flatnonzero(next_s <= now_s):
-            now_s += read_s
-            begin, done[i] = done[i], int(np.searchsorted(sent_s[i], now_s, side="right"))
-            said_s[i, begin : done[i]] = sent_s[i, done[i] - 1]
-            next_s[i] = sent_s[i, done[i]] if done[i] < n_tok else np.inf
-    return said_s
-
-
-@pytest.mark.parametrize(
-    ("reads_per_s", "knee_per_s", "by"),
-    [(1500, 1000, "client"), (6000, 4000, "client"), (50_000, 8000, "search")],
-)
-def test_the_knee_is_found_where_the_reader_has_its_own(reads_per_s: int, knee_per_s: int, by: str) -> None:
-    """Ten streams climb from 1000 to 8000 events a second; a reader follows as many as it can read."""
-    rungs = [(1000.0 * 2**k, 20 * 2**k) for k in range(4)]
-    gaps_s = [10 / rate for rate, n_tok in rungs for _ in range(n_tok)]
-    sent_s = 0.2 + np.arange(10)[:, None] * 1e-3 + np.cumsum([0.0, *gaps_s[1:]])
-    said_s = read_one_by_one(sent_s, 1 / reads_per_s)
-    c = columns(*(ok(i, float(row[0]), np.diff(row).tolist()) for i, row in enumerate(said_s)))
-    rows = [served(i, (row * 1e9).round().astype(int).tolist()) for i, row in enumerate(sent_s)]
-    found = limit(c, rows, T0_NS, rungs)
-    assert found.by == by
-    assert found.events_per_s == pytest.approx(knee_per_s, rel=0.05)
+def test_a_burst_that_is_none_and_another_arrival_process_are_found() -> None:
+    late = certified([served(i, i * 52 * MS // 10) for i in range(10)], told())
+    assert late.offered.spread_s == pytest.approx(0.0473)
+    (finding,) = late.findings
+    assert finding.startswith(
+        "The burst took 47 ms to arrive, 18% of a median request's time; at most 10 were"
+    )
+    due_s = np.cumsum(np.random.default_rng(0).exponential(0.01, 200))
+    on_time = [served(i, round(at * 1e9)) for i, at in enumerate(due_s)]
+    assert certified(on_time, told(200), n=200, due_s=due_s.tolist()).findings == ()
+    even = [served(i, i * 10 * MS) for i in range(200)]
+    found = certified(even, told(200), n=200, due_s=due_s.tolist())
+    assert found.offered.gap_cv == pytest.approx(0, abs=1e-6)
+    assert any("another arrival process" in each for each in found.findings)
+    slow = [served(i, round(at * 1.1e9)) for i, at in enumerate(due_s)]
+    off = certified(slow, told(200), n=200, due_s=due_s.tolist())
+    assert "The rate of its requests was -9.1% off." in off.findings
 
 
-def test_where_no_stream_came_through_nothing_was_followed() -> None:
-    c, _ = streams(10, [0.01] * 39, 0.0)
-    assert limit(c, [], T0_NS, [(1000.0, 20), (2000.0, 20)]).events_per_s == 0
+def test_a_closed_loop_keeps_as_many_in_flight_as_asked() -> None:
+    assert certified(burst(), told(), due_s=None, concurrency=10).findings == ()
+    (finding,) = certified(burst(), told(), due_s=None, concurrency=8).findings
+    assert finding == "It kept 10 requests in flight; 8 were asked for."
 
 
-def test_a_truth_server_that_is_too_slow_is_named_and_not_the_client() -> None:
-    found = limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 20), (2000.0, 20)])
-    assert found.by == "truth server"
-    assert found.events_per_s == pytest.approx(1000, rel=0.1)
+def test_prompts_are_counted_as_ids_or_by_the_tokenizer() -> None:
+    rows = [served(i, 0, text="a b", n_prompt_tok=2) for i in range(10)]
+    assert certified(rows, told()).offered.prompt_tok is None, "words are no tokens"
+    found = certified(rows, told(), count={"a b": 6})
+    assert (found.offered.prompt_tok, found.offered.n_as_ids) == ((6, 6, 6), 0)
+    assert "Its median prompt has 6 tokens; asked for: 4 to 4." in found.findings
+
+
+def test_a_client_that_sent_nothing_is_certified_as_that() -> None:
+    found = certified([], told(0))
+    assert (found.offered.n, found.readings) == (0, ())
+    assert found.findings[0] == "It sent 0 requests; 10 were asked for."
 
 
 def test_a_certificate_survives_json() -> None:
-    found = reported_late(0.002)
+    found = certified(burst(), told(ttft=20.0))
     assert from_json(Certificate, to_json(found)) == found
-    with_limit = replace(found, limit=limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 40)]))
-    assert from_json(Certificate, to_json(with_limit)) == with_limit

@@ -19,8 +19,7 @@ from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE, comparabilit
 from burstline.loadgen.verdict.factors import differing
 from burstline.loadgen.verdict.served_work import ServedWork, quantization_of, settings_of
 from burstline.servers.identity import Identity
-from burstline.workloads.plan import Plan, fingerprint
-from burstline.workloads.prefixes import expected_hit_fraction, hits
+from burstline.workloads.plan import Plan, expected_hit_fraction, fingerprint, hits
 from burstline.workloads.request import Request, Sampling
 from tests.loadgen.making import failed, ok
 
@@ -44,6 +43,9 @@ def served(n: int = 100, n_tok: int = 8, asked: int = 8, step_s: float = 0.01, *
     return [replace(ok(k, 0.1 + k * 0.001, [step_s] * (n_tok - 1)), **{**common, **fields}) for k in range(n)]
 
 
+WARM = Reason("prefix-more", "The prefix cache served 40%.", "Pass a new --salt.")
+
+
 def refused(n: int, first: int) -> list[Record]:
     return [replace(failed(first + k, "http_503", 8), planned_prompt_tok=512) for k in range(n)]
 
@@ -51,7 +53,7 @@ def refused(n: int, first: int) -> list[Record]:
 def work(label: str, records: list[Record], **changes: Any) -> ServedWork:
     columns = columns_of(tables.record_table(records))
     settings = {**SETTINGS, **changes.pop("settings", {})}
-    fields = {"run": label, "verdict": "VALID", "cached_fraction": 0.0, "expected_cached_fraction": 0.0}
+    fields = {"run": label, "verdict": "VALID", "cached_fraction": 0.0}
     return ServedWork(label=label, columns=columns, settings=settings, **{**fields, **changes})
 
 
@@ -71,7 +73,7 @@ def test_the_same_work_under_the_same_settings_is_comparable():
         (work("B", served(prompt_tok=500)), "prompt-tokens", "500.0 at B, 512.0 at A"),
         (work("B", served(n_tok=6)), "output-tokens", "6.0 at B, 8.0 at A"),
         (work("B", served(finish_reason="eos_token")), "finish-reasons", "100.0% at B"),
-        (work("B", served(70) + refused(30, 70)), "failures", "B: 30 of 100 requests, 30 http_503"),
+        (work("B", served(70) + refused(30, 70)), "failures", "B: 30 of 100 requests, 30 got HTTP 503"),
         (
             work("B", served(), settings={"abandoned": "20.0% after 8 tokens"}),
             "workload",
@@ -87,9 +89,9 @@ def test_the_same_work_under_the_same_settings_is_comparable():
         (work("B", served(), settings={"tensor_parallel_size": "2"}), "parallelism", "2 at B"),
         (work("B", served(), settings={"concurrency": "8"}), "workload", "8 at B"),
         (work("B", served(99)), "workload", "99 for B"),
-        (work("B", served(planned_prompt_tok=256, prompt_tok=512)), "workload", "other lengths"),
-        (work("B", served(due_ns=5_000_000)), "workload", "other times"),
-        (work("B", served(), cached_fraction=0.4), "cache-truth", "40.0% of its prompt tokens"),
+        (work("B", served(planned_prompt_tok=256, prompt_tok=512)), "workload", "different lengths"),
+        (work("B", served(due_ns=5_000_000)), "workload", "different times"),
+        (work("B", served(), cache_warnings=(WARM,)), "cache-truth", "B: The prefix cache served 40%."),
         (work("B", served(), verdict="NO SUMMARY"), "verdict", "FAILED"),
     ],
 )
@@ -115,13 +117,13 @@ def test_what_an_engine_does_not_say_is_a_warning_and_not_a_difference():
     )
     assert gate.comparable
     (warning,) = gate.warnings
-    assert "B does not say: prompt tokens from the prefix cache, precision of the weights" in warning.text
+    assert "B does not report: prompt tokens from the prefix cache, precision of the weights" in warning.text
 
 
 def test_an_engine_whose_lengths_cannot_be_forced_is_named_even_where_they_agree():
     gate = comparability([work("A", served()), work("TGI", served(), lengths_forced=False)])
     assert gate.comparable
-    assert "TGI cannot be forced" in gate.warnings[0].text
+    assert "TGI cannot force" in gate.warnings[0].text
 
 
 def test_a_run_that_cannot_be_believed_makes_the_comparison_so():
@@ -135,8 +137,8 @@ def test_a_run_whose_client_was_late_is_compared_for_its_grades_withhold_what_is
 
 
 def test_cache_hits_that_the_prompts_explain_are_no_reason():
-    shared = {"cached_fraction": 0.5, "expected_cached_fraction": 0.5}
-    assert comparability([work("A", served(), **shared), work("B", served(), **shared)]).comparable
+    works = [work(label, served(), cached_fraction=0.5) for label in "AB"]
+    assert comparability(works).comparable
 
 
 def test_one_contender_alone_is_no_comparison():

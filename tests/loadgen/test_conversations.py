@@ -3,12 +3,14 @@
 import json
 from array import array
 
+import pytest
+
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.conversations import Conversations
 from burstline.servers.messages import ReplyContent
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.request import Request, Turn
-from burstline.workloads.sessions import SessionShape, drawn_sessions
+from burstline.workloads.works import SessionShape, drawn_sessions
 from tests.pitfalls.chain import VOCABULARY, fired
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -105,6 +107,7 @@ def test_turns_after_a_refused_one_have_an_outcome_of_their_own():
     assert [record.outcome for record in played.records] == ["ok", "http_500", "predecessor"]
 
 
+@pytest.mark.slow
 def test_later_turns_do_not_wait_until_every_session_has_begun(monkeypatch):
     monkeypatch.setattr(drive, "_LOOK_AHEAD", 10)
     requests, of, _ = drawn_sessions(shape(2), 60, VOCABULARY, 0)

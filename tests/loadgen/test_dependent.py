@@ -104,7 +104,7 @@ def test_a_queues_percentile_says_what_its_requests_are_worth():
     for p in PS:
         found = percentile_in_order(percentile(values, p, "s"), in_time(values), p)
         assert found.low < found.point
-        assert "1,000 correlated values carry" in found.note
+        assert "1,000 correlated values are worth" in found.note
 
 
 def test_above_the_largest_value_the_tail_is_taken_for_exponential():

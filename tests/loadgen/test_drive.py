@@ -23,8 +23,7 @@ import pytest
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
 from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.capture import Capture, read_captures
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
@@ -231,6 +230,7 @@ def test_stop_while_requests_are_prepared_ends_with_all_accounted_for(
         n_built += 1
         preparing.set()
         assert stopped.wait(10)
+        time.sleep(0.005)  # the thread that hears of the stop gets its turn
         return encode(request, target)
 
     monkeypatch.setattr(ENGINES["fake"], "encode", slow, raising=False)

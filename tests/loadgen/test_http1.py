@@ -42,7 +42,7 @@ def test_every_split_of_a_reply_decodes_the_same(name: str, data: st.DataObject)
     assert (reply.status, reply.body, reply.complete) == (200, BODY, True)
     # The read that completes an event is the first by which all bytes up to the event's last are there.
     ends = [sum(map(len, EVENTS[: k + 1])) for k in range(len(EVENTS))]
-    for end, index in zip(ends, arrivals.read_of(ends).tolist(), strict=True):
+    for end, index in zip(ends, arrivals.body_ends.searchsorted(ends).tolist(), strict=True):
         so_far = http1.parse(reads[: index + 1])
         before = http1.parse(reads[:index])
         assert so_far is not None

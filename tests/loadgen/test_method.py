@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from burstline import exit_codes
+from burstline.console import exit_codes
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.record.verdict import State
 from tests.pitfalls.test_mutations import MUTATIONS

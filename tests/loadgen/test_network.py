@@ -22,7 +22,7 @@ def test_only_a_server_beyond_the_loopback_is_remote():
     assert not is_remote([])
 
 
-def test_the_kernel_stamps_when_a_requests_last_byte_left_and_when_it_was_acknowledged():
+def test_the_kernel_stamps_when_a_requests_last_byte_left():
     offsets = Offsets()
     offsets.observe(time.monotonic_ns())
     network, exchange = Network(), Exchange()
@@ -35,12 +35,13 @@ def test_the_kernel_stamps_when_a_requests_last_byte_left_and_when_it_was_acknow
             before_ns = time.monotonic_ns()
             client.send(b"x" * 3000)
             limit_s = time.monotonic() + 10
-            while exchange.acked is None and time.monotonic() < limit_s:
-                peer.recv(4096) if exchange.left is None else time.sleep(0.001)
+            while exchange.left is None and time.monotonic() < limit_s:
+                time.sleep(0.001)
                 network.read_stamps(client, exchange)
+            peer.recv(4096)
+            time.sleep(0.05)  # until the acknowledgement is there: TCP's round trip rests on it
             network.leave(client)
-    exchange.capture(0, offsets)
-    assert before_ns - 100_000 < exchange.left_ns <= exchange.acked_ns < time.monotonic_ns()
+    assert before_ns - 100_000 < offsets.moment(exchange.left) < time.monotonic_ns()
     report = network.report()
     assert (report.n, report.retransmits) == (1, 0)
     assert 0 < report.least_rtt_p50_ns <= report.rtt_p99_ns < 1_000_000_000
@@ -70,8 +71,6 @@ def test_a_step_of_the_wall_clock_moves_no_send(monkeypatch):
             offsets.observe(at_ns)
         for sent_ns, stamped in ((20 * ms, True), (60 * ms, False), (69 * ms, False), (120 * ms, True)):
             exchange = Exchange()
-            exchange.sent_ns, left_ns, acked_ns = sent_ns, sent_ns + 2 * ms, sent_ns + 9 * ms
+            exchange.sent_ns, left_ns = sent_ns, sent_ns + 2 * ms
             exchange.left = left_ns + offset_at(left_ns), left_ns + 50_000
-            exchange.acked = acked_ns + offset_at(acked_ns), acked_ns + 50_000
             assert exchange.capture(0, offsets).sent_ns == (left_ns if stamped else sent_ns)
-            assert (exchange.left_ns, exchange.acked_ns) == ((left_ns, acked_ns) if stamped else (None, None))

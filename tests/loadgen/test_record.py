@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads
 from burstline.loadgen.record.record import record_of, record_without_capture
 from burstline.servers.messages import Event, Kind, Read, Reply
-from burstline.servers.protocol.openai import decode_completion
 from burstline.servers.registry import ENGINES
 from tests.loadgen.making import DONE, HEAD, MS, capture, chat, chunk, event, recorded, request, usage, wire
+from tests.servers.golden import decode_completion
 
 THREE = [(10, event()), (20, event()), (30, event(finish="length"))]
 

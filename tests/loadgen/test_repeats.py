@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from burstline.loadgen.stats.across_runs import Noise, noise_of, over_runs, percentile_over_runs, spreads_of
+from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.estimates import Absent, Estimate
 from burstline.loadgen.stats.quantiles import Samples, percentile
 
@@ -86,34 +86,3 @@ def test_one_number_a_run_makes_students_interval_about_their_geometric_mean():
 @pytest.mark.parametrize("k", [1, 2])
 def test_one_or_two_numbers_have_no_interval(k):
     assert over_runs(np.ones(k), "s").low is None
-
-
-def test_the_noise_is_how_far_two_runs_lie_apart_once_in_twenty():
-    random, found = np.random.default_rng(3), noise_of(np.array([1.0, 1.1, 1.2]))
-    assert isinstance(found, Noise)
-    assert isinstance(noise_of(np.ones(2)), Absent)
-    many = noise_of(np.exp(0.05 * random.normal(size=2000)))
-    pairs = np.exp(0.05 * random.normal(size=(4000, 2)))
-    apart = np.maximum(pairs[:, 0] / pairs[:, 1], pairs[:, 1] / pairs[:, 0]) - 1
-    assert (apart > many.apart).mean() == pytest.approx(0.05, abs=0.01)
-
-
-def test_the_spread_over_starts_is_told_from_the_spread_over_repeats_of_one_start():
-    random = np.random.default_rng(5)
-    starts = [np.exp(random.normal(0, 0.3) + 0.02 * random.normal(size=2)) for _ in range(2000)]
-    both = spreads_of(starts)
-    assert both.repeats.spread == pytest.approx(0.02, rel=0.05)
-    assert both.starts.spread == pytest.approx(np.hypot(0.3, 0.02), rel=0.05)
-    assert (both.starts.n_runs, both.repeats.n_runs) == (2000, 2001)
-    alike = spreads_of([np.exp(0.05 * random.normal(size=2)) for _ in range(2000)])
-    assert alike.starts.spread == pytest.approx(alike.repeats.spread, rel=0.1)
-
-
-def test_one_run_of_each_start_or_one_start_alone_tells_one_kind_of_spread_only():
-    values = np.array([1.0, 1.1, 1.2])
-    fresh = spreads_of([values[:1], values[1:2], values[2:]])
-    assert fresh.starts.spread == pytest.approx(noise_of(values).spread)
-    assert isinstance(fresh.repeats, Absent)
-    repeated = spreads_of([values])
-    assert repeated.repeats.spread == pytest.approx(noise_of(values).spread)
-    assert "needs 3 starts, there are 1" in repeated.starts.reason

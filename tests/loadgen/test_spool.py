@@ -10,8 +10,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.capture_store import (
+from burstline.loadgen.record.capture import (
+    Capture,
     CaptureWriter,
     DamagedCapturesError,
     packed,

@@ -9,14 +9,13 @@ from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.metrics.steady_state import steady_part
 from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.manifest import ArrivalFacts
 from burstline.loadgen.record.tables import RECORDS, record_table
 from burstline.loadgen.stats.estimates import Absent, Estimate
-from burstline.loadgen.summarize import Context, figures
-from tests.loadgen.making import ok, summarized
+from burstline.loadgen.summarize import figures
+from tests.loadgen.making import conditions, ok, summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 
-POISSON = ArrivalFacts("poisson", 20.0)
+POISSON = ("poisson", 20.0)
 
 
 def reasons(records, pattern="poisson"):
@@ -35,7 +34,7 @@ def test_a_growing_queue_is_called_overloaded():
 
 
 def test_an_overloaded_run_is_not_stationary_and_says_what_to_do():
-    verdict = summarized(queued(1.4, 600, 0), Context(arrivals=POISSON))["verdict"]
+    verdict = summarized(queued(1.4, 600, 0), conditions(arrivals=POISSON))["verdict"]
     assert verdict["state"] == "NOT-STATIONARY"
     assert "--rate" in verdict["reasons"][0]["advice"]
 
@@ -55,7 +54,7 @@ def test_a_slow_start_is_left_out_of_the_latencies_and_shown(slow):
     wait_s = random.lognormal(-3, 0.2, 600) + np.where(np.arange(600) < slow, 0.5, 0)
     summary = summarized(
         table(due_s, due_s + wait_s, due_s + wait_s + 0.1, 5),
-        Context(arrivals=ArrivalFacts("constant", 10)),
+        conditions(arrivals=("constant", 10)),
     )
     window = summary["window"]
     assert window["n_warm_up"]["point"] == pytest.approx(slow, abs=0.05 * 600)
@@ -99,7 +98,7 @@ def test_a_run_at_a_queue_is_covered_from_its_records_on():
 
 
 def test_throughput_in_the_window_is_the_rate_that_was_offered():
-    summary = summarized(queued(0.7, 2000, 5), Context(arrivals=POISSON))
+    summary = summarized(queued(0.7, 2000, 5), conditions(arrivals=POISSON))
     offered = 0.7 * N_SERVERS / MEAN_S
     rate = summary["throughput"]["requests_per_s"]
     assert rate["low"] < offered < rate["high"]
@@ -108,7 +107,7 @@ def test_throughput_in_the_window_is_the_rate_that_was_offered():
 
 
 def test_a_closed_loops_throughput_has_blocks_of_time_and_a_short_one_a_plain_reading():
-    summaries = (summarized(queued(0.7, n, 5), Context(concurrency=8)) for n in (2000, 5))
+    summaries = (summarized(queued(0.7, n, 5), conditions(concurrency=8)) for n in (2000, 5))
     long, short = (summary["throughput"]["output_tok_per_s"] for summary in summaries)
     assert long["low"] < long["point"] < long["high"]
     assert short["point"] is not None
@@ -117,19 +116,16 @@ def test_a_closed_loops_throughput_has_blocks_of_time_and_a_short_one_a_plain_re
 
 @pytest.mark.parametrize(("n", "known"), [(40, True), (10, False)])
 def test_a_run_shorter_than_three_blocks_gets_no_interval_and_one_shorter_than_a_block_no_rate(n, known):
-    rate = summarized(queued(0.5, n, 0), Context(arrivals=POISSON))["throughput"]["requests_per_s"]
+    rate = summarized(queued(0.5, n, 0), conditions(arrivals=POISSON))["throughput"]["requests_per_s"]
     assert (rate["point"] is not None) == known
     assert rate.get("low") is None
     assert "3 blocks" in (rate["note"] if known else rate["absent"])
 
 
 def test_the_schedule_that_was_kept_stands_beside_the_plan():
-    kept = summarized(queued(0.5, 2000, 3), Context(arrivals=POISSON))["schedule"]
+    kept = summarized(queued(0.5, 2000, 3), conditions(arrivals=POISSON))["schedule"]
     assert kept["rate_error"]["point"] == pytest.approx(0, abs=1e-6)
     assert kept["gap_cv"]["point"] == pytest.approx(1, abs=0.1)
-    assert kept["gap_ks"]["point"] < kept["gap_ks_critical"]["point"]
-    assert kept["dispersion_1s"]["point"] == pytest.approx(1, abs=0.5)
-    assert isinstance(kept["in_flight_mean"]["point"], float)
 
 
 def test_estimates_stay_estimates():
@@ -142,15 +138,13 @@ def test_goodput_and_throughput_share_a_window():
     """Where every request is good, goodput is throughput: of a whole burst, and within a steady window."""
     goals = (parse_goal("ttft<=1000s"),)
     burst = summarized(
-        table(np.zeros(40), np.full(40, 0.05), np.linspace(0.1, 2, 40), 5), Context(goals=goals)
+        table(np.zeros(40), np.full(40, 0.05), np.linspace(0.1, 2, 40), 5), conditions(goals=goals)
     )
     assert burst["goodput"]["requests_per_s"]["point"] == burst["throughput"]["requests_per_s"]["point"]
     assert burst["goodput"]["tok_per_s"]["point"] == burst["throughput"]["output_tok_per_s"]["point"]
     at_s = np.arange(600) / 20
     records = table(at_s, at_s + 0.05, at_s + 0.1, 5)
-    steady = summarized(
-        records, Context(arrivals=ArrivalFacts("constant", 20.0), duration_s=30.0, goals=goals)
-    )
+    steady = summarized(records, conditions(arrivals=("constant", 20.0), duration_s=30.0, goals=goals))
     for rates in (steady["goodput"], steady["throughput"]):
         assert rates["requests_per_s"]["point"] == pytest.approx(20, rel=0.01)
 
@@ -159,7 +153,7 @@ def test_the_window_is_the_duration_that_was_asked_for():
     """--rate 4 --duration-s 15: the last of 60 requests is due before the 15 s are over."""
     due_s = np.arange(60) / 4
     records = table(due_s, due_s + 0.05, due_s + 0.1, 5)
-    summary = summarized(records, Context(arrivals=ArrivalFacts("constant", 4.0), duration_s=15.0))
+    summary = summarized(records, conditions(arrivals=("constant", 4.0), duration_s=15.0))
     assert summary["window"]["end_s"]["point"] == 15.0
     assert summary["throughput"]["requests_per_s"]["point"] == pytest.approx(60 / 15, rel=0.02)
 
@@ -171,7 +165,7 @@ def test_what_an_interrupt_left_unsent_is_outside_the_window_and_not_infinitely_
         row.update(outcome="not_sent", sent_ns=None, closed_ns=None, token_ns=[], token_n=[])
         row.update(read_lag_ns=[], read_error_ns=[])
     records = pa.Table.from_pylist(rows, schema=RECORDS)
-    context = Context(arrivals=ArrivalFacts("constant", 20.0), status="interrupted", duration_s=30.0)
+    context = conditions(arrivals=("constant", 20.0), status="interrupted", duration_s=30.0)
     summary = summarized(records, context)
     assert summary["counts"] == {"planned": 600, "ok": 324, "not_sent": 276}
     assert summary["metrics"]["ttft"]["p90"]["point"] == pytest.approx(0.05, abs=1e-6)
@@ -206,7 +200,7 @@ def test_a_closed_loops_rates_are_those_of_the_server_whoever_sent_the_requests_
             )
             for i, (sent_s, stay_s) in enumerate(rows)
         ]
-        context = Context(concurrency=c, goals=(parse_goal("ttft<=1000s"),))
+        context = conditions(concurrency=c, goals=(parse_goal("ttft<=1000s"),))
         summary = summarized(record_table(records), context)
         rates, good = summary["throughput"], summary["goodput"]
         ratios.append(rates["requests_per_s"]["point"] * 1.65 / c)
@@ -216,7 +210,6 @@ def test_a_closed_loops_rates_are_those_of_the_server_whoever_sent_the_requests_
         assert good["requests_per_s"]["point"] == pytest.approx(rates["requests_per_s"]["point"])
         assert good["tok_per_s"]["point"] == pytest.approx(rates["output_tok_per_s"]["point"])
         assert summary["concurrency"]["mean"]["point"] == pytest.approx(c, rel=1e-3)
-        assert summary["concurrency"]["little_residual"]["point"] == pytest.approx(0, abs=1e-9)
     assert np.mean(ratios) == pytest.approx(1, abs=0.02)
 
 
@@ -238,8 +231,11 @@ def held(rate_per_s, length_s, seed, low_s=5.0, high_s=15.0):
     )
 
 
+@pytest.mark.slow
 def test_a_load_that_is_held_is_not_overloaded_while_it_fills_up():
     runs = [held(10, 60, seed) for seed in range(30)]
     assert sum(bool(reasons(run)) for run in runs) <= 1
-    some = [summarized(run, Context(arrivals=POISSON))["throughput"]["requests_per_s"] for run in runs[:10]]
+    some = [
+        summarized(run, conditions(arrivals=POISSON))["throughput"]["requests_per_s"] for run in runs[:10]
+    ]
     assert np.mean([rate["point"] for rate in some]) == pytest.approx(10, rel=0.03)

@@ -15,7 +15,15 @@ from burstline.loadgen.stats.estimates import (
     measured,
     order_statistic_ranks,
 )
-from burstline.loadgen.stats.quantiles import Ranked, Samples, mean, percentile, percentiles, quantile_of
+from burstline.loadgen.stats.quantiles import (
+    Ranked,
+    Samples,
+    extremes,
+    mean,
+    percentile,
+    percentiles,
+    quantile_of,
+)
 from burstline.loadgen.stats.serial_correlation import rate_interval
 
 FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
@@ -123,7 +131,7 @@ def test_a_p99_is_absent_when_more_than_one_percent_failed():
     values[:11] = np.inf
     figure = percentile(values, 0.99, "s")
     assert isinstance(figure, Absent)
-    assert "11 of 1,000 did not succeed" in figure.reason
+    assert "11 of the 1,000 measured requests failed" in figure.reason
     assert isinstance(percentile(values, 0.9, "s"), Estimate)
 
 
@@ -241,3 +249,12 @@ def test_no_rate_is_below_zero() -> None:
     low, high = rate_interval(came, np.ones(64), 8) or (math.nan, math.nan)
     assert low == 0.0
     assert high > came.mean()
+
+
+def test_the_spread_and_the_ends_of_weighted_values_are_numpys_of_the_values_repeated():
+    values, weights = np.array([3.0, 1.0, 2.0, 9.0]), np.array([1, 4, 2, 1])
+    found = extremes(Samples(values, weights, np.array([2, 2])), "s")
+    repeated = np.repeat(values, weights)
+    assert found["std"].point == pytest.approx(np.std(repeated, ddof=1))
+    assert (found["min"].point, found["max"].point, found["max"].n) == (1.0, 9.0, len(repeated))
+    assert isinstance(extremes(Samples.per_request(np.array([1.0, np.inf])), "s")["max"], Absent)

@@ -1,19 +1,18 @@
-"""docs/summary.schema.json against real summaries, by the few words of JSON Schema that it uses."""
+"""loadgen/record/summary.schema.json against real summaries, by the few words of JSON Schema that it uses."""
 
 import copy
 import json
-from pathlib import Path
+from importlib.resources import files
 
 import pytest
 
 from burstline.loadgen.metrics.slo import parse_goal
-from burstline.loadgen.record.manifest import ArrivalFacts
+from burstline.loadgen.record import manifest
 from burstline.loadgen.record.tables import RECORDS, record_table
-from burstline.loadgen.summarize import Context
-from tests.loadgen.making import failed, ok, summarized
+from tests.loadgen.making import conditions, failed, ok, summarized
 from tests.loadgen.queueing import queued
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "summary.schema.json").read_text())
+SCHEMA = json.loads(files("burstline.loadgen.record").joinpath("summary.schema.json").read_text())
 TYPES = {
     "object": dict,
     "array": list,
@@ -22,7 +21,19 @@ TYPES = {
     "number": (int, float),
     "null": type(None),
 }
-WORDS = {"$schema", "$defs", "$ref", "title", "description", "type", "const", "enum", "anyOf", "required"}
+WORDS = {
+    "$schema",
+    "$id",
+    "$defs",
+    "$ref",
+    "title",
+    "description",
+    "type",
+    "const",
+    "enum",
+    "anyOf",
+    "required",
+}
 WORDS |= {"properties", "additionalProperties", "items", "minimum", "maximum", "minLength"}
 
 
@@ -74,18 +85,23 @@ SUMMARIES = {
     "all well": summarized(record_table([ok(i, 0.2 + 0.001 * i, [0.01] * 3) for i in range(700)])),
     "some failed, with targets": summarized(
         record_table([*(ok(i, 0.2, [0.01] * 3) for i in range(90)), *map(failed, range(90, 100))]),
-        Context(goals=GOALS),
+        conditions(goals=GOALS),
     ),
-    "none succeeded": summarized(record_table(list(map(failed, range(12)))), Context(goals=GOALS)),
-    "nothing planned": summarized(RECORDS.empty_table(), Context(goals=GOALS)),
-    "overloaded": summarized(queued(1.4, 400, 0), Context(arrivals=ArrivalFacts("poisson", 56.0))),
-    "a closed loop": summarized(queued(0.5, 100, 0), Context(concurrency=8)),
+    "none succeeded": summarized(record_table(list(map(failed, range(12)))), conditions(goals=GOALS)),
+    "nothing planned": summarized(RECORDS.empty_table(), conditions(goals=GOALS)),
+    "overloaded": summarized(queued(1.4, 400, 0), conditions(arrivals=("poisson", 56.0))),
+    "a closed loop": summarized(queued(0.5, 100, 0), conditions(concurrency=8)),
 }
 
 
 @pytest.mark.parametrize("summary", SUMMARIES.values(), ids=SUMMARIES)
 def test_a_summary_is_as_its_schema_says(summary):
     assert list(faults(json.loads(json.dumps(summary)), SCHEMA)) == []
+
+
+def test_the_schema_is_named_after_the_version_that_it_describes():
+    assert SCHEMA["$id"] == f"urn:burstline:summary:{manifest.SCHEMA}"
+    assert SCHEMA["properties"]["schema"] == {"const": manifest.SCHEMA}
 
 
 def without_unit(summary):

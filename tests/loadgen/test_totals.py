@@ -89,7 +89,6 @@ def test_concurrency_of_two_that_overlap_by_half():
     second = replace(ok(1, 0.1, []), sent_ns=1_000_000_000, closed_ns=3_000_000_000)
     found = concurrency(columns(first, second), Window(0.0, 3.0))
     assert (found.mean.point, found.max.point) == (pytest.approx(4 / 3), 2)
-    assert found.little_residual.point == pytest.approx(0)
 
 
 def test_a_stall_is_longer_than_200_ms_and_than_five_median_gaps():
@@ -144,13 +143,6 @@ def test_tokens_of_a_failed_request_are_no_part_of_the_plateau():
     cut = replace(ok(101, 0.4, [0.001] * 50), outcome="reset")
     alone, together = (burst(columns(*records)).plateau_tok_per_s for records in (good, [*good, cut]))
     assert together == alone
-
-
-def test_fifo_tells_first_come_first_served_from_the_reverse():
-    served = [replace(ok(i, 0.1 + 0.01 * i, []), sent_ns=i) for i in range(20)]
-    reverse = [replace(record, sent_ns=20 - i) for i, record in enumerate(served)]
-    assert burst(columns(*served)).fifo.point == pytest.approx(1)
-    assert burst(columns(*reverse)).fifo.point == pytest.approx(-1)
 
 
 def test_what_is_no_burst_has_no_burst_figures():

@@ -11,8 +11,8 @@ import pytest
 from burstline.loadgen.record.summary import LACKING, Burst, MetricFigures, Summary, Throughput
 from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
-from burstline.loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
-from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.loadgen.record.verdict import Reason, State, TargetResult, Verdict
+from burstline.loadgen.stats.figure import Absent, Estimate, Result
 from tests.loadgen.making import ok, summarized
 
 

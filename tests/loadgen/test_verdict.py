@@ -2,20 +2,20 @@ import pytest
 
 from burstline.loadgen.record.typed_json import to_json
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
-from burstline.loadgen.verdict.judge import Evidence, judge
+from tests.loadgen.making import judged
 
 
 def graded(grade="ok", read_s=0.0, send_s=0.0):
     return PercentileGrade(Grade(grade), send_s, read_s)
 
 
-def evidence(**changes):
+def verdict_of(**changes):
     facts = {
         "counts": {"planned": 1000, "ok": 1000},
         "grades": {"ttft": {"p50": graded(), "p99": graded()}, "itl": {"p50": graded()}},
         "server_here": True,
     }
-    return Evidence(**{**facts, **changes})
+    return judged(**{**facts, **changes})
 
 
 LATE = {"ttft": {"p50": graded("unreliable", 0.03), "p99": graded("unreliable", 0.3)}}
@@ -99,39 +99,47 @@ CASES = {
         State.FAILED,
         ["no-success", "throttled"],
     ),
-    "not comparable": ({"not_comparable": (Reason("eos", "x", "y"),)}, State.NOT_COMPARABLE, ["eos"]),
-    "cold": ({"cold": (Reason("cold", "x", "y"),)}, State.COLD, ["cold"]),
-    "not stationary": ({"not_stationary": (Reason("trend", "x", "y"),)}, State.NOT_STATIONARY, ["trend"]),
+    "not comparable": (
+        {"others": {State.NOT_COMPARABLE: [Reason("eos", "x", "y")]}},
+        State.NOT_COMPARABLE,
+        ["eos"],
+    ),
+    "cold": ({"others": {State.COLD: [Reason("cold", "x", "y")]}}, State.COLD, ["cold"]),
+    "not stationary": (
+        {"others": {State.NOT_STATIONARY: [Reason("trend", "x", "y")]}},
+        State.NOT_STATIONARY,
+        ["trend"],
+    ),
 }
 
 
 @pytest.mark.parametrize(("changes", "state", "codes"), CASES.values(), ids=CASES)
 def test_each_case_has_its_state_and_reasons(changes, state, codes):
-    verdict = judge(evidence(**changes))
+    verdict = verdict_of(**changes)
     assert (verdict.state, [reason.code for reason in verdict.reasons]) == (state, codes)
     assert all(reason.text and reason.advice for reason in verdict.reasons)
 
 
 def test_a_reason_names_the_worst_lag_and_what_it_spoils():
-    (reason,) = judge(evidence(grades=LATE)).reasons
-    assert reason.text.startswith("Late reading may have moved TTFT p99 by 300 ms.")
+    (reason,) = verdict_of(grades=LATE).reasons
+    assert reason.text.startswith("The client read replies late, which may have changed TTFT p99 by 300 ms.")
     assert "Unreliable: TTFT p99, TTFT p50." in reason.text
-    (reason,) = judge(evidence(grades=LATE, canary_beyond_s=0.2)).reasons
-    assert "200 ms outside the client's own bounds" in reason.text
-    assert "moved TTFT p99 by 300 ms" in reason.text
+    (reason,) = verdict_of(grades=LATE, canary_beyond_s=0.2).reasons
+    assert "200 ms outside the client's own error bounds" in reason.text
+    assert "changed TTFT p99 by 300 ms" in reason.text
 
 
 def test_200_of_200_timed_out_is_failed_with_its_cause():
     timed_out = {"planned": 200, "ok": 0, "timeout": 200}
-    verdict = judge(evidence(counts=timed_out, cause="no end of the reply within 5 s"))
+    verdict = verdict_of(counts=timed_out, cause="no end of the reply within 5 s")
     assert verdict.state == State.FAILED
     assert verdict.reasons[0].text == (
-        "None of 200 requests succeeded: 200 timeout. The first error: no end of the reply within 5 s."
+        "None of 200 requests succeeded: 200 timed out. The first error: no end of the reply within 5 s."
     )
 
 
 def test_others_that_take_most_of_the_servers_machine_disturb_a_run():
-    assert judge(evidence(others_cpu_fraction=0.8)).state == State.DISTURBED
+    assert verdict_of(others_cpu_fraction=0.8).state == State.DISTURBED
 
 
 def test_the_states_have_one_order():
@@ -150,7 +158,7 @@ def test_the_states_have_one_order():
 
 
 def test_warnings_take_nothing_from_a_verdict():
-    verdict = judge(evidence(), (Reason("failures", "1 failed", "look"),))
+    verdict = verdict_of(warnings=(Reason("failures", "1 failed", "look"),))
     assert to_json(verdict) == {
         "state": "VALID",
         "reasons": [],

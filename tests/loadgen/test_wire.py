@@ -1,12 +1,8 @@
-"""The wire over real sockets: barrier, schedule, reuse, and every way in which an exchange can fail.
-
-Every test runs with both readers.
-"""
+"""The wire over real sockets: barrier, schedule, reuse, and every way in which an exchange can fail."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import select
@@ -15,10 +11,9 @@ import ssl
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 
 from burstline.loadgen.record import http1
@@ -28,10 +23,10 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.pool import Connection, Pool, new_poller
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
-from tests.loadgen.wire_client import Transport
+from tests.loadgen.wire_client import Client
 
 MS = 1_000_000
-Shot = tuple[list[Capture], Transport, Scripted]
+Shot = tuple[list[Capture], Client, Scripted]
 
 
 @pytest.fixture(autouse=True)
@@ -43,48 +38,43 @@ def shoot(
     script: Script,
     due_ms: list[float],
     *,
-    body: bytes = b"{}",
-    meanwhile: Callable[[Transport, Scripted], Awaitable[None]] | None = None,
-    **options: object,
+    body: bytes | None = None,
+    meanwhile: Callable[[Client, Scripted], Awaitable[None]] | None = None,
+    **options: Any,
 ) -> Shot:
     """Fire one request per due time at a scripted server; the captures, in order of the plan."""
 
     async def fire() -> Shot:
         async with serving(script) as server:
-            transport = Transport(server.url, barrier=True, **options)  # type: ignore[arg-type]
-            captures = await fire_at(server.url, transport, due_ms, body, meanwhile, server)
-            return captures, transport, server
+            client = Client(server.url, **options)
+            return await fire_at(client, due_ms, body, meanwhile, server), client, server
 
     return asyncio.run(fire())
 
 
 async def fire_at(
-    url: str,
-    transport: Transport,
+    client: Client,
     due_ms: list[float],
-    body: bytes = b"{}",
-    meanwhile: Callable[[Transport, Scripted], Awaitable[None]] | None = None,
+    body: bytes | None = None,
+    meanwhile: Callable[[Client, Scripted], Awaitable[None]] | None = None,
     server: Scripted | None = None,
 ) -> list[Capture]:
     exchanges = [Exchange(i, int(due * MS)) for i, due in enumerate(due_ms)]
-    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-        tasks = [
-            asyncio.create_task(
-                client.send(
-                    client.build_request("POST", url, content=body, extensions={"exchange": e}), stream=True
-                )
-            )
-            for e in exchanges
-        ]
-        await transport.opened(len(exchanges))
+    with client:
+        client.park(*exchanges, body=body)
+        await client.opened()
+        if server is not None:
+            assert server.first_byte_ns is None, "something left before the start"
         t0_ns = time.monotonic_ns() + 10 * MS
-        transport.release(t0_ns)
+        client.wire.release(t0_ns)
         if meanwhile is not None and server is not None:
-            await meanwhile(transport, server)
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert transport.wire.error is None
-    assert transport.wire.traffic.n_done + transport.wire.traffic.n_failed == len(exchanges)
-    return [e.capture(t0_ns, transport.wire.offsets) for e in exchanges]
+            await meanwhile(client, server)
+        await client.until_ended(*exchanges)
+    if server is not None and server.first_byte_ns is not None:
+        assert server.first_byte_ns >= t0_ns
+    assert client.wire.error is None
+    assert client.wire.traffic.n_done + client.wire.traffic.n_failed == len(exchanges)
+    return [e.capture(t0_ns, client.wire.offsets) for e in exchanges]
 
 
 def body_of(capture: Capture) -> bytes:
@@ -97,27 +87,29 @@ def body_of(capture: Capture) -> bytes:
 STREAMED = b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
-def test_a_burst_is_held_at_the_barrier_until_the_start() -> None:
+def test_a_burst_has_all_its_connections_before_the_start_and_sends_nothing() -> None:
     async def scenario() -> None:
+        exchanges = [Exchange(i) for i in range(50)]
         async with serving(stream) as server:
-            transport = Transport(server.url, barrier=True)
-            async with httpx.AsyncClient(transport=transport) as client:
-                tasks = [asyncio.create_task(client.post(server.url, content=b"x")) for _ in range(50)]
-                await transport.opened(50)
+            with Client(server.url) as client:
+                client.park(*exchanges)
+                await client.opened()
                 await asyncio.sleep(0.05)
                 assert server.n_connections == 50
                 assert server.first_byte_ns is None
+                client.wire.cancel(exchanges[0])
                 t0_ns = time.monotonic_ns() + 20 * MS
-                transport.release(t0_ns)
-                await asyncio.gather(*tasks)
-                assert server.first_byte_ns is not None
-                assert server.first_byte_ns >= t0_ns
+                client.wire.release(t0_ns)
+                await client.until_ended(*exchanges)
+            assert server.first_byte_ns is not None
+            assert server.first_byte_ns >= t0_ns
+        assert [exchange.failure for exchange in exchanges] == ["not_sent", *[None] * 49]
 
     asyncio.run(scenario())
 
 
 def test_every_read_is_stamped_by_us_and_by_the_kernel_in_order() -> None:
-    captures, transport, _ = shoot(stream, [0.0] * 20)
+    captures, client, _ = shoot(stream, [0.0] * 20)
     for capture in captures:
         assert capture.failure is None
         assert body_of(capture) == STREAMED
@@ -131,7 +123,7 @@ def test_every_read_is_stamped_by_us_and_by_the_kernel_in_order() -> None:
             assert read.kernel_ns is not None
             # The kernel had the bytes no later than we did, and not before the run began.
             assert 0 < read.kernel_ns <= read.at_ns
-    assert transport.wire.reader.n_reads == sum(len(c.reads) for c in captures)
+    assert client.wire.reader.n_reads == sum(len(c.reads) for c in captures)
 
 
 def test_no_request_leaves_before_it_is_due_and_each_leaves_in_its_turn() -> None:
@@ -157,10 +149,10 @@ def test_a_connection_closed_while_idle_is_replaced_and_nothing_fails() -> None:
         await writer.drain()
         writer.close()
 
-    captures, transport, server = shoot(closes_soon, [0.0, 120.0, 230.0])
+    captures, client, server = shoot(closes_soon, [0.0, 120.0, 230.0])
     assert [c.failure for c in captures] == [None] * 3
     assert server.n_connections == 3
-    assert transport.wire.traffic.n_resent == 0
+    assert client.wire.traffic.n_resent == 0
 
 
 def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_more() -> None:
@@ -170,9 +162,9 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
         else:
             writer.close()
 
-    captures, transport, server = shoot(closes_on_second, [0.0, 120.0])
+    captures, client, server = shoot(closes_on_second, [0.0, 120.0])
     assert [c.failure for c in captures] == [None, None]
-    assert transport.wire.traffic.n_resent == 1
+    assert client.wire.traffic.n_resent == 1
     assert len(server.asked) == 3
 
 
@@ -191,17 +183,16 @@ def test_a_connection_that_stood_long_before_its_first_request_may_be_stale_too(
         else:
             await stream(writer, asked)
 
-    async def scenario() -> Transport:
+    async def scenario() -> Client:
+        exchange = Exchange()
         async with serving(closes_on_first) as server:
-            transport = Transport(server.url, barrier=True)
-            async with httpx.AsyncClient(transport=transport) as client:
-                task = asyncio.create_task(client.post(server.url, content=b"x"))
-                await transport.opened(1)
+            with Client(server.url) as client:
+                client.park(exchange)
+                await client.opened()
                 await asyncio.sleep(stood_s)
-                transport.release(time.monotonic_ns())
-                with contextlib.suppress(httpx.TransportError):
-                    await task
-            return transport
+                client.wire.release(time.monotonic_ns())
+                await client.until_ended(exchange)
+            return client
 
     assert asyncio.run(scenario()).wire.traffic.n_resent == n_resent
     assert len(asked_before) == 1 + n_resent
@@ -215,9 +206,9 @@ def test_a_request_that_lost_an_idle_connection_gets_a_fresh_one_though_others_a
         else:
             writer.close()
 
-    captures, transport, server = shoot(only_first, [0.0, 0.0, 0.0, 120.0], deadline_s=2)
+    captures, client, server = shoot(only_first, [0.0, 0.0, 0.0, 120.0], deadline_s=2)
     assert [c.failure for c in captures] == [None] * 4
-    assert transport.wire.traffic.n_resent == 1
+    assert client.wire.traffic.n_resent == 1
     assert server.n_connections == 4
 
 
@@ -417,21 +408,21 @@ CUT_SHORT = [
 
 @pytest.mark.parametrize(("script", "failure"), CUT_SHORT, ids=lambda x: getattr(x, "__name__", ""))
 def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failure: str) -> None:
-    captures, transport, _ = shoot(script, [0.0] * 3, deadline_s=0.15)
-    assert transport.wire.reader.n_reads > 0
+    captures, client, _ = shoot(script, [0.0] * 3, deadline_s=0.15)
+    assert client.wire.reader.n_reads > 0
     for capture in captures:
         assert capture.failure == failure
         data = b"".join(read.data for read in capture.reads)
         assert data.startswith(STREAM_HEAD + b"".join(map(chunk, SOME)))
-    assert transport.wire.reader.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
+    assert client.wire.reader.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
 
 
 def test_every_event_of_a_stream_that_is_stopped_is_kept() -> None:
-    async def stop(transport: Transport, server: Scripted) -> None:
+    async def stop(client: Client, server: Scripted) -> None:
         while not server.asked:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        transport.stop()
+        client.wire.stop()
 
     [capture], _, _ = shoot(hangs_after_some, [0.0], meanwhile=stop)
     assert capture.failure == "cancelled"
@@ -470,16 +461,9 @@ def test_no_stream_gets_bytes_of_the_one_whose_descriptor_it_took_over() -> None
 
     async def scenario() -> None:
         async with serving(says_who) as server:
-            transport = Transport(server.url, concurrency=4, deadline_s=5)
             exchanges = [Exchange(i) for i in range(40)]
-            async with httpx.AsyncClient(transport=transport) as client:
-
-                async def ask(exchange: Exchange) -> None:
-                    with suppress(httpx.TransportError):
-                        body = b"%d" % exchange.index
-                        await client.post(server.url, content=body, extensions={"exchange": exchange})
-
-                await asyncio.gather(*map(ask, exchanges))
+            with Client(server.url, concurrency=4, deadline_s=5) as client:
+                await client.asked(*exchanges)
             for exchange in exchanges:
                 assert exchange.failure == ("reset" if exchange.index % 2 else None)
                 said = set(re.findall(rb"data: (\d+)", exchange.data))
@@ -493,7 +477,7 @@ def test_a_refused_connection_is_a_failure_with_address_and_cause() -> None:
     async def scenario() -> list[Capture]:
         async with serving(stream) as server:
             url = server.url
-        return await fire_at(url, Transport(url, barrier=True), [0.0, 0.0, 1.0])
+        return await fire_at(Client(url), [0.0, 0.0, 1.0])
 
     for capture in asyncio.run(scenario()):
         assert capture.failure == "connect"
@@ -532,87 +516,32 @@ def test_a_large_body_goes_out_in_parts_and_arrives_whole() -> None:
     assert all(c.sent_ns is not None for c in captures)
 
 
-def test_stop_cancels_what_is_in_flight_and_sends_nothing_more() -> None:
-    async def stop(transport: Transport, server: Scripted) -> None:
-        while len(server.asked) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        transport.stop()
-
-    captures, _, server = shoot(hangs, [0.0, 0.0, 5000.0, 60_000.0], meanwhile=stop)
-    assert [c.failure for c in captures] == ["cancelled", "cancelled", "not_sent", "not_sent"]
-    assert len(server.asked) == 2
-    assert captures[2].closed_ns is None
-
-
-def test_a_cancelled_task_gives_its_exchange_up() -> None:
+def test_an_exchange_that_is_given_up_in_flight_is_cancelled() -> None:
     async def scenario() -> None:
+        exchange = Exchange()
         async with serving(hangs) as server:
-            exchange = Exchange()
-            transport = Transport(server.url)
-            async with httpx.AsyncClient(transport=transport) as client:
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(client.get(server.url, extensions={"exchange": exchange}), 0.1)
-                while exchange.failure is None:  # noqa: ASYNC110 set by another thread
+            with Client(server.url) as client:
+                client.park(exchange)
+                client.wire.release(time.monotonic_ns())
+                while not server.asked:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
+                client.wire.cancel(exchange)
+                await client.until_ended(exchange)
             assert exchange.failure == "cancelled"
 
     asyncio.run(scenario())
 
 
-# For those who come from httpx.
+def test_stop_cancels_what_is_in_flight_and_sends_nothing_more() -> None:
+    async def stop(client: Client, server: Scripted) -> None:
+        while len(server.asked) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        client.wire.stop()
 
-
-def test_httpx_users_get_responses_auth_and_hooks_as_they_know_them() -> None:
-    async def scenario() -> None:
-        seen: list[int] = []
-
-        async def hook(response: httpx.Response) -> None:
-            seen.append(response.status_code)
-
-        async with serving(stream) as server:
-            transport = Transport(server.url)
-            async with httpx.AsyncClient(
-                transport=transport, auth=("user", "word"), event_hooks={"response": [hook]}
-            ) as client:
-                response = await client.post(f"{server.url}/path?q=1", json={"a": 1})
-                assert response.text == STREAMED.decode()
-                assert response.headers["content-type"] == "text/event-stream"
-                assert len(response.extensions["exchange"].reads) >= 1
-                with pytest.raises(httpx.UnsupportedProtocol):
-                    await client.get("http://elsewhere.invalid/")
-            assert seen == [200]
-            assert server.asked[0].line == "POST /path?q=1 HTTP/1.1"
-            assert b"Authorization: Basic" in server.asked[0].head
-            assert server.asked[0].body == b'{"a":1}'
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("script", "error"),
-    [(resets, httpx.ReadError), (closes, httpx.RemoteProtocolError), (hangs, httpx.ReadTimeout)],
-)
-def test_httpx_users_get_httpx_errors(script: Script, error: type[Exception]) -> None:
-    async def scenario() -> None:
-        async with serving(script) as server:
-            transport = Transport(server.url, deadline_s=None if error is not httpx.ReadTimeout else 0.2)
-            async with httpx.AsyncClient(transport=transport) as client:
-                with pytest.raises(error):
-                    await client.get(server.url)
-
-    asyncio.run(scenario())
-
-
-def test_a_torn_body_raises_when_it_is_read() -> None:
-    async def scenario() -> None:
-        async with (
-            serving(half_closes_midway) as server,
-            httpx.AsyncClient(transport=Transport(server.url)) as client,
-        ):
-            with pytest.raises(httpx.RemoteProtocolError, match="truncated"):
-                await client.get(server.url)
-
-    asyncio.run(scenario())
+    captures, _, server = shoot(hangs, [0.0, 0.0, 5000.0, 60_000.0], meanwhile=stop)
+    assert [c.failure for c in captures] == ["cancelled", "cancelled", "not_sent", "not_sent"]
+    assert len(server.asked) == 2
+    assert captures[2].closed_ns is None
 
 
 @pytest.fixture(scope="module")
@@ -632,8 +561,10 @@ def server_context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
 def test_https_replies_are_whole_stamped_and_reuse_their_connection(server_context: ssl.SSLContext) -> None:
     async def scenario() -> None:
         async with serving(stream, server_context) as server:
-            transport = Transport(server.url, barrier=True, verify=False)
-            captures = await fire_at(server.url, transport, [0.0, 0.0, 120.0], b"x" * 300_000)
+            unchecked = ssl.create_default_context()
+            unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+            client = Client(server.url, tls=unchecked)
+            captures = await fire_at(client, [0.0, 0.0, 120.0], b"x" * 300_000)
             for capture in captures:
                 assert capture.failure is None, capture.detail
                 assert body_of(capture) == STREAMED
@@ -647,7 +578,7 @@ def test_https_replies_are_whole_stamped_and_reuse_their_connection(server_conte
 def test_an_untrusted_certificate_is_a_connect_failure(server_context: ssl.SSLContext) -> None:
     async def scenario() -> None:
         async with serving(stream, server_context) as server:
-            [capture] = await fire_at(server.url, Transport(server.url, barrier=True), [0.0])
+            [capture] = await fire_at(Client(server.url, tls=ssl.create_default_context()), [0.0])
             assert capture.failure == "connect"
             assert "CERTIFICATE" in (capture.detail or "").upper()
 
@@ -685,12 +616,12 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
 
     async def scenario() -> None:
         async with serving(hangs) as server:
-            transport = Transport(server.url)
-            async with httpx.AsyncClient(transport=transport) as client:
-                for _ in range(2):  # also one that is parked when the thread has ended
-                    with pytest.raises(httpx.TransportError, match=r"cancelled|not_sent"):
-                        await client.get(server.url)
-            assert str(transport.wire.error) == "a bug"
+            exchanges = [Exchange(0), Exchange(1)]
+            with Client(server.url) as client:
+                for exchange in exchanges:  # the second is parked when the thread has ended
+                    await client.asked(exchange)
+            assert {exchange.failure for exchange in exchanges} <= {"cancelled", "not_sent"}
+            assert str(client.wire.error) == "a bug"
 
     asyncio.run(scenario())
 
@@ -708,35 +639,15 @@ def test_a_bug_on_one_reply_ends_that_exchange_alone(monkeypatch: pytest.MonkeyP
     async def scenario() -> list[Exchange]:
         exchanges = [Exchange(index) for index in range(3)]
         async with serving(stream) as server:
-            transport = Transport(server.url)
-            async with httpx.AsyncClient(transport=transport) as client:
+            with Client(server.url) as client:
                 for exchange in exchanges:
-                    request = client.build_request("GET", server.url, extensions={"exchange": exchange})
-                    with suppress(httpx.TransportError):
-                        await client.send(request)
-            assert transport.wire.error is None
+                    await client.asked(exchange)
+            assert client.wire.error is None
         return exchanges
 
     first, second, third = asyncio.run(scenario())
     assert (first.failure, second.failure, third.failure) == (None, "truncated", None)
     assert "ValueError: a reply that nobody foresaw" in str(second.detail)
-
-
-def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def breaks(self: object, *_: object) -> None:
-        raise OSError("no watches left")
-
-    monkeypatch.setattr("burstline.loadgen.wire.pool.Pool.tick", breaks)
-
-    async def scenario() -> None:
-        transport = Transport("http://127.0.0.1:1", barrier=True)
-        with pytest.raises(OSError, match="no watches left"):
-            await asyncio.wait_for(transport.opened(0), 10)
-        await transport.aclose()
-
-    asyncio.run(scenario())
 
 
 def test_four_drivers_that_open_at_once_fit_into_the_backlog_of_a_server_that_does_not_accept_yet():

@@ -79,14 +79,15 @@ def asked(run: Path) -> tuple[Asked, int]:
         Asked(
             due_s=plan.column("due_ns").to_numpy() / 1e9,
             n_output_tok=plan.column("n_output_tok").to_numpy(),
-            pattern=(manifest.get("arrivals") or {}).get("pattern"),
-            concurrency=manifest["concurrency"],
+            pattern=(manifest["asked"]["arrival"] or "burst").partition(":")[0],
+            concurrency=manifest["asked"]["concurrency"],
             duration_s=manifest["asked"].get("duration_s") if manifest["status"] == "complete" else None,
             parents=[row or [] for row in plan.column("after").to_pylist()] if has_sessions else [],
             session=np.unique(sessions, return_inverse=True)[1] if has_sessions else None,
             pause_s=plan.column("pause_ns").fill_null(0).to_numpy() / 1e9 if has_sessions else np.zeros(0),
             abandons=bool(manifest["asked"].get("cancel_share")),
-            is_timed=manifest["concurrency"] is not None and bool(manifest["asked"].get("duration_s")),
+            is_timed=manifest["asked"]["concurrency"] is not None
+            and bool(manifest["asked"].get("duration_s")),
             was_interrupted=manifest["status"] == "interrupted",
         ),
         min(driver["t0_ns"] for driver in manifest["drivers"]),

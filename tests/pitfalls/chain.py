@@ -21,13 +21,12 @@ import pyarrow as pa
 
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Go, Job, Ready
-from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.columns import Columns, columns_of
 from burstline.loadgen.record.decode import decoded_batches, with_cancelled
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.loadgen.record.record import Record
 from burstline.loadgen.record.tables import record_table
-from burstline.loadgen.summarize import Context
 from burstline.servers.engines.truth import Truth
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Call, Target
@@ -35,7 +34,7 @@ from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.registry import ENGINES
 from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
 from burstline.workloads.request import Request
-from tests.loadgen.making import records_of, summarized
+from tests.loadgen.making import conditions, records_of, summarized
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 from tests.truth.serve import Served
@@ -95,7 +94,7 @@ class Played:
         return [at_ns - (self.report.t0_ns or 0) for at_ns in self.truth(index).token_ns]
 
     def summary(self, **context: Any) -> dict[str, Any]:
-        return summarized(self.table, Context(reports=[self.report], **context))
+        return summarized(self.table, conditions(reports=[self.report], **context))
 
 
 def requests(n: int, n_output_tok: int = 8, n_prompt_tok: int = 24, seed: int = 0) -> tuple[Request, ...]:

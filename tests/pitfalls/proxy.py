@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 
 @contextmanager
-def late_proxy(url: str, delay_s: float) -> Iterator[str]:
-    """The URL of a proxy in front of `url`, in a thread of its own."""
+def late_proxy(url: str, delay_s: float, change: Callable[[bytes], bytes] = bytes) -> Iterator[str]:
+    """The URL of a proxy in front of `url`, in a thread of its own; `change` is made to what clients send."""
     where, told = urlsplit(url), queue.SimpleQueue[int]()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
@@ -31,7 +31,7 @@ def late_proxy(url: str, delay_s: float) -> Iterator[str]:
         answering = asyncio.create_task(replies())
         with suppress(ConnectionError, asyncio.CancelledError):
             while data := await reader.read(1 << 16):
-                ours.write(data)
+                ours.write(change(data))
         ours.close()
         await answering
 

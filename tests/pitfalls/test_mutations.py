@@ -37,7 +37,7 @@ class Mutation:
     test: str
 
 
-CHAIN, LOADGEN, WORKLOADS = "tests.pitfalls.", "tests.loadgen.", "tests.workloads."
+CHAIN, LOADGEN, SERVERS, WORKLOADS = "tests.pitfalls.", "tests.loadgen.", "tests.servers.", "tests.workloads."
 
 MUTATIONS = (
     Mutation(
@@ -45,14 +45,14 @@ MUTATIONS = (
         record._tokens,
         "event.kind in _TOKEN_KINDS",
         "event.kind is not Kind.USAGE",
-        CHAIN + "test_counting.test_01_a_role_chunk_does_not_open_ttft",
+        LOADGEN + "test_record.test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer",
     ),
     Mutation(
         "reasoning is no token",
         record._tokens,
         "event.kind in _TOKEN_KINDS",
         "event.kind is Kind.ANSWER",
-        CHAIN + "test_counting.test_02_reasoning_opens_ttft_and_the_answer_opens_ttfa",
+        LOADGEN + "test_record.test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer",
     ),
     Mutation(
         "a chunk is a token where nobody counts",
@@ -80,35 +80,35 @@ MUTATIONS = (
         openai._read_usage,
         "tally.n_output_usage = n_output",
         "pass",
-        CHAIN + "test_counting.test_05_six_ways_to_give_usage_are_one_number_of_tokens",
+        SERVERS + "test_openai.test_usage_that_comes_once_at_the_end_counts_no_single_event",
     ),
     Mutation(
         "a comment is an event",
         sse._any_events,
         'line.startswith(b"data:")',
         'line.startswith((b"data:", b":"))',
-        CHAIN + "test_framing.test_04_and_06_however_a_stream_is_framed_it_says_the_same",
+        SERVERS + "test_sse.test_comments_and_other_fields_are_no_events",
     ),
     Mutation(
         "a 200 is a success whatever its stream says",
         record._outcome,
         "if reply.error is not None:",
         "if False:",
-        CHAIN + "test_framing.test_06_an_error_event_after_a_200_is_a_failure_and_keeps_the_servers_words",
+        LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(
         "a stream cut short is whole",
         record._outcome,
         "if not reply.terminated:\n        return",
         "if False:\n        return",
-        CHAIN + "test_failures.test_07_every_way_to_fail_has_its_name_and_brings_no_throughput",
+        LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(
         "a cut output is a success",
         record._length_outcome,
         "else Outcome.OK\n    return Outcome.CLAMPED",
         "else Outcome.OK\n    return Outcome.OK",
-        CHAIN + "test_failures.test_07_every_way_to_fail_has_its_name_and_brings_no_throughput",
+        LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(
         "latency counts from the send",
@@ -136,7 +136,7 @@ MUTATIONS = (
         definitions.itl,
         "came.value / came.n, came.n,",
         "came.value / came.n, np.ones(len(came.n)),",
-        CHAIN + "test_counting.test_03_a_gap_counts_as_often_as_tokens_came_at_its_end",
+        LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "a gap before four tokens is one gap",
@@ -203,7 +203,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tokens of failed requests are throughput",
-        throughput.tokens_in,
+        throughput._plateau,
         " & c.per_event(c.ok)",
         "",
         LOADGEN + "test_totals.test_tokens_of_a_failed_request_are_no_part_of_the_plateau",
@@ -288,9 +288,9 @@ MUTATIONS = (
     Mutation(
         "a margin of one run is enough whatever runs differ by",
         slo._by_margin,
-        "high >= needed * low and low < high",
+        "high >= CERTAIN_MARGIN * low and low < high",
         "low < high",
-        LOADGEN + "test_goals.test_stored_noise_decides_a_single_run_by_its_margin",
+        LOADGEN + "test_goals.test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains",
     ),
     Mutation(
         "stamps from around a step of the wall clock are believed",
@@ -352,7 +352,7 @@ MUTATIONS = (
     Mutation(
         "a long request counts from when our send returned",
         exchange.Exchange.capture,
-        "written_ns = max(written_ns, self.left_ns)",
+        "written_ns = max(written_ns, left_ns)",
         "pass",
         LOADGEN + "test_network.test_the_send_of_a_long_request_is_when_its_last_byte_left",
     ),
@@ -406,6 +406,12 @@ def mutated(mutation: Mutation) -> FunctionType:
 
 
 def call(test: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test, with each row of its table."""
+    for mark in getattr(test, "pytestmark", ()):
+        names, rows = mark.args
+        for row in rows:
+            test(**dict(zip(names, row, strict=True)))
+        return
     if "monkeypatch" in inspect.signature(test).parameters:
         test(monkeypatch=monkeypatch)
     else:

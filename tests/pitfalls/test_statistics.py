@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import orjson
 import pytest
 
@@ -20,25 +19,12 @@ from burstline.servers.host.ready import getter
 from burstline.servers.host.scrape import _gauge_rows
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
-from burstline.workloads.seeds import rng
-from tests.pitfalls.chain import fired, play, requests
+from tests.pitfalls.chain import fired, requests
 from tests.pitfalls.proxy import late_proxy
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"
-
-
-def test_18_percentiles_are_those_of_the_times_the_server_sent() -> None:
-    ttft_s = rng(0, "test").lognormal(-3.0, 0.5, 300)
-    played = play([Script(ttft_s=float(s), gaps_s=(0.0,)) for s in ttft_s], 300, n_output_tok=1)
-    figures = played.summary()["metrics"]["ttft"]
-    true_s = [(played.sent_ns(i)[0] - played.records[i].due_ns) / 1e9 for i in range(300)]
-    for name, p in (("p50", 0.5), ("p90", 0.9), ("p95", 0.95)):
-        figure = figures[name]
-        assert figure["point"] == pytest.approx(np.quantile(true_s, p), rel=0.1)
-        assert (figure["low"], figure["high"]) == (None, None), "one burst is one observation"
-    assert "662" in figures["p99"]["absent"], "300 requests are too few for a p99"
 
 
 def test_28_tokens_that_others_take_from_the_server_are_seen() -> None:
@@ -73,7 +59,7 @@ def test_28_the_servers_own_histogram_and_the_client_agree_unless_something_stan
     gap_s = behind["agreement"]["ttft_gap_s"]["point"]
     assert 0.06 <= gap_s < 0.12
     (warning,) = (row for row in behind["verdict"]["warnings"] if row["code"] == "server-view")
-    assert warning["text"] == f"{gap_s * 1e3:.3g} ms lie between the server's own TTFT and the client's."
+    assert warning["text"] == f"The server's own TTFT is {gap_s * 1e3:.3g} ms shorter than the client's."
     assert "proxy" in warning["advice"]
 
 
@@ -89,6 +75,7 @@ def _watched(truth: TruthRig, url: str | None = None, **options: Any) -> dict[st
     return played.summary(telemetry=Telemetry.of(rows))
 
 
+@pytest.mark.drawn
 def test_29_a_stored_event_log_gives_the_same_records_for_ever_and_the_same_bytes_each_time(
     tmp_path: Path,
 ) -> None:

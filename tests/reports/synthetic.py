@@ -18,6 +18,11 @@ from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
 
 MS = 1_000_000
+ON_VLLM = Identity(
+    "vllm", model="llama-2-7b", dtype="bfloat16", kv_cache_dtype="bfloat16", kv_tok=100_000, kv_block_tok=16,
+    max_num_seqs=256, max_num_batched_tokens=4096, tensor_parallel_size=1,
+)  # fmt: skip
+"""A server that says its limits."""
 
 
 def records(
@@ -91,7 +96,7 @@ def _served_record(
 
 
 FAILURES = (
-    (Outcome.TIMEOUT, None, "no reply within 60 s of its due time"),
+    (Outcome.TIMEOUT, None, "no reply within 60 s"),
     ("http_503", 503, '{"error":"queue is full & <busy>"}'),
     (Outcome.RESET, None, "connection reset by peer"),
 )

@@ -5,16 +5,18 @@ A step takes `speed` times 8 ms, 30 us more for each prompt token and 150 us mor
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heapreplace
 from pathlib import Path
 
 import numpy as np
 
 from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import ArrivalFacts, GpuFacts, HostFacts, Manifest, ServerFacts
+from burstline.loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from burstline.loadgen.record.record import Record
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.summarize import summarize_run
 from burstline.servers.identity import Identity
+from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import vocabulary_from_size
@@ -36,27 +38,42 @@ def finished_run(
     n_failed: int = 0,
     targets: Sequence[str] = (),
     output_tok: int = OUTPUT_TOK,
+    served_tok: int | None = None,
     seed: int = 0,
     gpu: str = "NVIDIA H100 80GB HBM3",
 ) -> Run:
-    """A burst of `n` requests, or a closed or open loop, kept in a folder under `parent` as a run is."""
+    """A burst of `n` requests, or a closed or open loop, kept in a folder under `parent` as a run is.
+
+    Replies have `served_tok` tokens where these are others than planned.
+    """
     due_ns = (np.arange(n) * 1e9 / rate).astype(int).tolist() if rate else [0] * n
-    rows = _records(n - n_failed, due_ns, concurrency or n, speed, output_tok, seed)
-    lost = synthetic.records(n, PROMPT_TOK, OUTPUT_TOK, n_failed)[n - n_failed :]
-    last_ns = max(row.due_ns for row in rows)  # in a closed loop their turn comes after the others'
-    rows += [replace(row, due_ns=last_ns if concurrency else due_ns[row.index]) for row in lost]
-    asked = LoadSpec(n, "128", str(OUTPUT_TOK), concurrency=concurrency, rate=rate)
-    load = f"{concurrency} at a time" if concurrency else f"{rate:g}/s" if rate else "all at once"
+    rows = _records(n - n_failed, due_ns, concurrency or n, speed, served_tok or output_tok, seed)
+    rows = [replace(row, planned_output_tok=output_tok) for row in rows]
+    lost = synthetic.records(n, PROMPT_TOK, output_tok, n_failed)[n - n_failed :]
+    # In a closed loop their turn comes last: each takes the slot of a request that has ended.
+    slots = sorted(row.closed_ns or 0 for row in rows)[-(concurrency or n) :]
+    for row in lost:
+        at = slots[0] + LAG_NS if concurrency else due_ns[row.index]
+        rows.append(_moved(row, at))
+        if concurrency:
+            heapreplace(slots, rows[-1].closed_ns)
+    arrival = parse_arrival("constant" if rate else "burst")
+    asked = LoadSpec(
+        n, "128", str(output_tok), concurrency=concurrency, rate=rate, arrival=arrival, salt="5eed"
+    )
+    load = (
+        f"concurrency {concurrency}"
+        if concurrency
+        else f"{ARRIVALS['constant'].title} at {rate:g} req/s"
+        if rate
+        else "all at once"
+    )
     manifest = Manifest(
         engine=engine,
         workload="load",
-        title=f"{n} requests of 128 → {OUTPUT_TOK} tokens, {load}",
+        title=f"{n} requests of 128 → {output_tok} tokens, {load}",
         asked=asked,
-        concurrency=concurrency,
-        arrivals=ArrivalFacts("constant" if rate else "burst", rate),
         targets=tuple(targets),
-        seed=0,
-        salt="5eed",
         devices=(GpuFacts(gpu, 85_520_809_984),) if gpu else (),
         host=HostFacts(cpu="A CPU", cores=8),
         identity=Identity(
@@ -73,13 +90,24 @@ def finished_run(
         server=ServerFacts(argv=(engine, "--port", "8000"), model="llama-2-7b"),
     )
     run = RunDir.create(parent, manifest)
-    shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(OUTPUT_TOK, OUTPUT_TOK))
+    shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(output_tok, output_tok))
     run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000, "test"), seed=0))
     run.save_records(tables.record_table(rows))
     run.save_telemetry(synthetic.telemetry(rows, max_seqs=MAX_SEQS))
     run.finish("complete")
     run.save_summary(summarize_run(open_run(run.path)))
     return open_run(run.path)
+
+
+def _moved(row: Record, due_ns: int) -> Record:
+    by_ns = due_ns - row.due_ns
+    return replace(
+        row,
+        due_ns=due_ns,
+        dispatched_ns=row.dispatched_ns + by_ns,
+        sent_ns=row.sent_ns + by_ns,
+        closed_ns=row.closed_ns + by_ns,
+    )
 
 
 def _records(
@@ -109,7 +137,6 @@ def _records(
         replace(
             synthetic._served_record(k, sent[k], tokens[k], PROMPT_TOK, rng),
             due_ns=sent[k] - LAG_NS,
-            planned_output_tok=OUTPUT_TOK,
         )
         for k in range(n)
     ]

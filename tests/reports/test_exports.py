@@ -12,15 +12,17 @@ from burstline.bench.report import of_summary
 from burstline.cli import main
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.record import tables
+from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.loadgen.record.verdict import Reason, State, Verdict
-from burstline.loadgen.summarize import Context, summarize
+from burstline.loadgen.summarize import summarize
 from burstline.reports.formats.junit import junit
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
-from burstline.reports.page.figure_files import figure_files
+from burstline.reports.page.files import figure_files
+from tests.loadgen.making import conditions
 from tests.reports import synthetic
 
 TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")
@@ -36,16 +38,20 @@ def targeted(tmp_path_factory):
     run.save_telemetry(synthetic.telemetry(rows))
     run.finish("complete")
     run.save_summary(
-        summarize(tables.record_table(rows), Context(goals=tuple(map(parse_goal, TARGETS)), max_failures=0.1))
+        summarize(
+            columns_of(tables.record_table(rows)),
+            **conditions(goals=tuple(map(parse_goal, TARGETS)), max_failures=0.1),
+        )
     )
     return open_run(run.path)
 
 
+@pytest.mark.drawn
 def test_all_formats_are_written_where_they_were_asked(lossy, tmp_path, capsys):
     assert main(["report", str(lossy.path), "--to", str(tmp_path / "out")]) == 0
     written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
     assert {"records.parquet", "records.csv", "summary.md", "junit.xml", "trace.json"} <= written
-    assert {"figures/ecdf-ttft.svg", "figures/ecdf-ttft.png"} <= written
+    assert {"figures/ttft-cdf.svg", "figures/ttft-cdf.png"} <= written
     assert len(capsys.readouterr().out.splitlines()) == len(written)
     assert pq.read_table(tmp_path / "out" / "records.parquet").equals(lossy.record_table)
 
@@ -102,10 +108,10 @@ def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):
 
 def test_markdown_says_verdict_targets_and_numbers(targeted):
     text = markdown(digest(alone(view_of(targeted))))
-    assert "**✓ VALID**" in text
+    assert "**! VALID, SLO MISSED**" in text
     assert "| ✕ fail | `ttft.p50<=1ms` |" in text
     assert "| ? inconclusive | `ttft.mean<=1000s` |" in text
-    assert "Goodput: ttft<=10s met by 111 of 120 requests (92.5%)" in text
+    assert "Goodput: ttft<=10s met by 111 of 120 measured requests (92.5%)" in text
     tables_in = [block for block in text.split("\n\n") if block.startswith("|")]
     for block in tables_in:
         assert len({line.count("|") - line.count("\\|") for line in block.splitlines()}) == 1
@@ -133,7 +139,7 @@ def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
             image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
             assert tuple(image[0, 0]) == (0xFC, 0xFB, 0xF9)
             assert not (image.max(axis=2) < 12).any(), f"{name} still has a sentinel colour"
-    ecdf = np.asarray(Image.open(io.BytesIO(found["ecdf-ttft.png"])).convert("RGB")).reshape(-1, 3)
+    ecdf = np.asarray(Image.open(io.BytesIO(found["ttft-cdf.png"])).convert("RGB")).reshape(-1, 3)
     assert (np.abs(ecdf.astype(int) - [0x0B, 0x64, 0xB3]).max(axis=1) < 4).any(), "the first series' colour"
 
 

@@ -3,10 +3,14 @@ import re
 import numpy as np
 import pytest
 
+from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.stats.quantiles import quantile_of
-from burstline.reports.figures import ecdf, gaps, run_figures
+from burstline.reports.figures import ecdf, run_figures
+from burstline.reports.figures.forest import Ratio, forest
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.number_format import number
+
+pytestmark = pytest.mark.drawn
 
 
 def values_of(plot) -> list[list[str]]:
@@ -15,7 +19,12 @@ def values_of(plot) -> list[list[str]]:
 
 def curve(values_s, known=None):
     """The distribution of one contender."""
-    return ecdf.ecdf("e", "End to end", "E2E", [ecdf.Curve("", values_s, known or {})])
+    return ecdf.ecdf(
+        "e",
+        "End to end",
+        "E2E",
+        [ecdf.Curve("", values_s, {p: measured(value, "s", "") for p, value in (known or {}).items()})],
+    )
 
 
 def test_the_ecdf_its_table_and_its_sentence_have_the_estimators_percentiles():
@@ -36,7 +45,7 @@ def test_failures_are_the_gap_below_one():
     )
     assert values_of(plot)[-1] == ["90.0%", "90.0"]
     assert dict(values_of(plot))["95%"] == "∞"
-    assert "10 of 100 were not served" in plot.finding
+    assert "10 of 100 failed" in plot.finding
     assert "10 not served" in plot.drawings[0].body
 
 
@@ -56,28 +65,15 @@ def test_an_ecdf_ends_little_above_its_curve_where_many_failed():
     assert "99%" not in ticks
 
 
-def gaps_of(at_s):
-    """Gaps of 10 ms in one reply of 10 s, and gaps of 200 ms that end at the given times."""
-    event_s = np.arange(1000) / 100
-    inside = np.any([(event_s > at - 0.195) & (event_s < at - 0.005) for at in at_s], axis=0)
-    event_s = event_s[~inside]
-    return gaps.gap_map(event_s, np.arange(len(event_s)) > 0, np.linspace(0, 10, 101))
-
-
-def test_long_gaps_are_placed_only_where_they_crowd_together():
-    assert "spread over the run" in gaps_of([1.0, 3.0, 5.0, 7.0, 9.0]).finding
-    assert "half of them 5.00 s to 5.30 s after" in gaps_of([5.0, 5.3, 5.6, 9.0]).finding
-
-
-def test_a_narrow_range_of_gaps_still_has_several_ticks():
-    event_s = np.cumsum(np.random.default_rng(0).uniform(0.0105, 0.0135, 400))
-    plot = gaps.gap_map(event_s, np.arange(400) > 0, np.linspace(0, 5, 101))
-    assert {"10", "12", "14"} <= set(re.findall(r">([\d.]+)</text>", plot.drawings[0].body))
-
-
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0], [np.inf, np.inf]])
 def test_an_ecdf_of_nothing_is_none(values):
     assert ecdf.ecdf("e", "t", "E2E", [ecdf.Curve("", np.array(values, dtype=float), {})]) is None
+
+
+def test_an_ecdf_of_zeros_is_drawn_without_a_warning():
+    plot = ecdf.ecdf("e", "t", "TPOT", [ecdf.Curve("", np.zeros(8), {})])
+    assert plot is not None
+    assert plot.drawings[0].hover.last == 1
 
 
 def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
@@ -128,3 +124,10 @@ def test_every_request_of_the_drain_is_a_visible_stroke():
 def test_text_in_a_figure_takes_the_font_of_the_page():
     plot = run_figures.drain(np.full(4, 0.5), np.arange(4), None, "found")
     assert "font-family" not in plot.drawings[0].body
+
+
+def test_a_figure_says_the_same_number_as_its_table():
+    ratio = Ratio("TTFT p50", 1.08, 1.0005, 1.16, (), True, "1.08x faster", "[1.0005, 1.16]")
+    plot = forest("f", ("a", "b"), [ratio], "", explain=False)
+    assert all("[1.0005, 1.16]" in drawing.body for drawing in plot.drawings)
+    assert values_of(plot)[0][2] == "[1.0005, 1.16]"

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from burstline.loadgen.stats.figure import Absent, Estimate
-from burstline.reports.number_format import Scale, interval, number, point, scale_for
+from burstline.reports.number_format import Scale, interval, number, point, ratio_text, scale_for
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,8 @@ def test_an_interval_without_an_upper_bound_is_open():
     assert interval(estimate, Scale(1.0, "s")) == "[26.5, ∞)"
     assert interval(replace(estimate, low=None), Scale(1.0, "s")) == ""
     assert point(Absent("why"), Scale(1.0, "s")) == "–"
+
+
+def test_a_ratio_reads_as_1_only_where_it_is_1():
+    values = (1.0, 1.0004, 0.9996, 0.998, 1.148, float("inf"))
+    assert [ratio_text(value) for value in values] == ["1.00", "1.0004", "0.9996", "0.998", "1.15", "∞"]

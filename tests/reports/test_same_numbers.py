@@ -106,7 +106,7 @@ def latency_rows(lines: list[str], columns: list[str]) -> Shown:
 
 
 def latencies_in_html(html: str) -> Shown:
-    rows = next(rows for caption, rows in html_tables(html) if caption == "Latency of all planned requests")
+    rows = next(rows for caption, rows in html_tables(html) if caption.startswith("Latency of the "))
     head, *body = rows
     return {
         (row[0][0], title): (text, row[1][0], detail)
@@ -163,28 +163,31 @@ def test_throughput_memory_and_other_totals_are_the_same_in_every_format(run, tm
     groups: list[tuple[str, Section]] = [
         ("Throughput", summary.throughput), ("Memory", summary.memory), ("Concurrency", summary.concurrency),
         ("Stalls", summary.stalls), ("The burst in numbers", summary.burst),
-        ("Everything about the client", summary.instrument), ("Tokens, counted twice", summary.conservation),
+        ("The client", summary.instrument), ("Tokens, counted twice", summary.conservation),
     ]  # fmt: skip
-    terminal, n = printed(["report", "--format", "text", str(run.path)], capsys), 0
-    main(["report", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
-    whole = next(t for t in markdown_tables((tmp_path / "summary.md").read_text()) if t[0][0] == "Whole run")
+    shown = {}
     for caption, section in groups:
         figures = {row.title: row.figure for row in section.rows()}
         for (title, _), (value, interval), (unit, _) in named.get(caption, [])[1:]:
             check((value, unit, interval), figures[title], title)
-            n += 1
-            if caption in ("Throughput", "Memory"):
-                line = next(line for line in terminal.splitlines() if line.startswith(title))
-                assert re.search(rf"\s{re.escape(value)}\s.*{re.escape(unit)}$", line), line
-            for told in (told for name, told in whole if name == title):
-                assert told == " ".join(filter(None, (value, unit, interval)))
-    assert n > 15
+            shown[title] = " ".join(filter(None, (value, unit, interval)))
+    assert len(shown) > 15
+    terminal = printed(["report", "--format", "text", str(run.path)], capsys).splitlines()
+    main(["report", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    text = (tmp_path / "summary.md").read_text()
+    whole = next(t for t in markdown_tables(text) if "Measured time" in (row[0] for row in t))
+    assert sum(name in shown for name, _ in whole) > 2
+    for name, told in whole[1:]:
+        assert any(line.startswith(name) and line.endswith(told) for line in terminal)
+        assert told == shown.get(name, told)
 
 
 def test_the_first_sentence_has_the_numbers_of_the_summary(run, tmp_path, capsys):
     summary, html = in_json(run.path), page_of(run.path)
     answer = re.search(r'<div class="answer">(.*?)</div>', html, re.DOTALL)[1]
-    first, *details = map(unescape, re.findall(r"<p.*?>(.*?)</p>", answer))
+    first, *details = (
+        unescape(re.sub(r"<.*?>", "", text)) for text in re.findall(r"<p.*?>(.*?)</p>", answer)
+    )
     assert details
     assert printed(["report", "--format", "text", str(run.path)], capsys).splitlines()[2:][
         : 1 + len(details)
@@ -229,7 +232,7 @@ def test_slos_are_measured_the_same_on_the_page_in_junit_and_in_the_summary(open
     for target in in_json(open_loop.path).targets:
         (child,) = cases[target.target]
         told = (child.get("message") or child.text).partition("measured ")[2]
-        assert told in measured[target.target]
+        assert told.strip("–") in measured[target.target]
         if told != "–":
             number, unit = told.split()[:2]
             check((number, unit, ""), target.measured, target.target)
@@ -263,6 +266,7 @@ def written(folder: Path, runs: list[Run]) -> Path:
     return folder
 
 
+@pytest.mark.drawn
 def test_a_comparisons_numbers_are_the_same_in_every_format(compared):
     (cell,) = json.loads((compared / "out.json").read_text())["cells"]
     rows = next(
@@ -295,23 +299,23 @@ def test_a_comparisons_numbers_are_the_same_in_every_format(compared):
             assert interval in line
 
 
+@pytest.mark.drawn
 def test_a_comparison_says_each_ratio_in_one_direction(compared):
     """The first sentence, the figure, its numbers, the table and the findings name the faster one first."""
     html = (compared / "out.html").read_text()
-    sentence = re.search(r'<div class="answer"><p>(.*?)</p>', html)[1]
+    sentence = re.sub(r"<.*?>", "", re.search(r'<div class="answer"><p>(.*?)</p>', html)[1])
     times, ends = re.match(r"vllm is (\S+)x faster than tgi \(E2E p50\), 95% CI (\[.*?\])", sentence).groups()
     figure = html[html.index('id="forest-0"') :]
     figure = figure[: figure.index("</svg>")]
     assert "<h3>vllm against tgi</h3>" in figure
-    assert f"{times}×  {ends}" in figure
+    assert f"{times}x faster  {ends}" in figure
     tables = dict(html_tables(html))
-    (e2e,) = (row for row in tables["How many times better, with 95% intervals"] if row[0][0] == "E2E p50")
-    assert [text for text, _ in e2e[1:5]] == ["vllm", times, *ends.strip("[]").split(", ")]
+    (e2e,) = (row for row in tables["vllm compared with tgi"] if row[0][0] == "E2E p50")
+    assert [text for text, _ in e2e[1:3]] == [f"{times}x faster", ends]
     head, *rows = next(rows for caption, rows in tables.items() if "Side by side" in caption)
     (column,) = (k for k, (title, _) in enumerate(head) if title == "vllm vs tgi")
     (e2e,) = (row for row in rows if row[0][0] == "E2E p50")
     assert e2e[column] == (f"{times}x faster", f"{ends} different")
-    assert f"{times}x faster (E2E p50), 95% CI {ends}" in html[html.index('class="findings"') :]
 
 
 def test_a_sweeps_numbers_are_the_same_in_every_format(swept):
@@ -321,7 +325,7 @@ def test_a_sweeps_numbers_are_the_same_in_every_format(swept):
     tables = dict(html_tables(html))
     head, *body = tables["Every load; 95% intervals in brackets"]
     (in_markdown,) = (
-        t for t in markdown_tables((swept / "out.markdown").read_text()) if "Requests at" in t[0][0]
+        t for t in markdown_tables((swept / "out.markdown").read_text()) if "Concurrency" in t[0][0]
     )
     lines = (swept / "out.text").read_text()
     for row, markdown_row in zip(body, in_markdown[1:], strict=True):
@@ -330,15 +334,6 @@ def test_a_sweeps_numbers_are_the_same_in_every_format(swept):
             assert value in lines
             if title.startswith("Output"):
                 check((value, "", interval), figure(points[row[0][0]]["output_tok_per_s"]), title)
-    for metric in ("ttft", "tpot", "e2e"):
-        head, *body = tables[f"{METRICS[metric].title} against load, with 95% intervals"]
-        assert len(head) > 1
-        for (load, _), *cells in body:
-            for (title, _), (value, interval) in zip(head[1:], cells, strict=True):
-                p, unit = re.fullmatch(r"(p\d+).* \((\w+)\)", title).groups()
-                check(
-                    (value, unit, interval), figure(points[load]["percentiles"][metric][p]), (metric, title)
-                )
 
 
 def figure(row: dict) -> Figure:

@@ -14,22 +14,38 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
+from burstline.loadgen.metrics.audit import audit
 from burstline.loadgen.metrics.steady_state import ColdStart
-from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
-from burstline.loadgen.record.summary import Concurrency, Memory, MetricFigures, Stationarity, Summary
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.summary import (
+    Concurrency,
+    Instrument,
+    LengthSummary,
+    Memory,
+    MetricFigures,
+    PrefixCache,
+    Section,
+    Stationarity,
+    Summary,
+)
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from burstline.loadgen.stats.estimates import Absent, Estimate
-from burstline.loadgen.verdict import warnings
-from burstline.loadgen.verdict.judge import Evidence, judge
+from burstline.loadgen.verdict.replies import audit_sentence, replies_differ
+from burstline.loadgen.verdict.warnings import caveats
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.page.answer import answer, limit_of
+from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
-from burstline.reports.page.side_by_side import findings
-from burstline.reports.page.sweep_words import findings_of, remarks
-from burstline.reports.sentences import MEANT_BY, SENTENCES, STATES
+from burstline.reports.page.bottleneck import limit_of
+from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks
+from burstline.reports.page.sweep_words import remarks
+from burstline.reports.sentences import MEANT_BY, NEXT, SENTENCES, STATES
 from burstline.servers.identity import Identity
+from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.spec import LoadSpec
+from tests.burstline.test_limit import BOUNDS, FOUND, PROBES
+from tests.loadgen.making import judged
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"
@@ -40,22 +56,43 @@ def at(value_s: float) -> Estimate:
     return Estimate(value_s, None, None, None, 1, "s")
 
 
+MANIFEST = Manifest(engine="vllm", workload="burst")
 OK = {"planned": 1000, "ok": 1000}
 LATE = {"ttft": {"p99": PercentileGrade(Grade("unreliable"), 0.0, 0.3)}}
 UNKNOWN = {"ttft": {"p99": PercentileGrade(Grade("unreliable"), 0.0, None)}}
-EVIDENCE = (
-    Evidence(OK, grades=LATE),
-    Evidence(OK, grades=LATE, canary_beyond_s=0.2),
-    Evidence(OK, grades=UNKNOWN),
-    Evidence(OK, others_cpu_fraction=0.8, server_here=True),
-    Evidence(OK, waited_fraction=0.3),
-    Evidence(OK, throttled_fraction=0.02),
-    Evidence({"planned": 200, "ok": 150, "reset": 50}),
-    Evidence({"planned": 200, "ok": 3, "http_503": 197}, cause="503: too many requests"),
-    Evidence({"planned": 200, "ok": 0, "connect": 200}),
-    Evidence({"planned": 200, "ok": 20, "reset": 180}, death="The server was killed by signal 9"),
-    Evidence({"planned": 0, "ok": 0}),
+VERDICTS = (
+    judged(OK, grades=LATE),
+    judged(OK, grades=LATE, canary_beyond_s=0.2),
+    judged(OK, grades=UNKNOWN),
+    judged(OK, others_cpu_fraction=0.8, server_here=True),
+    judged(OK, waited_fraction=0.3),
+    judged(OK, throttled_fraction=0.02),
+    judged({"planned": 200, "ok": 150, "reset": 50}),
+    judged({"planned": 200, "ok": 3, "http_503": 197}, cause="503: too many requests"),
+    judged({"planned": 200, "ok": 140, "refused": 60}, cause="429: the queue is full"),
+    judged({"planned": 200, "ok": 140, "timeout": 60}),
+    judged({"planned": 200, "ok": 140, "http_500": 60}, cause="500: out of memory"),
+    judged({"planned": 200, "ok": 0, "http_400": 200}, cause="400: the prompt is too long"),
+    judged({"planned": 200, "ok": 0, "connect": 200}),
+    judged({"planned": 200, "ok": 20, "reset": 180}, death="The server was killed by signal 9"),
+    judged({"planned": 0, "ok": 0}),
 )
+CACHES = {
+    "unplanned": PrefixCache(at(1000), at(0), replied_tok=at(120)),
+    "unknown": PrefixCache(at(1000), at(500), at(400)),
+    "warm": PrefixCache(at(1000), at(500), at(400), replied_tok=at(700)),
+    "less": PrefixCache(at(1000), at(500), at(400), replied_tok=at(200)),
+    "less than planned": PrefixCache(at(1000), at(500), replied_tok=at(200)),
+    "none": PrefixCache(at(1000), at(500), at(400), replied_tok=at(0)),
+    "none of the plan": PrefixCache(at(1000), at(500), replied_tok=at(0)),
+    "restarted": PrefixCache(at(1000), at(500), at(400), replied_tok=at(300), restarted_s=at(2.5)),
+}
+REPLIES: dict[str, list[tuple[str, str, str]]] = {
+    "none": [],
+    "same": [("a", "a", "a")] * 20,
+    "as alone": [("a", "a", "a")] * 20 + [("a", "b", "a")] * 3,
+    "more": [("a", "a", "a")] * 297 + [("a", "b", "b")] * 3,
+}
 MISTAKES = (
     "fly",
     "run --engine warp",
@@ -68,6 +105,7 @@ MISTAKES = (
     "run --repeats 1",
     "run no-such.toml",
     "run --url 127.0.0.1:8000",
+    "run --url http://127.0.0.1:8000 --audit 2% --temperature 0.7",
     "run --prompt-tokens 0",
     "run --trace no-such.jsonl",
     "compare no-such-run",
@@ -77,30 +115,39 @@ MISTAKES = (
 )
 
 
+def audits() -> Iterator[str]:
+    yield from (audit_sentence(audit(replies)) for replies in REPLIES.values())
+
+
 def reasons() -> Iterator[Reason]:
-    for evidence in EVIDENCE:
-        yield from judge(evidence).reasons
-    some = {"planned": 200, "ok": 199, "reset": 1}
+    for verdict in VERDICTS:
+        yield from verdict.reasons
     slow_start = ColdStart(10, 1.1, 0.4, 0.05, {"p50": (0.4, 0.4), "p99": (0.41, 1.5)})
-    for reason in (
-        warnings._interrupted("interrupted", {"planned": 200, "ok": 20}),
-        warnings._few({"planned": 5, "ok": 5}),
-        warnings._failures(some),
-        warnings._prompt_lengths(7),
-        warnings._guessed_chunks(7),
-        warnings._recounted(7),
-        warnings._cached(0.12, None),
-        warnings._cached(None, 0.5),
-        warnings._cached(0.7, 0.5),
-        warnings._cached(0.3, 0.5),
-        slow_start.counted(MetricFigures.absent(Absent("")))[1],
-        slow_start.left_out(),
-        warnings._busy_machine(0.8),
-    ):
-        if reason is not None:
-            yield reason
+    yield from caveats(warned({"planned": 200, "ok": 20}), MANIFEST, "interrupted")
+    yield from caveats(warned({"planned": 5, "ok": 5}), MANIFEST)
+    yield from caveats(warned({"planned": 200, "ok": 199, "reset": 1}), MANIFEST)
+    lengths = LengthSummary(
+        prompt_mismatches=at(7),
+        cut_behind=at(7),
+        splits={"spread": 7},
+        output_sources={"tokenizer": 7},
+    )
+    yield from caveats(warned(lengths=lengths), MANIFEST)
+    off = replace(MANIFEST, identity=Identity("vllm", prefix_cache=False))
+    for hits in CACHES.values():
+        yield from caveats(warned(prefix_cache=hits), MANIFEST)
+    yield from caveats(warned(prefix_cache=CACHES["none"]), off)
+    yield from slow_start.counted(MetricFigures.absent(Absent("")))[1]
+    yield slow_start.left_out()
+    yield from replies_differ(audit(REPLIES["more"]))
+    yield from caveats(warned(instrument=Instrument(others_cpu_fraction=at(0.8))), MANIFEST)
 
 
+def warned(counts: dict[str, int] = OK, **sections: Section) -> Summary:
+    return Summary(counts=counts, metrics={}, verdict=Verdict(State.VALID), **sections)
+
+
+SHORT = Absent("the load was too short to watch", "too-short")
 QUEUE = ("server_running_max", "server_waiting_mean")
 
 
@@ -122,8 +169,8 @@ def limits() -> Iterator[str]:
     burst = Manifest(engine="vllm", workload="burst", identity=Identity("vllm"))
     slots = replace(burst, identity=Identity("vllm", max_num_seqs=256))
     budget = replace(burst, identity=replace(slots.identity, max_num_batched_tokens=2048))
-    rate = replace(burst, arrivals=ArrivalFacts("poisson", 20.0))
-    users = replace(burst, concurrency=8)
+    rate = replace(burst, asked=LoadSpec(arrival=parse_arrival("poisson"), rate=20.0))
+    users = replace(burst, asked=LoadSpec(concurrency=8))
     for manifest, summary in (
         (rate, loaded(5, level=True)),
         (rate, loaded(80, reasons="overloaded")),
@@ -137,10 +184,30 @@ def limits() -> Iterator[str]:
         (slots, loaded(1000, 90, 400.0)),
         (slots, loaded(1000, 90, 400.0, kv=0.99)),
         (budget, loaded(1000, 241, 400.0)),
+        (slots, replace(loaded(1000, 256, 400.0), counts={"planned": 1000, "ok": 700, "http_503": 300})),
+        (slots, replace(loaded(1000, 256, 400.0), counts={"planned": 1000, "ok": 700, "http_500": 300})),
         (burst, loaded(1000)),
+        (
+            burst,
+            replace(loaded(9), concurrency=Concurrency(mean=at(5), max=at(9), server_waiting_mean=SHORT)),
+        ),
         (burst, replace(loaded(9), verdict=Verdict(State.CLIENT_BOUND))),
     ):
         yield limit_of(summary, manifest)
+
+
+def searches() -> Iterator[str]:
+    result = LimitResult("vllm", "rate", tuple(b.text for b in BOUNDS), 600.0, FOUND, None, ())
+    for found in (
+        FOUND,
+        replace(FOUND, high=None, more_requests=5000),
+        replace(FOUND, low=None, high=None, best=None, probes=PROBES[1:], more_requests=4000),
+        replace(FOUND, low=None, high=4.0, probes=PROBES[:1]),
+        replace(FOUND, low=None, high=None, best=None, probes=PROBES[:1], more_requests=4000),
+    ):
+        said = answer_of(replace(result, found=found, more_s=90.0))
+        yield from (said.sentence, *said.details)
+    yield limits_blocks([("vllm, chat", "", result), ("tgi, chat", "", result)])[0].sentence
 
 
 def mistakes() -> Iterator[str]:
@@ -162,9 +229,10 @@ def comparisons(folder: Path) -> Iterator[str]:
         for k, noise in enumerate((0.98, 1.0, 1.02))
         for engine, speed in (("vllm", 1.0), ("tgi", 1.35))
     ]
-    unequal = finished_run(folder, "lightllm", 120, output_tok=9)
+    unequal = finished_run(folder, "lightllm", 120, served_tok=9)
     targets = ("ttft.p90<=150ms", "tpot.p50<=12ms")
     loads = [finished_run(folder, "vllm", 140, concurrency=k, targets=targets) for k in (1, 8, 32)]
+    strict = [finished_run(folder, "vllm", 140, concurrency=k, targets=("ttft.p90<=1ms",)) for k in (1, 8)]
     rates = [finished_run(folder, "vllm", n, rate=n / 8) for n in (40, 160, 900)]
     close = [
         finished_run(folder, engine, 60, speed=speed * noise, output_tok=64, seed=k)
@@ -173,18 +241,17 @@ def comparisons(folder: Path) -> Iterator[str]:
     ]
     compared = [comparison_of(runs, folder) for runs in (pair, pair[:2], [pair[0], unequal], close)]
     cases = [replace(each.cases[0], name=name) for each, name in zip(compared, "abcd", strict=True)]
-    sweeps = [comparison_of(runs, folder) for runs in (loads, rates, rates[:2])]
+    sweeps = [comparison_of(runs, folder) for runs in (loads, rates, rates[:2], strict, loads[:2])]
     suites = [Comparison("", tuple(cases[k] for k in kept)) for kept in ((0, 0), (0, 1), (1, 3))]
     for comparison in (*compared, *sweeps, *suites):
         said = answer(comparison)
         yield from (said.sentence, *said.details)
     for sweep, _ in (swept for comparison in sweeps for swept in sweeps_in(comparison.cases)):
-        yield from (*findings_of(sweep), *remarks(sweep))
+        yield from remarks(sweep)
     for comparison in (compared[0], compared[3], sweeps[1]):
         shown = banner(comparison)
         yield f"{shown.state}: {shown.sentence}"
         yield from (reason.text for reason in shown.reasons)
-        yield from (line for case in comparison.cases for line in findings(case))
 
 
 def table() -> str:
@@ -193,6 +260,9 @@ def table() -> str:
     lines += ["", "# What limited the run", *limits()]
     lines += ["", "# Reasons and warnings: what happened | what to do"]
     lines += [f"{reason.code}: {reason.text} | {reason.advice}" for reason in reasons()]
+    lines += ["", "# What to try next, by what limited a valid run", *NEXT.values()]
+    lines += ["", "# What a search found", *searches()]
+    lines += ["", "# What an audit found", *audits()]
     with TemporaryDirectory() as folder:
         lines += ["", "# Comparisons and sweeps", *comparisons(Path(folder))]
     lines += ["", "# Mistakes of a user -> exit code: the error", *mistakes()]

@@ -1,17 +1,20 @@
 """A suite's page: one engine across platforms, and a suite of which one run is finished."""
 
+import pytest
+
 from burstline.reports.page.page import page_sections, render
 from burstline.suites.execution import comparison_of_suite
 from tests.browser import kinds
 
 
+@pytest.mark.slow
 def test_one_engine_on_several_platforms_is_drawn_on_one_axis(tmp_path):
     kinds.SUITES["platforms"](tmp_path)
     comparison = comparison_of_suite(tmp_path)
     (across,) = [each for each in page_sections(comparison) if each.id == "platforms"]
     engines = [plots.blocks for _, plots in zip(*[iter(across.blocks())] * 2, strict=True)]
     assert [[plot.id for plot in plots] for plots in engines] == [
-        [f"p{k}-ecdf-{metric}" for metric in ("ttft", "tpot", "e2e")] for k in (0, 1)
+        [f"p{k}-{metric}-cdf" for metric in ("ttft", "tpot", "e2e")] for k in (0, 1)
     ]
     assert len(engines[0][0].table.columns) == 1 + len(kinds.PLATFORMS)
 

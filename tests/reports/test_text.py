@@ -3,8 +3,8 @@ import shutil
 from burstline.loadgen.record.rundir import open_run
 from burstline.reports.blocks import table
 from burstline.reports.formats.text import columns, text
-from burstline.reports.model.comparison import view_of
-from burstline.reports.page.digest import headline, overview
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import digest, headline
 
 
 def test_columns_align_words_left_and_numbers_right():
@@ -13,27 +13,27 @@ def test_columns_align_words_left_and_numbers_right():
 
 
 def test_show_says_verdict_numbers_and_outcomes(lossy):
-    shown = text(overview(view_of(lossy)))
-    assert shown.splitlines()[0] == lossy.name
+    shown = text(digest(alone(view_of(lossy))))
+    assert shown.splitlines()[0] == view_of(lossy).title
     for word in ("TTFT", "p99", "Output throughput", "Device memory, peak", "Of 120 requests: 111 ok"):
         assert word in shown
     assert all(line == line.rstrip() for line in shown.splitlines())
 
 
 def test_show_says_why_a_number_is_absent(hopeless):
-    shown = text(overview(view_of(hopeless)))
+    shown = text(digest(alone(view_of(hopeless))))
     assert "FAILED" in shown
-    assert "no request succeeded" in shown
+    assert "Nothing was served: all 20 requests failed" in shown
 
 
 def test_a_reason_that_several_numbers_share_is_said_once(lossy):
-    lines = text(headline(view_of(lossy))).splitlines()
+    lines = text(headline(alone(view_of(lossy)), view_of(lossy))).splitlines()
     reasons = [line[4:] for line in lines if line[2:3] in "¹²³⁴" and line.startswith("  ")]
     assert 0 < len(reasons) == len(set(reasons))
 
 
 def test_the_headline_is_short_and_names_the_verdict(burst):
-    shown = text(headline(view_of(burst)))
+    shown = text(headline(alone(view_of(burst)), view_of(burst)))
     assert shown.startswith("Served ")
     assert "\nVALID: " in shown
     assert len(shown.splitlines()) < 15
@@ -43,12 +43,12 @@ def test_a_run_whose_summary_was_never_written_is_summarised_on_the_spot(lossy, 
     copy = tmp_path / lossy.name
     shutil.copytree(lossy.path, copy)
     (copy / "summary.json").unlink()
-    assert text(overview(view_of(open_run(copy)))) == text(overview(view_of(lossy)))
+    assert text(digest(alone(view_of(open_run(copy))))) == text(digest(alone(view_of(lossy))))
 
 
 def test_nothing_is_wider_than_the_terminal_and_no_cell_is_lost(lossy, burst):
     for run in (lossy, burst):
-        blocks = overview(view_of(run))
+        blocks = digest(alone(view_of(run)))
         narrow = text(blocks, 100)
         assert max(map(len, narrow.splitlines())) <= 100
         assert set(text(blocks).split()) == set(narrow.split())

@@ -1,11 +1,10 @@
 """A sweep: which runs are one, what is said of it, and that what cannot be relied on looks so."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
-from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
+from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.formats.markdown import markdown
@@ -19,7 +18,8 @@ from burstline.reports.page.banner import banner
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
 from burstline.reports.page.page import render
-from burstline.reports.page.sweep_words import costs_of, findings_of, knee
+from burstline.reports.page.sweep_words import best_loads, costs_of, knee, limits, remarks
+from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
 from tests.reports.synthetic_sweep import finished_run
 
@@ -57,12 +57,14 @@ def sweep(comparison):
 
 def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(runs, comparison):
     assert list(differing_factors(runs)) == ["engine"]
-    assert [cell.name for cell in comparison.cases] == ["1 at a time", "4 at a time", "16 at a time"]
-    assert comparison.title == "vllm vs tgi: 3 loads from 1 to 16 at a time"
+    assert [cell.name for cell in comparison.cases] == ["concurrency 1", "concurrency 4", "concurrency 16"]
+    assert comparison.title == "vllm vs tgi: 3 loads from concurrency 1 to 16"
 
 
 def manifest(**facts) -> Manifest:
-    return Manifest(engine="vllm", workload="load", **facts)
+    if (arrival := facts.get("arrival")) is not None:
+        facts["arrival"] = parse_arrival(arrival)
+    return Manifest(engine="vllm", workload="load", asked=LoadSpec(**facts))
 
 
 @pytest.mark.parametrize(
@@ -71,51 +73,52 @@ def manifest(**facts) -> Manifest:
         ({}, True),
         ({"concurrency": 2}, False),  # the same load twice is a repeat
         ({"concurrency": None}, False),  # a burst has no load
-        ({"asked": LoadSpec(prompt_tokens="999")}, False),
-        ({"concurrency": None, "arrivals": ArrivalFacts("poisson", 2)}, False),
+        ({"prompt_tokens": "999"}, False),
+        ({"concurrency": None, "arrival": "poisson", "rate": 2}, False),
     ],
 )
 def test_only_one_workload_at_two_loads_of_one_kind_is_a_sweep(change, swept):
-    one = manifest(concurrency=2, asked=LoadSpec(requests=9))
-    other = replace(manifest(concurrency=8, asked=LoadSpec(requests=99)), **change)
+    one = manifest(concurrency=2, requests=9)
+    other = manifest(**{"concurrency": 8, "requests": 99, **change})
     assert differ_in_load_alone([one, other]) is swept
 
 
 def test_a_load_is_named_as_it_was_asked():
-    assert str(load_of(manifest(concurrency=8))) == "8 at a time"
-    assert str(load_of(manifest(arrivals=ArrivalFacts("poisson", 0.5)))) == "0.5/s"
-    assert load_of(manifest(arrivals=ArrivalFacts("ramp", 0.5))) is None
+    assert str(load_of(manifest(concurrency=8))) == "concurrency 8"
+    assert str(load_of(manifest(arrival="poisson", rate=0.5))) == "0.5 req/s"
+    assert load_of(manifest(arrival="ramp:0.5..1")) is None
 
 
 def test_a_point_holds_the_runs_own_numbers(runs, sweep):
-    run = next(run for run in runs if run.manifest.engine == "vllm" and run.manifest.concurrency == 4)
+    run = next(run for run in runs if run.manifest.engine == "vllm" and run.manifest.asked.concurrency == 4)
     (point,) = [p for p in sweep.of("vllm") if p.load.value == 4]
     tpot = run.summary.metrics["tpot"].p50
     assert point.output.point == run.summary.throughput.output_tok_per_s.point
-    speed, interactivity, *_ = (cost.of(point) for cost in costs_of(sweep))
+    speed, *_ = (cost.of(point) for cost in costs_of(sweep))
     assert speed.point == pytest.approx(1 / tpot.point)
     assert (tpot.low, tpot.high) == (speed.low, speed.high) or speed.low == pytest.approx(1 / tpot.high)
-    assert interactivity == run.summary.interactivity.p50
     assert sweep.percentile["ttft"] == "p50"  # the target's
     assert sweep.per_device
 
 
+@pytest.mark.drawn
 def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
     doubtful = [point for point in sweep.points if point.doubts]
     assert {point.load.value for point in doubtful} == {16}
-    assert "Hollow points cannot be relied on: vllm at 16 at a time (NOT-COMPARABLE); tgi at 16" in page
+    assert (
+        "Hollow points are not compared or not reliable: vllm at concurrency 16 (NOT-COMPARABLE); tgi at"
+        in page
+    )
     figure = page[page.index('id="tradeoff-speed"') :]
     assert "var(--paper)" in figure[: figure.index("</svg>")]
-    assert "lacks tgi at 16 at a time" in page
+    assert "tgi at concurrency 16 (" in page
 
 
-def test_the_targets_are_told_in_words(sweep):
-    said = list(findings_of(sweep))
-    assert said[0] == "SLOs: TTFT p50 ≤ 60 ms and TPOT p50 ≤ 12 ms."
-    assert re.search(r"vllm gives \d+ tok/s per GPU at 1 at a time", said[1])
-    assert "Best load meeting all SLOs: 4 at a time (" in said[1]
-    assert "16 at a time misses" in said[1] or "16 at a time is not reliable" in said[1]
-    assert "meets all SLOs." in said[2]
+def test_the_targets_are_told_in_words_and_why_no_more_load_meets_them(sweep):
+    assert remarks(sweep)[0] == "SLOs: TTFT p50 ≤ 60 ms and TPOT p50 ≤ 12 ms."
+    best = r"Highest output that meets all SLOs: vllm \S+ tok/s per GPU at concurrency 4"
+    assert re.match(best, best_loads(sweep))
+    assert "vllm first misses" in limits(sweep)
 
 
 def test_the_knee_is_the_least_load_that_is_nearly_enough(sweep):
@@ -124,6 +127,7 @@ def test_the_knee_is_the_least_load_that_is_nearly_enough(sweep):
     assert knee(points[:1]) is None
 
 
+@pytest.mark.drawn
 def test_the_region_of_the_targets_is_shaded_where_an_axis_shows_them(page):
     for name, target in (("speed", "TPOT p50 ≤ 12 ms"), ("ttft", "TTFT p50 ≤ 60 ms")):
         figure = page[page.index(f'id="tradeoff-{name}"') :]
@@ -142,8 +146,8 @@ def test_the_page_of_a_sweep_holds_together(page):
 
 
 def test_a_sweep_is_told_in_text_and_for_machines(comparison):
-    assert "vllm gives" in text(digest(comparison))
-    assert "vllm gives" in markdown(digest(comparison))
+    assert "SLOs: TTFT p50" in text(digest(comparison))
+    assert "SLOs: TTFT p50" in markdown(digest(comparison))
     (sweep,) = comparison_json(comparison)["sweeps"]
     assert len(sweep["points"]) == 6
     assert sweep["targets"] == list(TARGETS)
@@ -171,11 +175,13 @@ def strokes(dots: tuple[Dot | None, ...]) -> int:
     return line.count("M")
 
 
+@pytest.mark.drawn
 def test_a_line_breaks_where_a_point_is_not_known():
     assert strokes((dot(1, 10), dot(2, 20), dot(3, 25), dot(4, 30))) == 1
     assert strokes((dot(1, 10), dot(2, 20), None, dot(3, 25), dot(4, 30))) == 2
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("last", "kind"), [(2, "x"), (50, "log")])
 def test_a_wide_range_gets_a_log_axis_that_says_so(last, kind):
     curve = ScatterCurve("a", (dot(1, 10), dot(last, 20)))
@@ -185,6 +191,7 @@ def test_a_wide_range_gets_a_log_axis_that_says_so(last, kind):
     assert ("x (s, log)" in drawing.body) == (kind == "log")
 
 
+@pytest.mark.drawn
 def test_a_label_without_room_is_left_out():
     def labels(step: float) -> int:
         curve = ScatterCurve("a", tuple(dot(5 + k * step, 10, f"no. {k}") for k in range(12)))
@@ -194,6 +201,7 @@ def test_a_label_without_room_is_left_out():
     assert labels(step=5) == 12
 
 
+@pytest.mark.drawn
 def test_a_region_beyond_the_axes_is_not_drawn():
     curve = ScatterCurve("a", (dot(1, 10), dot(2, 20)))
     shaded = scatter("s", 380, [curve], ("x", "y"), Region(1.5, True, None, "x<=1.5"))

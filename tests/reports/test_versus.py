@@ -16,10 +16,12 @@ from burstline.reports.figures.ecdf import Curve, ecdf
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, Contender, Headline
+from burstline.reports.model.contenders import comparison_of
+from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
 from burstline.reports.page.digest import digest
 from burstline.reports.page.page import render
-from burstline.reports.page.side_by_side import finding, remarks, side_by_side
+from burstline.reports.page.side_by_side import remarks, side_by_side
 from burstline.suites.execution import comparison_of_suite
 from tests.reports.synthetic_sweep import finished_run
 
@@ -111,20 +113,8 @@ def test_nobody_is_best_alone():
     assert case({"A": [figure(1, 0.9, 1.1)]}).best(FASTER) is None
 
 
-def test_a_pair_is_told_in_one_sentence():
-    names = ("t", "same", "f", "g")
-    answers = (Answer.DIFFERENT, Answer.SAME, UNTOLD, Answer.DIFFERENT)
-    found = {(n,): contrast(1.25, answer)[PATH] for n, answer in zip(names, answers, strict=True)}
-    titles = {(n,): (n, "lower" if n == "t" else "higher") for n in names}
-    assert finding(("B", "A"), found, titles) == (
-        "B is 1.25x higher (g), 95% CI [1.19, 1.31], 1.25x slower (t), 95% CI [1.19, 1.31] than A; "
-        "the same within 3%: same; inconclusive: f."
-    )
-    assert "nothing can be compared" in finding(("A", "B"), {("t",): Absent("")}, titles)
-
-
 @pytest.mark.parametrize(
-    ("found", "shown"), [(0.07, "detects 7%"), (4.0, "detects 5.00×"), (1e20, "detects 1,000×")]
+    ("found", "shown"), [(0.07, "can detect 7%"), (4.0, "can detect 5.00×"), (1e20, "can detect 1,000×")]
 )
 def test_what_is_inconclusive_says_how_large_a_difference_it_would_detect(found, shown):
     (untold,) = contrast(1.1, UNTOLD).values()
@@ -141,12 +131,12 @@ def test_what_is_inconclusive_says_how_large_a_difference_it_would_detect(found,
 
 def test_what_the_words_rest_on_is_said_beside_them():
     known = " ".join(remarks([contrast(2, UNTOLD)]))
-    assert "Same: within 3%" in known
-    assert "4 more runs of each" in known
+    assert "Same: the interval lies within 3%" in known
+    assert "80% power" in known
     assert "assumed" not in known
     (single,) = contrast(2, UNTOLD).values()
     unknown = " ".join(remarks([{PATH: replace(single, noise=None)}]))
-    assert "nothing is called different" in unknown
+    assert "no difference is called significant" in unknown
     assert not list(remarks([{PATH: Absent("")}]))
 
 
@@ -182,11 +172,6 @@ def test_the_fastest_is_compared_with_each_other_contender():
     ratios = pairs["B", "C"]["t",].ratio
     assert (ratios.point, ratios.low) == (pytest.approx(0.5), pytest.approx(0.5 / 1.05))
     assert pairs["B", "A"]["t",].ratio.point == pytest.approx(0.8)
-    titles = {("t",): ("TTFT p50", "lower"), ("m",): ("Peak memory", "lower")}
-    assert finding(("B", "C"), pairs["B", "C"], titles) == (
-        "B is 2.00x faster (TTFT p50), 95% CI [1.90, 2.10], 2.00x lower (Peak memory), 95% CI [1.90, 2.10] "
-        "than C."
-    )
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -200,7 +185,7 @@ def test_a_suite_says_that_engines_were_started_anew_only_where_they_were(tmp_pa
     (tmp_path / "suite.json").write_text(json.dumps({"name": "s", "description": "", "slots": slots}))
     comparison = comparison_of_suite(tmp_path)
     assert comparison is not None
-    assert ("started anew" in " ".join(comparison.facts)) is not attached
+    assert ("restarted" in " ".join(comparison.facts)) is not attached
 
 
 # ---- the figure
@@ -227,9 +212,25 @@ def test_a_contender_without_successes_has_no_curve_and_is_in_the_table():
     assert ecdf("e", "t", "E2E", curves(A=np.full(9, np.inf), B=np.full(9, np.inf))) is None
 
 
+@pytest.mark.drawn
 def test_the_colour_of_a_contender_does_not_depend_on_the_others_successes():
     values = np.linspace(1, 2, 30)
     both = ecdf("e", "t", "E2E", curves(A=np.full(30, np.inf), B=values, C=values + 1))
     assert both is not None
     assert "var(--c1)" in both.drawings[0].body
     assert "var(--c0)" not in both.drawings[0].body
+
+
+def test_each_engine_that_its_batch_limits_is_named_with_its_own_flag(tmp_path):
+    speeds = {"vllm": 1.0, "tgi": 1.35}
+    runs = [
+        finished_run(tmp_path, engine, 120, speed=speed * noise, seed=k)
+        for k, noise in enumerate((0.98, 1.0, 1.02))
+        for engine, speed in speeds.items()
+    ]
+    *_, limit, then = answer(comparison_of(runs, tmp_path)).details
+    assert limit.startswith("vllm and tgi were each limited by the batch limit of 64 requests: at most 64 of")
+    assert limit.endswith("Why tgi is slower was not measured.")
+    assert then.startswith(
+        "Next: raise --max-num-seqs of vllm and --max-batch-size of tgi to about 77, which"
+    )

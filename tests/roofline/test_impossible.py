@@ -1,6 +1,8 @@
 """Which rates are called impossible: those of no set-up that agrees with what is known, and no others."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +56,24 @@ def test_the_ceiling_itself_is_possible_and_twice_as_fast_is_not(logged):
     found = condemned(served(deployed(), faster=2.0, logged=logged), known)
     assert "prefill" in found
     assert ("prefill steps" in found) == logged
+
+
+def test_a_recorded_run_is_possible_and_three_times_as_fast_is_not():
+    """vLLM 0.19 on an RTX 4090, as its own log has it, all of its set-up known."""
+    path = Path(__file__).parents[1] / "data" / "serving" / "rtx4090_replay" / "requests.jsonl"
+    log = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    queued, first, last = (
+        np.array([row[name] for row in log]) for name in ("queued_ts", "first_token_ts", "last_token_ts")
+    )
+
+    def recorded(faster):
+        due, *ends = ((times - queued.min()) / faster for times in (queued, first, last))
+        asked = [Asked(at, row["input_toks"], row["output_toks"]) for at, row in zip(due, log, strict=True)]
+        return MeasuredRun(asked, ends[1].max(), Limits(256, 2048, 41_408), None, False, *ends)
+
+    known = Setup(deployed("llama-3.1-8b", device=load_device("rtx4090")), None)
+    assert not condemned(recorded(1), known)
+    assert condemned(recorded(3), known)
 
 
 @pytest.mark.parametrize(

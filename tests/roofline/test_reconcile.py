@@ -10,6 +10,7 @@ import pytest
 from burstline.loadgen.record.typed_json import from_json
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
+from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
@@ -18,10 +19,9 @@ from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import reconcile
 from burstline.roofline.reconcile.reconciliation import Reconciliation
-from research.accuracy_serving import bundled_model
 
 H100 = load_device("h100")
-ON_H100 = Deployment(bundled_model("llama-2-7b"), QUANTS["bf16"], Parallel(), H100)
+ON_H100 = Deployment(load_model("llama-2-7b")[0], QUANTS["bf16"], Parallel(), H100)
 SETUP = Setup(ON_H100, load_calibration(H100))
 LIMITS = Limits(64, 2048, 40_000)
 REQUESTS = [Asked(0.0, 512, 32)] * 100
@@ -140,7 +140,16 @@ def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
     assert from_json(Reconciliation, json.loads(json.dumps(found.to_json()))) == found
     assert found.sentence.startswith("Decode is ")
     assert "bound" in found.sentence
-    assert found.tier == "device fit"
+    assert found.by == "shared constants"
+
+
+def test_the_waterfall_names_the_constants_behind_each_bar():
+    bars = {bar.name: bar.why for bar in reconcile(MeasuredRun(REQUESTS, 9.0, LIMITS), SETUP).waterfall}
+    of = SETUP.calibration.constants
+    assert f"memory {of.memory:.3g}" in bars["kernel efficiency"]
+    assert f"attention_s {of.attention_s:.3g}" in bars["launch floors"]
+    assert f"pass_s {of.pass_s:.3g}" in bars["elementwise"]
+    assert f"mixed {of.mixed:.3g}" in bars["mixed steps"]
 
 
 def test_without_a_calibration_there_are_only_ceilings():
@@ -148,4 +157,4 @@ def test_without_a_calibration_there_are_only_ceilings():
     bars = {bar.name: bar.seconds for bar in found.waterfall}
     assert bars["kernel efficiency"] == bars["launch floors"] == 0
     assert bars["host"] == pytest.approx(0, abs=0.01)  # the clock rounds contexts to 16 tokens
-    assert found.tier == "ceiling"
+    assert found.by == "ceilings"

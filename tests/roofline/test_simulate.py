@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.scheduler import Batch
-from burstline.roofline.predict.simulate import (
-    Asked,
-    FrontEnd,
-    Limits,
-    Speculation,
-    simulate,
-    simulate_disaggregated,
-)
+from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.servers.reference.kv import BlockPool
 from burstline.servers.reference.scheduler import Scheduler, Sequence
 
@@ -145,6 +138,13 @@ def test_an_engine_that_schedules_ahead_lets_an_arrival_miss_the_next_step_too_u
     assert simulate(requests, replace(ahead, ahead=False), lambda step: 1.0).ttft_s.tolist() == [1, 1.5, 1]
 
 
+def test_prompts_that_are_held_back_are_computed_together_unless_nothing_decodes():
+    requests = [Asked(0, 10, 20), Asked(5.5, 10, 2), Asked(7.5, 10, 2)]
+    held = Limits(8, 1000, 10_000, hold_steps=3)
+    assert simulate(requests, held, lambda step: 1.0).ttft_s.tolist() == [1, 4.5, 2.5]
+    assert simulate(requests[:1], held, lambda step: 1.0).makespan_s == 20
+
+
 def test_equal_streams_stay_together_where_prompts_stop_decodes_and_spread_where_they_do_not():
     """As SGLang 0.5.23 on a CPU: 16 streams, two prompts a step, without and with --enable-mixed-chunk."""
 
@@ -155,30 +155,6 @@ def test_equal_streams_stay_together_where_prompts_stop_decodes_and_spread_where
 
     assert spread_s(mixed=False) == 0
     assert spread_s(mixed=True) > 5
-
-
-def test_a_front_end_reads_prompts_one_after_another():
-    front_end = FrontEnd(prompt_tok_s=0.1)
-    result = simulate([Asked(0, 10, 2)] * 3, Limits(8, 1000, 10_000), lambda step: 0.5, front_end=front_end)
-    assert result.ttft_s.tolist() == pytest.approx([1.5, 2.5, 3.5])
-    assert result.e2e_s.tolist() == pytest.approx([2, 3, 4])
-
-
-def test_replies_that_a_front_end_cannot_send_in_time_queue_before_those_of_new_requests():
-    """Eight streams could gain eight tokens a second, of which five can be sent."""
-    bounds, slow = Limits(8, 1000, 10_000), FrontEnd(reply_s=0.2)
-    queued, free = (
-        simulate([Asked(0, 10, 40)] * 80, bounds, lambda step: 1.0, concurrency=8, front_end=front_end)
-        for front_end in (slow, FrontEnd())
-    )
-    steady = slice(40, 72)
-    assert free.e2e_s[steady].tolist() == [40] * 32
-    assert queued.e2e_s[steady].mean() == pytest.approx(8 * 40 / 5, rel=0.05)
-    assert queued.ttft_s[steady].mean() > 4 * free.ttft_s[steady].mean()
-    assert (queued.steps.n_running < 8).sum() > 100  # the engine waits for requests that wait for replies
-    few = simulate([Asked(0, 10, 3)] * 2, bounds, lambda step: 1.0, front_end=slow)
-    assert few.ttft_s.tolist() == pytest.approx([1.2, 1.4])
-    assert few.e2e_s.tolist() == pytest.approx([3.2, 3.4])
 
 
 def test_an_open_loop_below_the_rate_of_service_never_queues():
@@ -212,70 +188,6 @@ def test_prompts_apart_from_decodes_go_first_in_chunks():
     assert steps.prefill_tok[steps.prefill_tok > 0].tolist() == [4, 40, 40, 20]
 
 
-def test_drafts_that_are_all_kept_divide_the_steps_and_none_kept_changes_nothing():
-    requests = [Asked(0, 16, 33)] * 4
-
-    def run(acceptance, draft_s=0.0):
-        speculation = Speculation(3, acceptance, draft_s)
-        return simulate(requests, Limits(8, 1000, 10_000), lambda step: 1.0, speculation=speculation)
-
-    assert run(1.0).makespan_s == 1 + 32 / 4
-    assert run(0.0).makespan_s == 33
-    assert run(0.0, 0.5).makespan_s == 33 * 1.5
-    half = run(0.5)
-    tok_a_step = 32 * 4 / (half.steps.decode_tok.sum() / 4)
-    assert tok_a_step == pytest.approx(Speculation(3, 0.5).tok_a_step, rel=0.25)
-    assert Speculation(3, 0.5).tok_a_step == pytest.approx(1.875)
-    assert half.e2e_s.max() == half.makespan_s
-
-
-def test_every_token_of_a_speculating_engine_is_counted_once():
-    requests = [Asked(0, 20, n) for n in (1, 2, 3, 7, 20)]
-    result = simulate(requests, Limits(3, 64, 400), tick, speculation=Speculation(4, 0.7))
-    assert np.isfinite(result.e2e_s).all()
-    assert (result.steps.kv_tok <= 400).all()
-
-
-def test_two_stages_hold_two_micro_batches_and_one_request_gains_nothing():
-    alone = simulate([Asked(0, 10, 9)], Limits(8, 1000, 10_000), lambda step: 1.0, stages=2)
-    assert alone.makespan_s == 9
-    pair = [Asked(0, 10, 9), Asked(0.5, 10, 9)]
-    piped = simulate(pair, Limits(8, 1000, 10_000), lambda step: 1.0, stages=2)
-    assert piped.e2e_s.tolist() == [9, 9]
-    assert piped.makespan_s == 9.5
-    assert simulate(pair, Limits(8, 1000, 10_000), lambda step: 1.0).makespan_s == 10
-
-
-def test_replicas_share_a_burst():
-    one, two = (
-        simulate([Asked(0, 10, 5)] * 8, Limits(4, 1000, 10_000), lambda step: 1.0, replicas=n).makespan_s
-        for n in (1, 2)
-    )
-    assert (one, two) == (10, 5)
-
-
-def test_disaggregated_pools_make_the_first_token_here_and_the_rest_there():
-    limits = Limits(8, 1000, 10_000)
-    result = simulate_disaggregated(
-        [Asked(0, 100, 5), Asked(0, 100, 1)],
-        (limits, lambda step: 2.0, 1),
-        (limits, lambda step: 1.0, 1),
-        lambda prompt_tok: prompt_tok / 100,
-    )
-    assert result.ttft_s.tolist() == [2, 2]
-    assert result.e2e_s.tolist() == [2 + 1 + 4, 2]
-    decodes = result.steps.decode_tok.sum()
-    assert decodes == 4
-    assert result.steps.prefill_tok.sum() == 200
-
-
-def test_a_closed_loop_through_two_pools_keeps_its_streams():
-    limits = Limits(8, 1000, 10_000)
-    pools = (limits, lambda step: 1.0, 1), (limits, lambda step: 1.0, 2)
-    result = simulate_disaggregated([Asked(0, 10, 4)] * 6, *pools, lambda _: 0.0, concurrency=2)
-    assert result.due_s.tolist() == [0, 0, 4, 4, 8, 8]
-
-
 @pytest.mark.parametrize(("n_blocks", "budget"), [(400, 64), (400, 48), (40, 64), (24, 200)])
 def test_the_embedded_engines_scheduler_gives_the_same_steps(n_blocks, budget):
     """Step by step: who computes how many tokens. With little cache both evict the same requests."""
@@ -288,7 +200,7 @@ def test_the_embedded_engines_scheduler_gives_the_same_steps(n_blocks, budget):
         ours.arrive(i)
         theirs.add(sequence)
     n_steps = 0
-    while ours.running or ours.waiting:
+    while not ours.idle:
         work, shares = ours.schedule(), theirs.schedule()
         assert work is not None
         expected = [(sequences.index(share.sequence), share.n) for share in shares]
@@ -310,6 +222,7 @@ def prompts_cost(step):
     return 2e-3 + 4e-4 * step.n_logits + 1e-4 * int(step.new_tok[step.new_tok > 1].sum())
 
 
+@pytest.mark.slow
 def test_a_queue_multiplies_an_error_of_its_steps():
     """Steps 5% longer are 5% of a lone request's TPOT, and more of it the fuller the engine is."""
     rng = np.random.default_rng(1)
@@ -332,3 +245,27 @@ def test_a_queue_multiplies_an_error_of_its_steps():
     assert growth[0] == pytest.approx(0.05, abs=0.01)
     assert growth[1] > 0.08
     assert growth[2] > 0.12
+
+
+@pytest.mark.parametrize("load", [pytest.param(0.1, marks=pytest.mark.slow), 0.4, 0.7])
+def test_one_request_at_a_time_with_poisson_arrivals_waits_as_pollaczek_and_khinchine_say(load):
+    """M/D/1: each request is one step of a second, so the mean wait is load / (2 (1 - load)) s."""
+    n = 8_000
+    due_s = np.cumsum(np.random.default_rng(7).exponential(1 / load, n))
+    result = simulate([Asked(at_s, 8, 1) for at_s in due_s.tolist()], Limits(1, 100, 1000), lambda step: 1.0)
+    wait_s = result.ttft_s - 1
+    # Waits that follow each other depend on each other: 20 blocks of 400 give the standard error.
+    error_s = wait_s.reshape(20, -1).mean(axis=1).std(ddof=1) / np.sqrt(20)
+    assert abs(wait_s.mean() - load / (2 * (1 - load))) <= 4 * error_s
+    assert error_s < 0.15
+
+
+def test_a_lone_request_in_a_closed_loop_takes_its_steps_and_the_loop_ends_when_its_time_is_over():
+    """One prefill step and 4 decodes of a second each: starts at 0, 5, 10 s, and none from 12 s on."""
+    asked = [Asked(0, 10, 5)] * 50
+    result = simulate(asked, Limits(1, 100, 1000), lambda step: 1.0, concurrency=1, until_s=12.0)
+    assert result.due_s.tolist() == [0, 5, 10]
+    assert result.ttft_s.tolist() == [1] * 3
+    assert result.tpot_s.tolist() == [1] * 3
+    assert result.e2e_s.tolist() == [5] * 3
+    assert result.makespan_s == 15

@@ -2,11 +2,16 @@
 
 import http.client
 import io
+from functools import partial
 from pathlib import Path
 
 from burstline.servers.messages import HttpReply
+from burstline.servers.protocol.openai import take
+from burstline.servers.protocol.replies import decode_reply
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+decode_completion = partial(decode_reply, take=take)
+"""As every engine decodes that speaks OpenAI's completions."""
 
 
 class _Socket:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,7 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_burst_runs_at_an_engine_that_is_one_module_and_nothing_else(toy: Path) -> None:
     load = ("--requests", "24", "--prompt-tokens", "64", "--output-tokens", "6")
     code, text = burstline(toy, "run", "--engine", "toy", *load, "--out", str(toy / "runs"))
@@ -51,30 +55,23 @@ def test_an_installed_package_brings_its_engine_by_an_entry_point(toy: Path) -> 
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 0.1\n")
     points = facts / "entry_points.txt"
     points.write_text("[burstline.engines]\ntoy = a_toy_engine:Toy\n")
-    load = ("--requests", "24", "--prompt-tokens", "64", "--output-tokens", "6")
-    out = str(toy / "runs")
-    code, text = burstline(toy, "run", "--engine", "toy", *load, "--out", out, modules="")
-    assert code in (0, 4), text
-    (run,) = (toy / "runs").iterdir()
-    assert json.loads((run / "summary.json").read_text())["counts"]["ok"] == 24
     assert "toy " in burstline(toy, "engines", modules="")[1]
     points.write_text("[burstline.engines]\ntoy = a_toy_engine:Nothing\n")
-    code, text = burstline(toy, "run", "--engine", "toy", *load, "--out", out, modules="")
+    code, text = burstline(toy, "run", "--engine", "toy", "--out", str(toy / "runs"), modules="")
     assert code == 5
     assert "burstline.engines: toy = a_toy_engine:Nothing cannot be loaded" in text
 
 
 def test_its_own_sign_tells_it_at_a_url(toy: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen([sys.executable, str(toy / "a_toy_engine.py"), str(port)], cwd=Path.cwd())
     try:
-        for _ in range(100):
-            _, text = burstline(toy, "engines", "--ports", str(port))
-            if f"http://127.0.0.1:{port}" in text:
+        for _ in range(1000):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
+            time.sleep(0.01)
+        _, text = burstline(toy, "engines", "--ports", str(port))
     finally:
         server.terminate()
         server.wait()

@@ -53,7 +53,7 @@ def test_sampling_is_sent_where_something_is_sampled() -> None:
 
 
 def test_ids_for_a_server_that_takes_text_only_are_our_mistake_and_say_so() -> None:
-    with pytest.raises(EngineError, match="takes text only"):
+    with pytest.raises(EngineError, match="accepts only text"):
         ENGINE.encode(Request(0, array("I", [7]), None, 1, 9), TARGET)
 
 
@@ -140,3 +140,17 @@ def test_a_server_that_is_busy_for_a_moment_has_refused_nothing(monkeypatch: pyt
     target, notes = ENGINE.probe(busy_at_first, TARGET)
     assert target.takes == (USAGE, USAGE_EACH, IGNORE_EOS, IDS)
     assert notes == ()
+
+
+def test_what_fails_each_time_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "RETRY_S", 0.0)
+    answer = server(refuses=("ignore_eos",))
+
+    def fails_on_ids(call: Call) -> HttpReply:
+        return HttpReply(500, {}, b"") if isinstance(fields_of(call)["prompt"], list) else answer(call)
+
+    target, notes = ENGINE.probe(fails_on_ids, TARGET)
+    assert target.takes == (USAGE, USAGE_EACH)
+    refused, failed = notes
+    assert refused.endswith(f"does not take: {IGNORE_EOS}")
+    assert f"failed each time it was asked for: {IDS}" in failed

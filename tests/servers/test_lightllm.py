@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from burstline.servers.engines import lightllm
 from burstline.servers.engines.lightllm import Lightllm
+from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Target
@@ -33,7 +33,7 @@ def recorded(path: str) -> HttpReply:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Installation("py", {"lightllm": "1.2.0"}, Path())
-    monkeypatch.setattr(lightllm, "find_installation", lambda *_: here)
+    monkeypatch.setattr(installation, "find_installation", lambda *_: here)
     monkeypatch.delenv("LIGHTLLM_LOG_LEVEL", raising=False)
 
 
@@ -94,7 +94,7 @@ def test_a_burst_beyond_its_slots_gets_as_many_slots_and_the_user_is_told() -> N
     assert launch.argv[-4:] == raised
     many = ENGINE.launch(options(n_concurrent=20_000)).argv
     assert many[many.index("--running_max_req_size") + 1] == "1024"
-    assert "lets requests wait in its HTTP process" in launch.notes[0]
+    assert "wait in LightLLM's HTTP process" in launch.notes[0]
     assert ENGINE.launch(options(n_concurrent=256)).notes == ()
     chosen = ENGINE.launch(options("--running_max_req_size=64", n_concurrent=1000))
     assert (chosen.argv[-1], chosen.notes) == ("--running_max_req_size=64", ())

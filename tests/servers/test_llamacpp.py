@@ -159,7 +159,7 @@ def test_a_named_server_that_is_no_program_is_refused_before_the_start(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setenv(llamacpp.SERVER_VARIABLE, path)
-    with pytest.raises(EngineError, match=f"{llamacpp.SERVER_VARIABLE}={path} is no program"):
+    with pytest.raises(EngineError, match=f"{llamacpp.SERVER_VARIABLE}={path} is not an executable program"):
         ENGINE.installed(None)
 
 

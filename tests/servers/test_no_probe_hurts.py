@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from burstline.bench import vocabulary
+from burstline.bench import plan_for_server as vocabulary
 from burstline.bench.server_session import Site
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.servers.messages import Event, HttpReply, Kind, Reply, Target
-from burstline.servers.protocol.openai import count_in, decode_completion, encode_completion, tokenize_call
+from burstline.servers.protocol.openai import count_in, encode_completion, tokenize_call
 from burstline.workloads.request import Request, Sampling
-from tests.servers.golden import golden_reply
+from tests.servers.golden import decode_completion, golden_reply
 
 REQUEST = Request(0, array("I", [5, 6, 7]), None, 3, 16)
 TARGET = Target("http://127.0.0.1:8000", "m")

@@ -4,10 +4,8 @@ import pickle
 import subprocess
 import sys
 
-import pytest
-
+from burstline.servers.messages import HttpReply
 from burstline.servers.registry import ENGINES
-from servers.messages import HttpReply
 
 
 def loaded_after(code: str) -> set[str]:
@@ -30,14 +28,10 @@ def test_asking_for_one_engine_imports_no_other() -> None:
     assert "huggingface_hub" not in loaded
 
 
-@pytest.mark.parametrize("name", list(ENGINES))
-def test_an_engine_knows_its_own_name(name: str) -> None:
-    assert ENGINES[name].name == name
-    assert ENGINES[name] is ENGINES[name]
-
-
-@pytest.mark.parametrize("name", [*ENGINES, "vllm+chat", "tgi+completions", "sglang+chat"])
-def test_an_engine_can_be_sent_to_the_processes_that_decode_for_it(name: str) -> None:
-    sent = pickle.loads(pickle.dumps(ENGINES[name].decode))
+def test_an_engine_knows_its_own_name_and_can_be_sent_to_the_processes_that_decode_for_it() -> None:
     reply = HttpReply(200, {}, b'{"choices":[{"text":"x","finish_reason":"length"}]}')
-    assert sent(reply) == ENGINES[name].decode(reply)
+    for name in (*ENGINES, "vllm+chat", "tgi+completions", "sglang+chat"):
+        engine = ENGINES[name]
+        assert engine.name == name
+        assert engine is ENGINES[name]
+        assert pickle.loads(pickle.dumps(engine.decode))(reply) == engine.decode(reply)

@@ -12,6 +12,7 @@ from burstline.loadgen.record.record import record_of
 from burstline.loadgen.record.tables import record_table
 from burstline.servers.engines import sglang
 from burstline.servers.engines.sglang import Sglang
+from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation
 from burstline.servers.identity import Admission
 from burstline.servers.launch import LaunchOptions
@@ -89,7 +90,7 @@ def installed_in(monkeypatch: pytest.MonkeyPatch, environment: Path) -> None:
     (environment / "bin").mkdir()
     (environment / "bin" / "sglang").touch()
     found = Installation("py", {"sglang": "0.5.23"}, environment / "bin")
-    monkeypatch.setattr(sglang, "find_installation", lambda *_: found)
+    monkeypatch.setattr(installation, "find_installation", lambda *_: found)
 
 
 def test_it_starts_with_metrics_and_increments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -221,3 +222,9 @@ def test_gauges_and_histograms_of_a_recorded_server() -> None:
 )
 def test_the_root_cause_is_the_first_that_failed(log: str, cause: str | None) -> None:
     assert ENGINE.root_cause(log) == cause
+
+
+def test_its_profiler_is_told_the_folder_and_when_to_stop(tmp_path: Path) -> None:
+    assert ENGINE.profiler is not None
+    body = ENGINE.profiler.body(tmp_path, 400)
+    assert (body["output_dir"], body["num_steps"], body["record_shapes"]) == (str(tmp_path), 400, True)

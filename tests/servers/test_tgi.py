@@ -1,5 +1,6 @@
 import json
 import socket
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +12,9 @@ from burstline.servers.engines import tgi
 from burstline.servers.engines.tgi import Tgi
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Kind, Target
-from burstline.servers.protocol.openai import decode_completion
 from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
-from tests.servers.golden import GOLDEN, golden_reply, http_reply
+from tests.servers.golden import GOLDEN, decode_completion, golden_reply, http_reply
 
 ENGINE = Tgi()
 TARGET = Target("http://h:1", "m")
@@ -44,7 +44,7 @@ def info(path: str) -> HttpReply:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tgi.LAUNCHER_VARIABLE, "/opt/launcher")
+    monkeypatch.setenv(tgi.LAUNCHER_VARIABLE, sys.executable)
     for name in ("HF_HUB_OFFLINE", "PORT", "HOSTNAME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -86,7 +86,7 @@ def test_a_sampled_request_leaves_out_a_top_p_of_one_which_is_refused() -> None:
 
 
 def test_token_ids_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(EngineError, match="takes text only"):
+    with pytest.raises(EngineError, match="accepts only text"):
         ENGINE.encode(Request(0, (1, 2), None, 2, 9), TARGET)
 
 
@@ -155,7 +155,7 @@ def test_a_name_on_the_hub_is_served_as_it_is_and_the_user_is_warned(tmp_path: P
 def test_a_burst_beyond_128_raises_the_limit_and_the_user_is_told(model: Path, tmp_path: Path) -> None:
     launch = ENGINE.launch(options(model, tmp_path / "a", n_concurrent=1000))
     assert launch.argv[launch.argv.index("--max-concurrent-requests") + 1] == "1000"
-    assert any("refuses what exceeds 128" in note for note in launch.notes)
+    assert any("refuses more than 128" in note for note in launch.notes)
     small = ENGINE.launch(options(model, tmp_path / "b", n_concurrent=128))
     assert "--max-concurrent-requests" not in small.argv
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from burstline.servers.engines import transformers_serve
 from burstline.servers.engines.transformers_serve import TransformersServe
+from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Target
@@ -31,7 +31,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def pretend(*missing: str) -> None:
         there = {name: version for name, version in ALL.items() if name not in missing}
         found = Installation("py", there, Path("/bin")) if "transformers" in there else None
-        monkeypatch.setattr(transformers_serve, "find_installation", lambda *_: found)
+        monkeypatch.setattr(installation, "find_installation", lambda *_: found)
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     return pretend
@@ -57,7 +57,7 @@ def test_sampling_and_a_free_end_are_said_in_the_same_config() -> None:
 
 
 def test_token_ids_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(EngineError, match="takes text only"):
+    with pytest.raises(EngineError, match="accepts only text"):
         ENGINE.encode(Request(0, (1, 2), None, 2, 9), TARGET)
 
 

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,12 +28,12 @@ def test_not_one_field_is_sent_that_its_schema_lacks() -> None:
 
 
 def test_it_is_started_with_the_users_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(trtllm.SERVER_VARIABLE, "/opt/trtllm-serve")
+    monkeypatch.setenv(trtllm.SERVER_VARIABLE, sys.executable)
     launch = ENGINE.launch(
         LaunchOptions("/m", "127.0.0.1", 8001, "m", tmp_path, extra_args=("--backend", "pytorch"))
     )
     where = ("--host", "127.0.0.1", "--port", "8001")
-    assert launch.argv == ("/opt/trtllm-serve", "/m", *where, "--backend", "pytorch")
+    assert launch.argv == (sys.executable, "/m", *where, "--backend", "pytorch")
     assert "return_perf_metrics" in launch.notes[0]
     monkeypatch.delenv(trtllm.SERVER_VARIABLE)
     monkeypatch.setenv("PATH", "")

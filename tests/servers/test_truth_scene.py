@@ -8,18 +8,23 @@ from hypothesis import strategies as st
 
 from burstline.servers.messages import HttpReply
 from burstline.servers.protocol import sse
-from burstline.servers.protocol.openai import decode_completion
 from burstline.servers.truth import openai
-from burstline.servers.truth.openai import Wanted
 from burstline.servers.truth.replies import STAMP, Replies, TimedReply
 from burstline.servers.truth.script import Script as ProductScript
-from tests.truth.dialects import DIALECTS
+from tests.servers.golden import decode_completion
+from tests.truth.dialects import DIALECTS, Wanted
 from tests.truth.replies import ScriptedReplies
 from tests.truth.script import Script
 from tests.truth.writes import CutWrite
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-ASKED = Wanted("completions", "m", stream=True, n_prompt_tok=3, n_output_tok=5)
+
+
+def wanted_of(dialect, model, stream=True, n_prompt_tok=3, n_output_tok=5, details=False):
+    return Wanted(model, n_prompt_tok, n_output_tok, details, stream=stream, dialect=dialect)
+
+
+ASKED = wanted_of("completions", "m", stream=True, n_prompt_tok=3, n_output_tok=5)
 
 
 def make(script: Script, wanted: Wanted = ASKED) -> TimedReply:
@@ -80,7 +85,7 @@ def test_every_token_is_said_once_and_events_are_numbered(
     script = Script(
         tok_per_event=tuple(tok_per_event), n_reasoning_tok=n_reasoning, role_s=0.1 if role else None
     )
-    made = make(script, Wanted(dialect, "m", stream=True, n_prompt_tok=3, n_output_tok=n_output))
+    made = make(script, wanted_of(dialect, "m", stream=True, n_prompt_tok=3, n_output_tok=n_output))
     assert sum(mark.n_tok for write in made.writes for mark in write.marks) == n_output
     seqs = [payload["seq"] for payload in payloads(made)]
     assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
@@ -90,7 +95,7 @@ def test_every_token_is_said_once_and_events_are_numbered(
 def test_what_replies_share_does_not_mix_them_up():
     replies = ScriptedReplies()
     for n_output, n_prompt in [(5, 3), (2, 9), (8, 1), (5, 3)]:
-        wanted = Wanted("completions", "m", True, n_prompt, n_output, details=True)
+        wanted = wanted_of("completions", "m", True, n_prompt, n_output, details=True)
         decoded = decode_completion(reply(replies.make(Script(), wanted)))
         assert (decoded.n_prompt_tok, decoded.n_output_usage) == (n_prompt, n_output)
         assert decoded.n_output_ids == n_output
@@ -128,7 +133,7 @@ def test_without_stamps_an_event_has_the_fields_of_a_recorded_one_in_their_order
 
 def test_the_native_dialects_say_what_their_engines_say():
     def said(dialect: str) -> list[dict]:
-        return payloads(make(Script(stamp=False), Wanted(dialect, "m", True, 3, 2, details=True)))
+        return payloads(make(Script(stamp=False), wanted_of(dialect, "m", True, 3, 2, details=True)))
 
     tgi = said("tgi")
     assert tgi[0] == {
@@ -163,14 +168,14 @@ def test_the_native_dialects_say_what_their_engines_say():
     ],
 )
 def test_each_dialect_is_framed_as_its_engine_frames_it(dialect, prefix, done):
-    whole = body(make(Script(), Wanted(dialect, "m", stream=True, n_prompt_tok=3, n_output_tok=2)))
+    whole = body(make(Script(), wanted_of(dialect, "m", stream=True, n_prompt_tok=3, n_output_tok=2)))
     assert whole.startswith(prefix)
     assert (b"[DONE]" in whole) == done
 
 
 def test_chat_opens_with_the_role_and_splits_reasoning_from_the_answer():
     script = Script(role_s=0.0, n_reasoning_tok=3, tok_per_event=(2,))
-    events = payloads(make(script, Wanted("chat", "m", stream=True, n_prompt_tok=3, n_output_tok=5)))
+    events = payloads(make(script, wanted_of("chat", "m", stream=True, n_prompt_tok=3, n_output_tok=5)))
     deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
     assert deltas == [
         {"role": "assistant", "content": ""},
@@ -240,7 +245,7 @@ def test_an_error_inside_the_stream_ends_it_in_the_dialects_words():
     decoded = decode_completion(reply(make(Script(fault="error", fault_after_tok=2, message="lost"))))
     assert decoded.error == "lost"
     assert decoded.finish_reason is None
-    tgi = Wanted("tgi", "m", stream=True, n_prompt_tok=3, n_output_tok=5)
+    tgi = wanted_of("tgi", "m", stream=True, n_prompt_tok=3, n_output_tok=5)
     last = payloads(make(Script(fault="error", message="lost", stamp=False), tgi))[-1]
     assert last == {"error": "lost", "error_type": "generation"}
 
@@ -263,7 +268,7 @@ GENERATING = [dialect for dialect in DIALECTS if dialect not in ("embeddings", "
 
 @pytest.mark.parametrize("dialect", GENERATING)
 def test_a_plain_reply_comes_whole_with_the_last_token(dialect):
-    made = make(Script(), Wanted(dialect, "m", stream=False, n_prompt_tok=3, n_output_tok=5))
+    made = make(Script(), wanted_of(dialect, "m", stream=False, n_prompt_tok=3, n_output_tok=5))
     head, _, whole = wire(made).partition(b"\r\n\r\n")
     assert f"content-length: {len(whole)}".encode() in head
     assert b" tok tok tok tok tok" in whole
@@ -274,17 +279,15 @@ def test_a_plain_reply_comes_whole_with_the_last_token(dialect):
     tok_per_event=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     n_output=st.integers(1, 60),
     n_tok=st.sampled_from([None, 0, 1, 9]),
-    dialect=st.sampled_from(list(openai.DIALECTS)),
-    stream=st.booleans(),
     details=st.booleans(),
 )
 def test_the_products_server_and_the_tests_server_send_the_same_bytes_at_the_same_times(
-    tok_per_event, n_output, n_tok, dialect, stream, details
+    tok_per_event, n_output, n_tok, details
 ):
     fields = {"headers_s": 0.01, "ttft_s": 0.1, "gaps_s": (0.03, 0.02), "n_tok": n_tok}
     fields["tok_per_event"] = tuple(tok_per_event)
-    wanted = Wanted(dialect, "m", stream, 3, n_output, details=details)
-    product, ours = Replies().make(ProductScript(**fields), wanted), make(Script(**fields), wanted)
+    product = Replies().make(ProductScript(**fields), openai.Wanted("m", 3, n_output, details))
+    ours = make(Script(**fields), Wanted("m", 3, n_output, details))
     assert wire(product) == wire(ours)
     assert list(product.offsets_ns) == list(ours.offsets_ns)
     assert [write.marks for write in product.writes] == [write.marks for write in ours.writes]

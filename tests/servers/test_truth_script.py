@@ -31,7 +31,7 @@ def test_a_request_lays_its_own_script_over_the_servers():
         ({"tok_per_event": [0]}, "at least 1 token"),
         ({"status": 99}, "status 99"),
         ({"n_tok": -1}, "n_tok -1"),
-        ({"events_per_write": 0}, "events_per_write from 1"),
+        ({"events_per_write": 0}, "events_per_write: expected at least 1"),
         ({"ttft_s": "soon"}, "wrong type"),
     ],
 )

@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from burstline.servers.engines.truth import Truth
-from burstline.servers.messages import HttpReply, Target
+from burstline.servers.host.child import ChildLostError
+from burstline.servers.messages import EngineError, HttpReply, Target
 from burstline.servers.protocol import sse
 from burstline.servers.registry import ENGINES
 from burstline.servers.truth import rig, script
@@ -19,12 +20,23 @@ from burstline.servers.truth.http_requests import take_call
 from burstline.workloads.request import Request, WorkloadError
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.rig import TruthRig, truth_server
-from tests.truth.router import TruthSetup
+from tests.truth.router import ProductSetup, TruthSetup
 from tests.truth.script import Script
 from tests.truth.serve import ScriptedServer, Served
 
 FAST = Script(ttft_s=0.004, gaps_s=(0.001,))
 STREAM = {"prompt": [1, 2, 3], "max_tokens": 4, "stream": True}
+
+
+def test_a_server_of_ours_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig, "_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        truth = rig.TruthRig(f"http://127.0.0.1:{mute.getsockname()[1]}")
+        with pytest.raises(ChildLostError, match="the known-truth server is lost: timed out"):
+            truth.log()
+    silent = rig.started("tests.servers.host.obedient", "echo")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"did not start: .* did not answer within 0\.2 s"), silent:
+        pass
 
 
 def post(truth: TruthRig, body: dict, path: str = "/v1/completions", **headers: str) -> httpx.Response:
@@ -342,17 +354,23 @@ def test_a_server_in_its_own_process_serves_logs_and_goes():
         os.kill(truth.pid, 0)
 
 
-def test_the_products_server_serves_openais_paths_alone_and_logs_the_same():
+def test_the_products_server_serves_openai_alone_and_logs_the_same():
     product_script = script.Script(ttft_s=0.004, gaps_s=(0.001,))
-    with rig.truth_server([product_script]) as truth:
+    with rig.truth_server(ProductSetup((product_script,))) as truth:
         assert post(truth, {"inputs": "a"}, "/generate_stream").status_code == 404
         assert post(truth, {"max_tokens": 4}).status_code == 400
         chat = {"messages": [{"content": "a b c"}], "max_tokens": 2, "stream": True}
-        assert stamps(post(truth, chat, "/v1/chat/completions").content)
+        assert post(truth, chat, "/v1/chat/completions").content.count(b'"content":" tok"') == 2
+        whole = post(truth, chat | {"stream": False}, "/v1/chat/completions").json()
+        assert whole["choices"][0]["message"]["content"] == " tok tok"
+        assert [(row.text, row.n_prompt_tok) for row in truth.log()[-2:]] == [("a b c", 3)] * 2
+        truth.reset()
         assert httpx.get(truth.url + "/v1/models", trust_env=False).json()["data"][0]["id"] == "truth"
-        reply = post(truth, STREAM, **{"x-burstline-index": "41"})
+        assert post(truth, STREAM).content.count(b'"usage"') == 0, "none asked for"
+        counted = STREAM | {"stream_options": {"include_usage": True}}
+        reply = post(truth, counted, **{"x-burstline-index": "41"})
         *_, row = truth.log()
-        assert truth.metrics()["truth:generation_tokens_total"] == 6
+        assert truth.metrics()["truth:generation_tokens_total"] == 12
         truth.reset()
         assert truth.log() == ()
     assert row.event_kind == ["headers", *["token"] * 4, "usage", "done"]
@@ -363,6 +381,33 @@ def test_the_products_server_serves_openais_paths_alone_and_logs_the_same():
         os.kill(truth.pid, 0)
 
 
+def test_the_products_server_refuses_cuts_holds_back_and_lets_wait_as_scripted():
+    scripts = (
+        script.Script(ttft_s=0.004, gaps_s=(0.002,), events_per_write=3),
+        script.Script(status=503),
+        script.Script(ttft_s=0.0, gaps_s=(0.0,), cut_after_tok=2),
+    )
+    with rig.truth_server(ProductSetup(scripts, cycle=True, slots=1)) as truth:
+        truth.reset()
+        assert post(truth, STREAM).status_code == 200
+        assert post(truth, STREAM).status_code == 503
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(truth, STREAM)
+        held, refused, cut = truth.log()
+        assert [held.event_ns[i] - held.event_ns[1] for i in (2, 3)] == [0, 0], "one write for three events"
+        assert held.event_due_ns[1] - held.arrival_ns == 8_000_000
+        assert (refused.status, refused.token_ns) == (503, [])
+        assert (cut.ended, len(cut.token_ns)) == ("close", 2)
+        truth.reset()
+        socks = [raw(truth, request_bytes(STREAM)) for _ in range(2)]
+        for sock in socks:
+            sock.recv(1)
+            sock.close()
+        first, second = truth.log()
+    assert second.connection != first.connection
+    assert second.body_hash == first.body_hash
+
+
 def start(*arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     argv = [sys.executable, "-m", "burstline.servers.truth", "--port", "0", *arguments]
@@ -371,7 +416,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def test_the_command_ends_at_sigterm_and_writes_its_log(tmp_path):
     log = tmp_path / "truth.jsonl"
-    with start("--log", str(log), "--script", '{"ttft_s": 0}') as process:
+    with start("--log", str(log)) as process:
         post(TruthRig(process.stdout.readline().split()[-1], process.pid), STREAM)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0

@@ -1,18 +1,17 @@
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
 import pytest
 
-from burstline.servers.engines import vllm
 from burstline.servers.engines.vllm import Vllm
+from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation, find_installation
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Target
-from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
 from tests.servers.golden import GOLDEN, golden_reply
 
@@ -31,10 +30,6 @@ def recorded(path: str) -> HttpReply:
     if path == "/metrics":
         return HttpReply(200, {}, metrics().encode())
     return golden_reply(f"vllm/{path.removeprefix('/v1').strip('/')}.http")
-
-
-def test_it_is_registered_under_its_name() -> None:
-    assert ENGINES["vllm"].name == "vllm"
 
 
 def test_requests_ask_for_usage_in_every_event_and_never_for_minimum_tokens() -> None:
@@ -59,12 +54,6 @@ def test_events_of_several_tokens_are_counted_by_their_ids() -> None:
     reply = ENGINE.decode(golden_reply("vllm/completions_stream_ids_interval.http"))
     assert [event.n_tok for event in reply.events] == [1, 8, 8, 3, None]
     assert (reply.n_output_ids, reply.n_output_usage, reply.n_prompt_tok) == (20, 20, 16)
-
-
-def test_a_stream_that_the_servers_end_cut_short_says_so() -> None:
-    reply = ENGINE.decode(golden_reply("vllm/completions_stream_server_stopped.http"))
-    assert (reply.finish_reason, reply.terminated) == ("abort", True)
-    assert sum(event.n_tok or 0 for event in reply.events) == reply.n_output_usage == 288
 
 
 @pytest.mark.parametrize(
@@ -93,7 +82,7 @@ def test_it_identifies_a_server_from_its_endpoints_and_its_log() -> None:
         "max_model_len": 2048,
         "dtype": "bfloat16",
         "kv_cache_dtype": "bfloat16",
-        "kv_tok": 1_048_576,
+        "kv_tok": 1_048_576 - 128,  # its first block stays empty
         "kv_block_tok": 128,
         "kv_bytes": 2 * 2**30,
         "weight_bytes": None,
@@ -212,7 +201,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         if command:
             (scripts / "vllm").touch()
         named = {name.replace("_", "-"): version for name, version in versions.items()}
-        monkeypatch.setattr(vllm, "find_installation", lambda *_: Installation("py", named, scripts))
+        monkeypatch.setattr(installation, "find_installation", lambda *_: Installation("py", named, scripts))
 
     for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_NO_USAGE_STATS", "BURSTLINE_VLLM_PYTHON"):
         monkeypatch.delenv(name, raising=False)
@@ -230,6 +219,19 @@ def test_a_gpu_build_is_started_by_its_command(tmp_path: Path, install: Callable
     assert "--load-format" not in launch.argv
     assert launch.notes == ()
     assert launch.env == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def test_a_server_that_is_to_be_profiled_gets_its_profiler_which_a_client_starts(
+    tmp_path: Path, install: Callable[..., None]
+) -> None:
+    install(vllm="0.33.0")
+    launch = ENGINE.launch(replace(options(tmp_path), profile_dir=tmp_path / "profile"))
+    config = orjson.loads(launch.argv[launch.argv.index("--profiler-config") + 1])
+    assert config["torch_profiler_dir"] == str(tmp_path / "profile")
+    assert config["torch_profiler_record_shapes"]
+    assert ENGINE.profiler is not None
+    assert ENGINE.profiler.body(tmp_path, 400) == {"max_iterations": 400}
+    assert "--profiler-config" not in ENGINE.launch(options(tmp_path)).argv
 
 
 def test_a_cpu_build_without_its_alias_is_started_by_its_module_and_bounded_in_memory(

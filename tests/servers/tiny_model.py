@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,14 @@ def make_tiny_model(folder: Path) -> Path:
     """The folder, with config.json and a byte-level BPE tokenizer trained on made-up words."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_tokenizer())
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names | {"model_max_length": MAX_LEN}))
     return folder
 
 
-def _tokenizer() -> Tokenizer:
+@cache
+def _tokenizer() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,12 +58,13 @@ def _tokenizer() -> Tokenizer:
         raise AssertionError(
             f"{tokenizer.get_vocab_size()} tokens trained, {VOCAB} wanted: more text is needed"
         )
-    return tokenizer
+    return tokenizer.to_str(pretty=True)
 
 
 def _made_up_text() -> Iterator[str]:
     rng = np.random.Generator(np.random.PCG64(0))
     syllables = [c + v + e for c in "bcdfghklmnprstvz" for v in "aeiou" for e in ("", "n", "r", "s", "l")]
-    for _ in range(4000):
-        words = ("".join(rng.choice(syllables, rng.integers(1, 5))) for _ in range(8))
+    for lengths in rng.integers(1, 5, (4000, 8)).tolist():
+        drawn = iter(rng.integers(0, len(syllables), sum(lengths)).tolist())
+        words = ("".join(syllables[next(drawn)] for _ in range(n)) for n in lengths)
         yield " ".join(words) + "."

@@ -2,8 +2,9 @@
 
 import argparse
 import sys
+from pathlib import Path
 
-from burstline.servers.truth.__main__ import add_arguments, script_text, serve
+from burstline.servers.truth.__main__ import add_arguments, serve
 from tests.truth.dialects import ROUTES
 from tests.truth.queue import Queue
 from tests.truth.router import TruthSetup
@@ -16,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.truth", description=__doc__)
     add_arguments(parser)
     add = parser.add_argument
+    add("--script", default="{}", help="JSON, or @FILE: one script, or a list in the order of arrival")
     add("--dialect", default="openai", choices=ROUTES, help="whose native paths are served besides /v1/*")
     add("--queue-servers", type=int, help="serve through a queue with this many servers")
     add("--service-s", type=float, default=0.01, help="the queue's mean service time")
@@ -30,8 +32,10 @@ def main() -> int:
     queue = None
     if args.queue_servers is not None:
         queue = Queue(args.queue_servers, args.service_s, args.service_cv, args.seed)
+    text: str = args.script
+    script = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
     setup = TruthSetup(
-        scripts=scripts_from_json(script_text(args)),
+        scripts=scripts_from_json(script),
         native=args.dialect,
         model=args.model,
         queue=queue,

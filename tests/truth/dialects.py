@@ -6,13 +6,22 @@ Native ones as read in the sources: TGI 3.3, LightLLM 1.2 (recorded replies too)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import burstline.servers.truth.openai as product
-from burstline.servers.truth.openai import Dialect, Json, Portion, Prompt, Wanted, generation
+from burstline.servers.truth.openai import Json, Portion, Prompt
 from burstline.workloads.request import WorkloadError
 from tests.truth.script import Script
+
+SWAPPED = 31_999
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(product.Wanted):
+    """`details` is the dialect's own extra: ids of OpenAI's tokens, TGI's details."""
+
+    dialect: str = "completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +36,48 @@ def n_cached_tok_of(wanted: Wanted | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptedDialect(Dialect):
-    """`role` makes the event that opens a stream, None where there is none.
+class ScriptedDialect:
+    """How requests to one path are read and answered: a token's event, a whole reply, an error.
+
+    `usage` makes the event that counts, None where the dialect has none. `done`: a stream ends with `[DONE]`.
+    `role` makes the event that opens a stream, None where there is none.
 
     `space`: `data:` is followed by one. `counts_prompt`: every event names the prompt's length.
     """
 
+    read: Callable[[Json, str], tuple[Wanted, Prompt]]
+    token: Callable[[Wanted, Any, Portion], Json]
+    plain: Callable[[Wanted, Any, int], Json]
+    error: Callable[[str, int], Json]
+    usage: Callable[[Wanted, int], Json] | None = None
+    done: bool = False
     role: Callable[[Wanted], Json] | None = None
     space: bool = True
     counts_prompt: bool = False
+
+
+def generation(
+    dialect: str, body: Json, model: str, prompt: Any, n_output: Any, details: Any
+) -> tuple[Wanted, Prompt]:
+    """What a request wants, its values checked, and its prompt.
+
+    A prompt has as many tokens as it has ids, or as its text has words.
+    """
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    n_prompt_tok = product.n_tok_of(prompt, n_output)
+    stream = bool(body.get("stream", False))
+    return Wanted(model, n_prompt_tok, n_output, bool(details), stream=stream, dialect=dialect), prompt
+
+
+def read_completion(body: Json, model: str) -> tuple[Wanted, Prompt]:
+    n_output, details = body.get("max_tokens", 16), body.get("return_token_ids")
+    return generation("completions", body, model, body.get("prompt"), n_output, details)
+
+
+def read_chat(body: Json, model: str) -> tuple[Wanted, Prompt]:
+    n_output = body.get("max_completion_tokens") or body.get("max_tokens") or 16
+    return generation("chat", body, model, product.text_of(body), n_output, body.get("return_token_ids"))
 
 
 def finish_reason(script: Script, portion: Portion) -> str | None:
@@ -160,8 +202,14 @@ def _usage_in_event(wanted: Wanted, script: Script, portion: Portion) -> Json:
 
 
 def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
-    payload = product.DIALECTS[wanted.dialect].token(wanted, script, portion)
+    is_swapped = script.swapped is not None and portion.before <= script.swapped < portion.after
+    words = replace(script, text=" other") if is_swapped else script
+    payload = (product.chat_token if wanted.dialect == "chat" else product.completion_token)(
+        wanted, words, portion
+    )
     choice = payload["choices"][0]
+    if is_swapped and choice.get("token_ids"):
+        choice["token_ids"] = [SWAPPED if k == script.swapped else k for k in portion.ids]
     choice["finish_reason"] = finish_reason(script, portion)
     if "delta" in choice and portion.before < script.n_reasoning_tok:
         choice["delta"] = {"reasoning_content": choice["delta"]["content"]}
@@ -169,13 +217,14 @@ def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
 
 
 def _usage_event(wanted: Wanted, n_tok: int) -> Json:
-    dialect = product.DIALECTS[wanted.dialect]
-    assert dialect.usage is not None
-    return dialect.usage(wanted, n_tok) | {"usage": _usage(wanted, n_tok)}
+    kind = product.chat if wanted.dialect == "chat" else product.completion
+    return kind(wanted) | {"usage": _usage(wanted, n_tok)}
 
 
 def _plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
-    payload = product.DIALECTS[wanted.dialect].plain(wanted, script, n_tok)
+    payload = (product.chat_plain if wanted.dialect == "chat" else product.completion_plain)(
+        wanted, script, n_tok
+    )
     choice = payload["choices"][0]
     choice["finish_reason"] = script.finish
     if "message" in choice and (n_reasoning := min(n_tok, script.n_reasoning_tok)):
@@ -189,11 +238,6 @@ def _plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
 
 def completion_role(wanted: Wanted) -> Json:
     return product.completion(wanted, {"index": 0, "text": "", "logprobs": None, "finish_reason": None})
-
-
-def chat_role(wanted: Wanted) -> Json:
-    delta = {"role": "assistant", "content": ""}
-    return product.chat(wanted, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
 
 
 def read_embedding(body: Json, model: str) -> tuple[Wanted, Prompt]:
@@ -221,10 +265,10 @@ def rerank_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
 
 DIALECTS: dict[str, ScriptedDialect] = {
     "completions": ScriptedDialect(
-        product.read_completion, _token, _plain, product.error, _usage_event, done=True, role=completion_role
+        read_completion, _token, _plain, product.error, _usage_event, done=True, role=completion_role
     ),
     "chat": ScriptedDialect(
-        product.read_chat, _token, _plain, product.error, _usage_event, done=True, role=chat_role
+        read_chat, _token, _plain, product.error, _usage_event, done=True, role=product.chat_role
     ),
     "embeddings": ScriptedDialect(read_embedding, product.completion_token, embedding_plain, product.error),
     "rerank": ScriptedDialect(read_rerank, product.completion_token, rerank_plain, product.error),
@@ -237,7 +281,12 @@ DIALECTS: dict[str, ScriptedDialect] = {
     ),
 }
 
-ALWAYS = product.PATHS | {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank"}
+ALWAYS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+}
 """OpenAI's paths, which are always served."""
 
 ROUTES: dict[str, dict[str, str]] = {

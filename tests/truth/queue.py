@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from burstline.servers.truth.openai import Prompt
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.seeds import rng
 
 _BLOCK = 4096
 

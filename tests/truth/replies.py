@@ -7,10 +7,9 @@ from functools import lru_cache
 
 import orjson
 
-from burstline.servers.truth.openai import Json, Portion, Wanted
+from burstline.servers.truth.openai import Json, Portion
 from burstline.servers.truth.replies import (
     Mark,
-    Replies,
     TimedReply,
     Write,
     joined,
@@ -18,7 +17,7 @@ from burstline.servers.truth.replies import (
     to_ns,
     token_offsets_ns,
 )
-from tests.truth.dialects import DIALECTS
+from tests.truth.dialects import DIALECTS, Wanted
 from tests.truth.script import Script
 from tests.truth.writes import NOTHING, arranged, data_event, end_of_body, json_event, stream_head
 
@@ -26,22 +25,15 @@ Pace = Callable[[Sequence[int]], Sequence[int]]
 """From a script's own offsets of its token events to the offsets they shall have."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedReply(TimedReply):
-    """After the last write comes `end`: "done" (the next request may follow), or a script's fault."""
-
-    end: str = "done"
-
-
-class ScriptedReplies(Replies):
+class ScriptedReplies:
     """Makes replies; what they share is made once."""
 
     def __init__(self) -> None:
-        super().__init__(DIALECTS)
         self._shared: dict[tuple[Script, Wanted], _Track] = {}
 
     def error(self, dialect: str, status: int, message: str, at_ns: int = 0) -> TimedReply:
-        return replace(super().error(dialect, status, message), offsets_ns=(at_ns,))
+        """A refusal in the dialect's words."""
+        return plain_reply(status, orjson.dumps(DIALECTS[dialect].error(message, status)), at_ns=at_ns)
 
     def make(self, script: Script, wanted: Wanted, pace: Pace | None = None) -> TimedReply:
         """The reply to one request under a script; `pace` moves its token events."""
@@ -53,19 +45,19 @@ class ScriptedReplies(Replies):
         writes, offsets_ns, end = _stream(script, wanted, track, pace)
         if script.arranged:
             writes, offsets_ns = arranged(script, writes, offsets_ns)
-        return ScriptedReply(writes, offsets_ns, end=end)
+        return TimedReply(writes, offsets_ns, end=end)
 
     def refusal_in_stream(self, wanted: Wanted, status: int, message: str) -> TimedReply:
         """A 200 whose stream holds nothing but an error, as TGI refuses."""
         script = Script(ttft_s=0.0, fault="error", message=message, stamp=False)
         writes, _, end = _stream(script, wanted, self._track(script, wanted), None, status)
-        return ScriptedReply(writes, [0] * len(writes), end=end)
+        return TimedReply(writes, [0] * len(writes), end=end)
 
     def _track(self, script: Script, wanted: Wanted) -> "_Track":
         in_every_event = DIALECTS[wanted.dialect].counts_prompt or script.usage in ("cumulative", "lagging")
         shape = replace(wanted, n_output_tok=0)
         if not in_every_event:
-            shape = Wanted(wanted.dialect, wanted.model, wanted.stream, 0, 0, wanted.details)
+            shape = Wanted(wanted.model, 0, 0, wanted.details, stream=wanted.stream, dialect=wanted.dialect)
         words = _timeless(script)
         return self._shared.setdefault((words, shape), _Track(words, shape))
 

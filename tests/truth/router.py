@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from burstline.servers.truth.http_requests import HttpRequest
-from burstline.servers.truth.openai import Prompt, Wanted
+from burstline.servers.truth.openai import Prompt
 from burstline.servers.truth.replies import TimedReply
 from burstline.servers.truth.router import RoutedAnswer, Router, TruthCounters
 from burstline.servers.truth.router import TruthSetup as ProductSetup
 from burstline.workloads.request import WorkloadError
-from tests.truth.dialects import ROUTES, CachedWanted, read_request
+from tests.truth.dialects import ROUTES, CachedWanted, Wanted, read_request
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.replies import Pace, ScriptedReplies
-from tests.truth.script import Script
+from tests.truth.script import Script, script_from_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class TruthSetup(ProductSetup):
     time instead of the scripts: the tokens of a request are spread evenly over its service and the last
     leaves with the departure. What `/metrics` counts appears `counters_late_s` after a reply has ended, and
     the share `counters_lost` of the replies never (LightLLM's monitor queue); 0 counts each token as it is
-    sent. `max_in_flight` requests are served at once, others refused with `shed_status`; None: no limit.
+    sent. The share `swaps_in_batch` of the replies to requests that are not alone, and `swaps_alone` of the
+    others, have another token at their fourth place. `max_in_flight` requests are served at once, others
+    refused with `shed_status`; None: no limit.
     """
 
     scripts: tuple[Script, ...] = (Script(),)
@@ -39,6 +45,8 @@ class TruthSetup(ProductSetup):
     shed_status: int = 503
     counters_late_s: float = 0.0
     counters_lost: float = 0.0
+    swaps_in_batch: float = 0.0
+    swaps_alone: float = 0.0
 
     def __post_init__(self) -> None:
         if self.native not in ROUTES:
@@ -55,6 +63,28 @@ class QueuedAnswer(RoutedAnswer):
     departure_ns: int | None = None
 
 
+AT_MOST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, math.inf)
+
+
+@dataclass(slots=True)
+class TruthHistogram:
+    """Latencies by bucket, as engines keep them."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * len(AT_MOST_S))
+    sum_s: float = 0.0
+
+    def observe(self, latency_ns: int) -> None:
+        self.counts[bisect_left(AT_MOST_S, latency_ns / 1e9)] += 1
+        self.sum_s += latency_ns / 1e9
+
+    def lines(self, name: str) -> str:
+        """In Prometheus's text format."""
+        buckets = zip(AT_MOST_S, accumulate(self.counts), strict=True)
+        rows = [f'{name}_bucket{{le="{at_most_s}"}} {n}' for at_most_s, n in buckets]
+        rows += [f"{name}_count {sum(self.counts)}", f"{name}_sum {self.sum_s}"]
+        return "\n".join([f"# TYPE {name} histogram", *rows, ""]).replace('"inf"', '"+Inf"')
+
+
 @dataclass(frozen=True, slots=True)
 class LoadTally:
     """What a whole reply adds to the counters."""
@@ -69,14 +99,16 @@ class ScriptedRouter(Router):
     """Answers calls by the setup's rules."""
 
     setup: TruthSetup
-    replies: ScriptedReplies
 
     def __init__(self, setup: TruthSetup) -> None:
-        super().__init__(setup, ScriptedReplies())
+        super().__init__(setup)
+        self.replies = ScriptedReplies()
         self._cache = PrefixCache()
         self._late: deque[tuple[int, LoadTally]] = deque()
         self._late_counters = TruthCounters()
+        self._ttft, self._e2e = TruthHistogram(), TruthHistogram()
         self._n_ended = 0
+        self._chance = random.Random(0)
 
     def reset(self) -> None:
         """Forget prompts and the queue too."""
@@ -90,41 +122,51 @@ class ScriptedRouter(Router):
         return self.setup.counters_late_s > 0 or self.setup.counters_lost > 0
 
     def ended(self, tally: LoadTally, at_ns: int) -> None:
-        """Count a whole reply late, or never, as the setup is made."""
+        """Count a whole reply now, late, or never, as the setup is made."""
+        if not self.counts_late:
+            self._ttft.observe(tally.ttft_ns)
+            self._e2e.observe(tally.e2e_ns)
+            return
         before, self._n_ended = int(self._n_ended * self.setup.counters_lost), self._n_ended + 1
         if int(self._n_ended * self.setup.counters_lost) == before:
             self._late.append((at_ns + round(self.setup.counters_late_s * 1e9), tally))
 
     def metrics(self) -> str:
-        if not self.counts_late:
-            return super().metrics() + _native_metrics(self.counters, self.setup.native)
-        late = self._late_counters
+        late, at_once = self._late_counters, self.counters
         while self._late and self._late[0][0] <= time.monotonic_ns():
             tally = self._late.popleft()[1]
             late.prompt_tok += tally.prompt_tok
             late.output_tok += tally.output_tok
-            late.ttft.observe(tally.ttft_ns)
-            late.e2e.observe(tally.e2e_ns)
-        names = ("prompt_tok", "output_tok", "ttft", "e2e")
-        at_once = self.counters
-        self.counters = replace(at_once, **{name: getattr(late, name) for name in names})
+            self._ttft.observe(tally.ttft_ns)
+            self._e2e.observe(tally.e2e_ns)
+        if self.counts_late:
+            self.counters = replace(at_once, prompt_tok=late.prompt_tok, output_tok=late.output_tok)
         try:
-            return super().metrics() + _native_metrics(self.counters, self.setup.native)
+            own = super().metrics() + _native_metrics(self.counters, self.setup.native)
         finally:
             self.counters = at_once
+        names = _LATENCIES.get(self.setup.native, _LATENCIES["openai"])
+        latencies = [self._ttft.lines(name) for name in names["ttft"]]
+        return own + "".join((*latencies, *(self._e2e.lines(name) for name in names["e2e"])))
 
     def read(self, path: str, body: Any) -> tuple[Wanted, Prompt]:
         return read_request(path, body, self.setup.model, self.setup.native)
 
-    def base_of_own(self, script: Script) -> Script:
-        """A request that brings a script of its own does not get the failures of the next one."""
-        return replace(script, role_s=None, status=200, fault=None)
+    def script(self, call: HttpRequest) -> Script:
+        """A request that brings a script of its own uses none up, and gets no failure of the next one."""
+        if (own := call.headers.get(b"x-burstline-script")) is None:
+            return super().script(call)
+        scripts = self.setup.scripts
+        default = scripts[min(self._n_scripts_used, len(scripts) - 1)]
+        return script_from_header(own, replace(default, role_s=None, status=200, fault=None))
 
     def admit(self, call: HttpRequest, script: Script, wanted: Wanted, prompt: Prompt) -> RoutedAnswer:
         setup = self.setup
         if setup.max_in_flight is not None and self.counters.running >= setup.max_in_flight:
             self.counters.refused += 1
             return RoutedAnswer(self._shed(wanted), wanted)
+        if self._chance.random() < (setup.swaps_in_batch if self.counters.running else setup.swaps_alone):
+            script = replace(script, swapped=3)
         pace = None
         if setup.prefix_cache:
             wanted = CachedWanted(**asdict(wanted), n_cached_tok=self._cache.look_up(prompt))
@@ -135,7 +177,8 @@ class ScriptedRouter(Router):
             return RoutedAnswer(self.replies.make(script, wanted, pace), wanted)
         start_ns, departure_ns = setup.queue.admit(call.arrival_ns)
         pace = _spread(start_ns - call.arrival_ns, departure_ns - call.arrival_ns)
-        return QueuedAnswer(self.replies.make(script, wanted, pace), wanted, start_ns, departure_ns)
+        reply = self.replies.make(script, wanted, pace)
+        return QueuedAnswer(reply, wanted, start_ns=start_ns, departure_ns=departure_ns)
 
     def _shed(self, wanted: Wanted) -> TimedReply:
         message = f"Model is overloaded: {self.setup.max_in_flight} requests are in flight"
@@ -192,9 +235,14 @@ _NATIVE_ROWS = {
         "lightllm_generation_tokens_total",
     ),
 }
-_NATIVE_LATENCIES = {
-    "tgi": (None, "tgi_request_duration"),
-    "lightllm": ("lightllm_request_first_token_duration", "lightllm_request_inference_duration"),
+_TTFT, _E2E = "truth:time_to_first_token_seconds", "truth:e2e_request_latency_seconds"
+_LATENCIES = {
+    "openai": {"ttft": (_TTFT,), "e2e": (_E2E,)},
+    "tgi": {"ttft": (_TTFT,), "e2e": (_E2E, "tgi_request_duration")},
+    "lightllm": {
+        "ttft": (_TTFT, "lightllm_request_first_token_duration"),
+        "e2e": (_E2E, "lightllm_request_inference_duration"),
+    },
 }
 
 
@@ -203,6 +251,4 @@ def _native_metrics(counters: TruthCounters, native: str) -> str:
     if native not in _NATIVE_ROWS:
         return ""
     values = (counters.running, counters.prompt_tok, counters.output_tok)
-    text = "".join(f"{name} {value}\n" for name, value in zip(_NATIVE_ROWS[native], values, strict=True))
-    ttft, e2e = _NATIVE_LATENCIES[native]
-    return text + (counters.ttft.lines(ttft) if ttft else "") + counters.e2e.lines(e2e)
+    return "".join(f"{name} {value}\n" for name, value in zip(_NATIVE_ROWS[native], values, strict=True))

@@ -1,12 +1,13 @@
 """All that one reply of the tests' server can do: the product's script, failures, framing and usage."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import orjson
 
 import burstline.servers.truth.script as product
-from burstline.servers.truth.script import script_from_header
-
-__all__ = ["FAULTS", "USAGE", "Script", "script_from", "script_from_header", "scripts_from_json"]
+from burstline.workloads.request import WorkloadError
 
 USAGE = ("final", "last", "cumulative", "lagging", "null", "off")
 FAULTS = ("error", "stall", "half_close", "close", "reset")
@@ -24,15 +25,15 @@ class Script(product.Script):
     - `finish`: the finish reason, None: none is ever given.
     - `round_tok`: the server generates whole rounds of so many tokens where more than one round is asked for
       (TGI: 1,024), and before each further round the request waits `round_gap_s` longer.
+    - `swapped`: the token at this place is another one than it ought to be; None: none is.
     Failures:
-    - `status`: other than 200 refuses the request after `headers_s`; `message` is what errors say.
+    - `message` is what errors say.
     - `fault`, when the event after `fault_after_tok` tokens would be due (-1: before the headers): "error"
       sends an error inside the stream and ends it, "stall" never sends again, "half_close" ends only our
       direction, "close" ends the connection amid the reply, "reset" does so with RST.
     Framing:
     - `comments_s`: when comments (keep-alives) are sent; `crlf`, `space`: CR LF line ends, `data: ` with a
       space (None: as the dialect has it); `chunked`: chunked coding, else the reply ends with the connection.
-    - `events_per_write`: so many token events are held back and written at once.
     - `split_at`: offsets at which each event's bytes are cut, negative from its end; `drip_bytes`: everything
       is sent so many bytes at a time (slow loris), 0: not; `split_gap_s`: the time between the parts.
     - `stamp`: every event carries `sent_ns` and `seq`; without it the bytes are the engine's own.
@@ -42,7 +43,7 @@ class Script(product.Script):
     n_reasoning_tok: int = 0
     usage: str = "final"
     finish: str | None = "length"
-    status: int = 200
+    swapped: int | None = None
     message: str = "scripted failure"
     fault: str | None = None
     fault_after_tok: int = 0
@@ -50,7 +51,6 @@ class Script(product.Script):
     crlf: bool = False
     space: bool | None = None
     chunked: bool = True
-    events_per_write: int = 1
     split_at: tuple[int, ...] = ()
     drip_bytes: int = 0
     split_gap_s: float = 0.0005
@@ -71,10 +71,8 @@ class Script(product.Script):
             yield f"fault {self.fault!r}: expected one of {', '.join(FAULTS)}"
         if self.round_tok is not None and self.round_tok < 1:
             yield "round_tok: expected at least 1"
-        if not 100 < self.status < 600:
-            yield f"status {self.status}: expected an HTTP status"
-        if self.events_per_write < 1 or self.drip_bytes < 0:
-            yield "events_per_write from 1, drip_bytes from 0"
+        if self.drip_bytes < 0:
+            yield "drip_bytes: expected 0 or more"
 
     def served_tok(self, n_asked: int) -> int:
         """How many tokens a request for `n_asked` tokens gets."""
@@ -90,11 +88,43 @@ class Script(product.Script):
         return bool(self.comments_s or self.split_at or self.drip_bytes or self.events_per_write > 1)
 
 
-def script_from(given: object) -> Script:
-    """The script that a JSON object describes."""
-    return product.script_from(given, Script())
+def script_from(given: object, default: Script = Script()) -> Script:
+    """The script that a JSON object describes, laid over `default`; a single number may stand for a list."""
+    if not isinstance(given, dict):
+        raise WorkloadError(f"script: expected a JSON object, not {given!r:.100}")
+    values = {row.name: getattr(default, row.name) for row in fields(default)}
+    for name, value in given.items():
+        if name not in values:
+            raise WorkloadError(f"script: no field {name!r}; there are {', '.join(values)}")
+        if isinstance(values[name], tuple):
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        values[name] = value
+    try:
+        return Script(**values)
+    except TypeError as error:
+        raise WorkloadError(f"script: a value has the wrong type: {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def script_from_header(text: bytes, default: Script) -> Script:
+    """The script in a request's `x-burstline-script` header, over the one it would get without."""
+    return script_from(_json(text), default)
 
 
 def scripts_from_json(text: bytes) -> tuple[Script, ...]:
-    """The scripts of a file, in the order of arrival."""
-    return product.scripts_from_json(text, Script())
+    """The scripts of a file: one JSON object for all requests, or a list in the order of arrival.
+
+    The last of a list serves every later request.
+    """
+    given = _json(text)
+    rows = given if isinstance(given, list) else [given]
+    if not rows:
+        raise WorkloadError("script: expected a JSON object, or a list of them")
+    return tuple(map(script_from, rows))
+
+
+def _json(text: bytes) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise WorkloadError(f"script: not JSON: {error}") from None

@@ -57,11 +57,11 @@ class ScriptedServer(TruthServer):
         return self._stamps[exchange.number].join(write.pieces)[slice(*write.cut)]
 
     def finish(self, exchange: Serving, connection: ClientSocket) -> None:
-        end = getattr(exchange.answer.reply, "end", "done")
+        end = exchange.answer.reply.end
         if end == "stall":
             return
-        if end == "done":
-            if exchange.token_ns:
+        if end in ("done", "close"):
+            if exchange.token_ns and end == "done":
                 ttft_ns = exchange.first_token_ns - exchange.arrival_ns
                 e2e_ns = exchange.token_ns - exchange.arrival_ns
                 tally = LoadTally(exchange.n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns)
@@ -73,11 +73,8 @@ class ScriptedServer(TruthServer):
             connection.sock.shutdown(socket.SHUT_WR)
             return
         self.part(connection)
-        if end == "reset":
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-            self.close(connection)
-        else:
-            self.close_when_sent(connection)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self.close(connection)
 
 
 def _served(exchange: Serving) -> Served:

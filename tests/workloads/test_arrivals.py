@@ -4,17 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from burstline.workloads.achieved import (
-    dispersion,
-    gap_cv,
-    gap_ks,
-    mean_in_flight,
-    mean_rate_per_s,
-    rate_error,
-)
+from burstline.loadgen.metrics.instrument import gap_cv, mean_rate_per_s, rate_error
 from burstline.workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.seeds import rng
+from tests.schedules import dispersion, gap_ks, mean_in_flight
 from tests.workloads.open_requests import in_flight
 
 RATE = 50.0
@@ -181,7 +175,7 @@ def test_a_wrong_wish_is_told_what_to_do(pattern, given, message):
 
 
 def test_equal_recorded_times_cannot_be_given_a_rate():
-    with pytest.raises(WorkloadError, match="drop --rate"):
+    with pytest.raises(WorkloadError, match="--rate cannot scale them"):
         due("replay", 3, times_s=(1.0, 1.0, 1.0), rate_per_s=2.0)
 
 

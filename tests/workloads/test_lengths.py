@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from burstline.workloads.lengths import draw_both, parse_lengths, parse_seconds
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.seeds import rng
 
 CSV = Path(__file__).parents[1] / "data" / "workloads" / "lengths.csv"
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burstline.workloads.lengths import Lengths
-from burstline.workloads.plan import Shape, make_plan
-from burstline.workloads.prefixes import PrefixTree, expected_hit_fraction, hits
+from burstline.workloads.plan import PrefixTree, Shape, expected_hit_fraction, hits, make_plan
 from burstline.workloads.prompts import salted, vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Sharing

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -12,14 +12,16 @@ from burstline.workloads.request import WorkloadError
 from burstline.workloads.text_prompts import Words, as_text, make_texts, words_of
 
 
-def made_up_text(n: int = 300) -> Iterator[str]:
+@cache
+def made_up_text() -> list[str]:
     draw = np.random.Generator(np.random.PCG64(5))
     syllables = [c + v + e for c in "bcdfghklmnprstvz" for v in "aeiou" for e in ("", "n", "r", "s", "l")]
-    for _ in range(n):
+    lines = []
+    for _ in range(300):
         words = ["".join(draw.choice(syllables, draw.integers(1, 4))) for _ in range(8)]
-        yield " ".join(words).capitalize() + draw.choice(
-            [".", "!", ", 42", " \u00e9t\u00e9", " \u4f60\u597d"]
-        )
+        end = draw.choice([".", "!", ", 42", " \u00e9t\u00e9", " \u4f60\u597d"])
+        lines.append(" ".join(words).capitalize() + end)
+    return lines
 
 
 def with_bos(tokenizer: Tokenizer, bos: str = "<s>") -> Tokenizer:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burstline.workloads.prefixes import PrefixTree, expected_hit_fraction, hits
+from burstline.workloads.plan import PrefixTree, expected_hit_fraction, hits
 from burstline.workloads.prompts import salted, vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.traces import read_trace

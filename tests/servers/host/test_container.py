@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.server_session import serving
-from burstline.server_options import ServerOptions
+from burstline.console.server_options import ServerOptions
 from burstline.servers.host import container, process
 from burstline.servers.host.container import Runtime, contained, find_runtime, launch_in_container
 from burstline.servers.launch import Image, Launch, LaunchOptions
@@ -197,6 +197,16 @@ def test_without_a_runtime_or_its_daemon_the_user_is_told(
     script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('x\\nno daemon here')\n")
     script.chmod(0o755)
     with pytest.raises(EngineError, match="podman: no daemon here; start the daemon"):
+        find_runtime()
+
+
+def test_a_runtime_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    script = tmp_path / "docker"
+    script.write_text("#!/bin/sh\nexec /bin/sleep 600\n")
+    script.chmod(0o755)
+    with pytest.raises(EngineError, match=r"docker: no answer within 0\.2 s; start the daemon"):
         find_runtime()
 
 

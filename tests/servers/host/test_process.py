@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ import psutil
 import pytest
 
 from burstline.servers.engines.vllm import Vllm
-from burstline.servers.host import child, process
+from burstline.servers.host import child, process, ready
 from burstline.servers.host.ready import RefusalError, getter, wait_ready
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, Target
+from burstline.servers.redact import learn
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -76,6 +78,19 @@ def test_a_server_that_dies_during_its_start_fails_at_once_with_its_root_cause(t
     assert str(tmp_path / "log") in str(caught.value)
 
 
+def test_a_server_that_dies_while_it_keeps_a_request_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "PAGE_TIMEOUT_S", 600.0)
+    told = pytest.raises(EngineError, match="exit code 3")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        process.start(fake("dies"), tmp_path / "log") as server,
+        told,
+    ):
+        wait_ready(Vllm(), server, Target(f"http://127.0.0.1:{mute.getsockname()[1]}", "m"), timeout_s=600)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux only")
 def test_a_server_may_be_kept_to_some_of_the_cores(tmp_path: Path) -> None:
     ours = os.sched_getaffinity(0)
@@ -113,9 +128,9 @@ def test_a_server_that_refuses_the_request_is_not_waited_for(tmp_path: Path) -> 
 def test_an_answer_without_a_token_is_not_ready(tmp_path: Path) -> None:
     port = process.free_port()
     target = Target(f"http://127.0.0.1:{port}", "m")
-    given_up = pytest.raises(EngineError, match="brings none")
+    given_up = pytest.raises(EngineError, match="returns none")
     with process.start(fake("generates_nothing", port), tmp_path / "log") as server, given_up:
-        wait_ready(Vllm(), server, target, timeout_s=1.5)
+        wait_ready(Vllm(), server, target, timeout_s=0.8)
 
 
 def test_a_server_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
@@ -125,6 +140,7 @@ def test_a_server_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> N
     assert gone(server.pid)
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_first_process_takes_its_whole_family_along(tmp_path: Path) -> None:
     with process.start(fake("family", tmp_path), tmp_path / "log") as server:
         pids = family_of(tmp_path)
@@ -143,6 +159,7 @@ def test_stopping_ends_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
 
 
 @LINUX
+@pytest.mark.slow
 def test_a_process_whose_main_thread_alone_has_ended_is_not_taken_for_dead(tmp_path: Path) -> None:
     port = process.free_port()
     with process.start(fake("headless", port, tmp_path, grace_s=0.2), tmp_path / "log"):
@@ -154,6 +171,7 @@ def test_a_process_whose_main_thread_alone_has_ended_is_not_taken_for_dead(tmp_p
     assert not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.slow
 def test_what_an_engine_leaves_beside_its_processes_is_removed_by_the_name_it_logged(tmp_path: Path) -> None:
     mine, other = tmp_path / "shm_00c0ffee_0_kv", tmp_path / "shm_0badcafe_0_kv"
     fixed = tmp_path / "tgi-8001-0"
@@ -208,14 +226,87 @@ def test_a_killed_parent_leaves_nothing_behind(
     os.kill(forked, signal.SIGKILL)
 
 
+def test_a_keeper_that_is_told_to_end_ends_the_engine(tmp_path: Path) -> None:
+    with process.start(fake("sleeps"), tmp_path / "log") as server:
+        assert eventually(lambda: server.last_line() == "loading ...")
+        os.kill(server.keeper_pid, signal.SIGTERM)
+        assert eventually(lambda: gone(server.pid))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_an_engine_prints_of_our_secrets_is_in_no_log_and_its_last_line_steers_no_terminal(
+    tmp_path: Path,
+) -> None:
+    learn("SECRETKEY12345678")
+    say = "print('--api-key SECRETKEY12345678 \\x1b[2J')"
+    with process.start(Launch((sys.executable, "-c", say)), tmp_path / "log") as server:
+        assert eventually(lambda: server.exit_code == 0)
+    assert server.log() == "--api-key ***************** \x1b[2J\n"
+    assert "\x1b" not in server.last_line()
+
+
+def test_a_keeper_that_starts_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "START_S", 0.01)
+    with pytest.raises(EngineError, match=r"cannot start .*: the keeper did not answer within 0\.01 s"):
+        process.start(fake("sleeps"), tmp_path / "log")
+
+
 @LINUX
-def test_a_killed_keeper_takes_the_engine_with_it(tmp_path: Path) -> None:
-    server = process.start(fake("sleeps"), tmp_path / "log")
+@pytest.mark.parametrize("how", ["sleeps", "stubborn"])
+def test_a_killed_keeper_takes_the_engine_with_it_a_deaf_one_when_it_is_stopped(
+    tmp_path: Path, how: str
+) -> None:
+    server = process.start(fake(how), tmp_path / "log")
     assert eventually(lambda: server.last_line() == "loading ...")
     os.kill(server.keeper_pid, signal.SIGKILL)
-    assert eventually(lambda: gone(server.pid))
-    assert not server.alive()
+    assert how == "stubborn" or eventually(lambda: gone(server.pid))
+    assert eventually(lambda: not server.alive())  # the keeper ends after the engine has had its signal
     server.stop()
+    assert eventually(lambda: gone(server.pid))
+
+
+@LINUX
+def test_a_keeper_that_stands_still_while_it_ends_the_engine_is_killed_with_all_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SILENT_S", 0.5)
+    server = process.start(fake("family", tmp_path, grace_s=600.0), tmp_path / "log")
+    pids = family_of(tmp_path)
+    os.kill(server.pid, signal.SIGSTOP)  # so that it does not end
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    time.sleep(0.2)
+    os.kill(server.keeper_pid, signal.SIGSTOP)
+    stopping.join(20)
+    assert not stopping.is_alive()
+    assert eventually(lambda: all(map(gone, pids)))
+    assert gone(server.keeper_pid)
+
+
+@pytest.mark.slow
+def test_a_keeper_that_says_that_it_still_ends_the_engine_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SILENT_S", 2.0)
+    server = process.start(fake("stubborn", grace_s=3.0), tmp_path / "log")
+    assert eventually(lambda: server.last_line() == "loading ...")
+    assert server.stop() == -signal.SIGKILL, "the keeper, not its own parent, has killed it"
+
+
+def test_what_is_to_run_after_an_engine_runs_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    launch = fake("sleeps", after=(sys.executable, "-c", f"open({str(tmp_path / 'after')!r}, 'w')"))
+    with process.start(launch, tmp_path / "log"):
+        assert not (tmp_path / "after").exists()
+    assert (tmp_path / "after").exists()
+
+
+def test_what_an_engine_that_ended_has_started_may_end_by_itself(tmp_path: Path) -> None:
+    orphan = f"import subprocess as s; s.Popen(['sh', '-c', 'sleep 0.3; touch {tmp_path}/tidy'])"
+    with process.start(Launch((sys.executable, "-c", orphan)), tmp_path / "log") as server:
+        assert eventually(lambda: server.exit_code == 0)
+    assert (tmp_path / "tidy").exists()
 
 
 def test_the_environment_asked_for_reaches_the_engine_and_nothing_of_ours(

@@ -1,24 +1,26 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from burstline.servers.engines.vllm import Vllm
-from burstline.servers.host import process
+from burstline.servers.host import process, watch
 from burstline.servers.host.ready import wait_ready
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
 from burstline.servers.host.watch import DISK_FULL, Watcher
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Target
+from burstline.servers.redact import learn
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -188,7 +190,7 @@ def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) 
     with Watcher().watch(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
         assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
     named = by_name(load_telemetry(path))
-    assert "we did not start the server" in str(named["server", "*"][0].note)
+    assert "Burstline did not start the server" in str(named["server", "*"][0].note)
     assert [row.value for row in named["engine", "*"]] == [None]
     assert named["client", "rss_bytes"][0].value > 0
 
@@ -202,6 +204,88 @@ def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path:
     assert load_telemetry(path)[-1].note == "the watcher was killed by signal 9 (often: out of memory)"
 
 
+@pytest.fixture
+def deaf() -> Iterator[Target]:
+    """A server that answers nothing: its watcher waits for 5 s."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
+
+
+@pytest.mark.parametrize(
+    ("limit", "how"),
+    [("SILENT_S", "was killed by signal 9 (often: out of memory)"), ("STOP_S", "ended with exit code 1")],
+)
+def test_a_watcher_that_does_not_end_is_ended_and_that_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: Target, limit: str, how: str
+) -> None:
+    monkeypatch.setattr(watch, limit, 0.3)
+    path = tmp_path / "telemetry.jsonl"
+    watcher = Watcher().watch(path, engine="vllm", target=deaf, period_s=0.05)
+    assert eventually(path.exists)
+    watcher.stop()
+    assert load_telemetry(path)[-1].note == f"the watcher {how}"
+
+
+def test_a_watcher_that_still_writes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, ends_s = tmp_path / "telemetry.jsonl", time.monotonic() + 0.5
+    monkeypatch.setattr(watch, "SILENT_S", 0.3)
+
+    class Writing:
+        """A child that writes for half a second, then ends."""
+
+        def ask_to_end(self) -> None: ...
+
+        @property
+        def exit_code(self) -> int | None:
+            with path.open("ab") as file:
+                file.write(b"x")
+            return None if time.monotonic() < ends_s else 0
+
+        def end(self, grace_s: float) -> int:
+            return -9 if self.exit_code is None else 0
+
+        def how_it_ended(self) -> str:
+            return "was killed"
+
+    watcher = Watcher()
+    watcher._child.end()
+    watcher._path, writing = path, Writing()
+    monkeypatch.setattr(watcher, "_child", writing)
+    watcher.stop()
+    assert path.read_bytes().strip(b"x") == b"", "no kill is recorded"
+
+
+def test_the_baseline_of_a_watcher_that_is_gone_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Watcher().watch(tmp_path / "telemetry.jsonl")
+    os.kill(watcher.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, watcher.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(watch, "BASELINE_S", 600.0)
+    waits = iter(range(500))
+    monkeypatch.setattr(watch.time, "sleep", lambda _: next(waits))
+    assert not watcher.await_baseline()
+    watcher.stop()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_secret_that_a_server_quotes_to_the_watcher_is_in_no_row(tmp_path: Path) -> None:
+    learn("SECRETKEY12345678")
+    path = tmp_path / "telemetry.jsonl"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
+        with Watcher().watch(path, engine="vllm", target=target):
+            listener.settimeout(20)
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(b"HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running{} SECRETKEY12345678\n")
+            listener.close()
+            assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
+    assert "/metrics cannot be read: " in path.read_text()
+    assert "SECRETKEY12345678" not in path.read_text()
+
+
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -209,6 +293,14 @@ from burstline.servers.host.watch import Watcher
 print(Watcher().watch(Path(sys.argv[1])).pid, flush=True)
 time.sleep(600)
 """
+
+
+def test_what_a_source_lacks_is_written_once() -> None:
+    each, rows = object.__new__(watch.Watch), list[Row]()
+    each._complained, each._write = set(), rows.extend
+    for why in ("no NVML", "no NVML", "no power"):
+        each._complain("gpu", why)
+    assert [row.note for row in rows] == ["no NVML", "no power"]
 
 
 def test_a_watcher_that_was_never_told_what_to_watch_ends_quietly(capfd: pytest.CaptureFixture[str]) -> None:
@@ -228,14 +320,18 @@ def test_the_watcher_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     assert eventually(lambda: not watcher.is_running() or watcher.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_the_first_reading_of_the_counters_is_waited_for_before_the_load(tmp_path: Path) -> None:
+def test_the_first_reading_of_the_counters_is_waited_for_before_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """LightLLM's `/metrics` took up to 3 s: without a baseline nothing that a load adds can be told."""
     path = tmp_path / "telemetry.jsonl"
     with Watcher() as watcher:  # it has no task: the readings are ours
         watcher._path = path
-        assert not watcher.await_baseline(0.05)
+        monkeypatch.setattr(watch, "BASELINE_S", 0.05)
+        assert not watcher.await_baseline()
         path.write_bytes(as_lines([Row(1, "host", "n_cpus", 2.0)]))
-        assert not watcher.await_baseline(0.05)
+        assert not watcher.await_baseline()
+        monkeypatch.setattr(watch, "BASELINE_S", 5.0)
         with path.open("ab") as log:
             log.write(as_lines([Row(2, "engine", "scrape_s", 3.0)]))
-        assert watcher.await_baseline(5.0)
+        assert watcher.await_baseline()

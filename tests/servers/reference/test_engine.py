@@ -12,8 +12,8 @@ from burstline.servers.reference.engine import InferenceEngine
 from burstline.servers.reference.model import Transformer
 from burstline.servers.reference.scheduler import Sequence
 from burstline.servers.reference.steplog import StepLog, load_steps
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import Sampling
-from burstline.workloads.seeds import rng
 
 PROMPTS = [[int(i) for i in np.random.default_rng(n).integers(1, 300, n)] for n in (3, 9, 17, 30, 5)]
 

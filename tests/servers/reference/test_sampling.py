@@ -8,8 +8,8 @@ from scipy import stats
 
 from burstline.servers.reference.engine import choose, draw
 from burstline.servers.reference.scheduler import Sequence
+from burstline.workloads.prompts import rng
 from burstline.workloads.request import Sampling
-from burstline.workloads.seeds import rng
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], np.float32))
 

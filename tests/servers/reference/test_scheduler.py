@@ -1,7 +1,7 @@
 """Blocks are conserved, the budget holds, and everything that was asked for ends."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.servers.reference.kv import BlockPool
@@ -36,7 +36,6 @@ def advance(scheduler: Scheduler, shares: list[StepShare]) -> None:
                 assert scheduler.remove(share.sequence)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     asks=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=20),
     n_blocks=st.integers(10, 40),

@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Kind, Target
 from burstline.servers.protocol.openai import count_in, tokenize_call, tokens_in
+from burstline.servers.reference import __main__ as reference_server
+from burstline.servers.reference.serve import serve
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.reference.tokenizer import built_in
 from burstline.servers.reference.weights import ModelConfig, assemble, random_source
@@ -287,27 +289,6 @@ def test_a_prompt_that_begins_like_an_earlier_one_is_partly_cached_and_counted(c
     assert counters() == [queries + 143, hits + 80]
 
 
-def test_an_embedding_is_a_unit_vector_that_depends_on_the_prompt_alone(client: httpx.Client) -> None:
-    reply = client.post("/v1/embeddings", json={"input": [[5, 6, 7], [9, 8], [5, 6, 7]]}).json()
-    one, two, again = (np.array(row["embedding"]) for row in reply["data"])
-    assert reply["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
-    assert one == pytest.approx(again, abs=1e-5)
-    assert np.linalg.norm(one) == pytest.approx(1, abs=1e-5)
-    assert abs(one @ two) < 0.999
-    assert client.post("/v1/embeddings", json={"input": []}).status_code == 400
-    assert client.post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"}).status_code == 400
-
-
-def test_documents_are_ranked_by_their_likeness_to_the_query(client: httpx.Client) -> None:
-    body = {"query": " a b c", "documents": [" x y", " a b c", " q"]}
-    reply = client.post("/rerank", json=body).json()
-    scores = [row["relevance_score"] for row in reply["results"]]
-    assert reply["results"][0]["index"] == 1
-    assert scores == sorted(scores, reverse=True)
-    assert scores[0] == pytest.approx(1, abs=1e-5)
-    assert len(client.post("/v1/rerank", json=body | {"top_n": 1}).json()["results"]) == 1
-
-
 def test_the_step_log_of_a_live_server_holds_every_token(
     client: httpx.Client, server: tuple[str, Path]
 ) -> None:
@@ -394,15 +375,21 @@ def test_a_taken_port_is_one_clear_line(server: tuple[str, Path]) -> None:
     ],
 )
 def test_a_model_that_cannot_be_served_is_one_clear_line(
-    tmp_path: Path, config: dict | None, arguments: tuple[str, ...], said: str
+    tmp_path: Path,
+    config: dict | None,
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(CONFIG | config))
-    process, line = start("--port", "0", "--model", str(tmp_path), *arguments)
+    monkeypatch.setattr(sys, "argv", ["reference", "--port", "0", "--model", str(tmp_path), *arguments])
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SystemExit) as ended:
+        serve(reference_server._options(), listener)
+    line = str(ended.value.code)
     assert line.startswith("error: ")
     assert said in line
     assert REFERENCE.root_cause(line) == line.strip()
-    assert end(process, by=0) == 1
 
 
 def test_a_folders_own_weights_are_served(folder: Path, tmp_path: Path, client: httpx.Client) -> None:

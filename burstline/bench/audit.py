@@ -1,0 +1,47 @@
+"""An audit of a run's replies: after the load some of its requests are sent again, alone, and twice."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+from burstline.bench.load_options import Load
+from burstline.bench.server_session import Say, Site
+from burstline.bench.stages import later_job, send_apart
+from burstline.console.server_options import ServerOptions
+from burstline.loadgen.record.capture import read_captures
+from burstline.loadgen.record.rundir import AUDIT, RunDir
+from burstline.workloads.plan import Plan
+from burstline.workloads.prompts import Vocabulary, rng
+from burstline.workloads.request import WorkloadError
+
+
+def check_audit(where: ServerOptions) -> None:
+    """WorkloadError, before anything starts, where this server's replies could not be compared."""
+    if len(where.urls) > 1:
+        raise WorkloadError("--audit compares the replies of one server: give one --url")
+    for name in ("temperature", "do_sample", "top_p", "top_k"):
+        if f'"{name}"' in (where.extra_body or ""):
+            raise WorkloadError(
+                f"--audit compares greedy replies: {name} in --extra-body sets the sampling; drop one of them"
+            )
+
+
+def n_audited(load: Load, n: int) -> int:
+    """How many of n requests are audited."""
+    return min(n, max(1, round((load.spec.audit or 0.0) * n)))
+
+
+def audit_load(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Vocabulary, say: Say) -> None:
+    """Send some of the requests that were answered, one at a time; their captures are kept in the run."""
+    answered = [capture.index for capture in read_captures(run.captures) if capture.failure is None]
+    if load.has_sessions:  # a later turn needs the replies before it
+        answered = [k for k in answered if (turn := plan.requests[k].turn) is None or not turn.after]
+    n = n_audited(load, len(answered))
+    chosen = sorted(rng(load.spec.seed, "audit").permutation(answered)[:n].tolist())
+    say(f"Auditing {n:,} replies: {2 * n:,} requests, one at a time")
+    requests, at_once = tuple(plan.requests[k] for k in chosen), array("q", [0] * n)
+    with later_job(run, site, load, plan, vocabulary) as job:
+        alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})
+        for folder in AUDIT:
+            send_apart(replace(alone, captures=run.path / folder))

@@ -1,0 +1,220 @@
+"""`burstline limit`: probe one server, each probe a run of its own, until the highest load is known."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from burstline.bench.limit_start import forecast_rate
+from burstline.bench.progress import Snapshot, progress_for
+from burstline.bench.repeats import SharedServer
+from burstline.bench.run import ReadyLoad, carry_out
+from burstline.bench.run_settings import Settings
+from burstline.console import exit_codes
+from burstline.console.terminal import show
+from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.metrics.slo_evidence import bounds_of, evidence_of
+from burstline.loadgen.metrics.steady_state import STEADY_PATTERNS
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.decode import Share
+from burstline.loadgen.record.files import write_json
+from burstline.loadgen.record.record import Outcome
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.tables import RECORDS
+from burstline.loadgen.stats.limit_search import Ask, Evidence, Found, search
+from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page
+from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.options import flag_of
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
+
+RESULT: Final = "limit.json"
+CODES: Final = {
+    "confirmed": exit_codes.DONE,
+    "none": exit_codes.TARGET_MISSED,
+    "open": exit_codes.INCONCLUSIVE,
+}
+"""The exit code by the state of a search."""
+MOST_REQUESTS: Final = 20_000
+"""A probe is planned no longer than this: all of its prompts are made before its load begins."""
+BY_TIME: Final = 3.0
+"""A closed loop is planned for so many times as many requests as its users made so far in the same time."""
+
+
+def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec:
+    """The load that is searched, with Poisson arrivals unless others are asked; WorkloadError for another."""
+    if spec.rate is not None and spec.concurrency is not None:
+        raise WorkloadError(
+            "limit: say where the search begins: --rate R (requests per second) or --concurrency N (users at "
+            "a time), not both; neither, and it begins at the forecast"
+        )
+    for name in ("requests", "duration_s", "sessions", "turns", "trace"):
+        if getattr(spec, name) is not None:
+            raise WorkloadError(f"limit: probes last as long as they must; drop {flag_of(name)}")
+    if spec.audit is not None:
+        raise WorkloadError("limit: probes are not audited; drop --audit, and audit a run at the load found")
+    if spec.rate is not None and spec.arrival is None:
+        spec = replace(spec, arrival=parse_arrival("poisson"))
+    if spec.rate is not None and spec.pattern not in STEADY_PATTERNS:
+        raise WorkloadError(f"limit --arrival {spec.pattern}: expected one of {', '.join(STEADY_PATTERNS)}")
+    bounds_of(tuple(map(parse_goal, goals.slo)))
+    if not 0.001 <= options.error <= 0.5:
+        raise WorkloadError(f"--error {options.error:g}: expected a share from 0.1% to 50%, e.g. 5%")
+    if not 10 <= options.budget_s < math.inf:
+        raise WorkloadError(f"--budget-s {options.budget_s:g}: expected at least 10 seconds")
+    return spec
+
+
+def run_limit(settings: Settings, options: LimitOptions) -> int:
+    """Search, keep every probe as a run, write the page; the exit code."""
+    server, until_s = SharedServer(), time.monotonic() + options.budget_s
+    try:
+        if settings.spec.rate is None and settings.spec.concurrency is None:
+            settings = _from_forecast(settings, server)
+        prober = _Prober(settings, options.error, server, until_s)
+        interrupted = prober.run()
+    finally:
+        server.close()
+    if not prober.folders:
+        raise WorkloadError(f"--budget-s {options.budget_s:g}: not one probe began; allow more")
+    found, runs = prober.found(), [open_run(path) for path in prober.folders.values()]
+    per_s = prober.n_requests / max(prober.load_s, 1e-9)
+    result = LimitResult(
+        engine=runs[0].manifest.engine,
+        kind="rate" if settings.spec.concurrency is None else "concurrency",
+        targets=settings.goals.slo,
+        budget_s=options.budget_s,
+        found=found,
+        more_s=None if found.more_requests is None else found.more_requests / per_s,
+        runs=tuple(run.name for run in runs),
+        verdicts=tuple(str(run.summary.verdict.state) for run in runs if run.summary),
+    )
+    folder = settings.out / f"{runs[0].name}-limit"
+    folder.mkdir(parents=True)
+    write_json(folder / RESULT, result.to_json())
+    page = folder / "report.html"
+    page.write_text(limit_page(result, runs), "utf-8")
+    show(limit_blocks(result, runs))
+    print(f"Report: {page}")
+    return exit_codes.INTERRUPTED if interrupted else CODES[result.state]
+
+
+def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
+    """With the rate that is forecast to be the limit: a run of one request tells server and hardware."""
+    progress, goals = progress_for(settings.quiet), tuple(map(parse_goal, settings.goals.slo))
+    one = replace(settings, spec=replace(settings.spec, requests=1))
+    ended = carry_out(one, progress, server.serving)
+    if ended.error is not None:
+        raise ended.error
+    rate = forecast_rate(open_run(ended.run.path), goals, settings.spec)
+    progress.phase(f"The SLOs should hold at {rate:g} requests per second: the search begins there")
+    return replace(settings, spec=replace(settings.spec, rate=rate, arrival=parse_arrival("poisson")))
+
+
+class _Prober:
+    """Runs what the search asks for, one run for each probe, on one server."""
+
+    def __init__(self, settings: Settings, error: float, server: SharedServer, until_s: float) -> None:
+        self.server, self.folders = server, dict[int, Path]()
+        self.n_requests, self.load_s = 0, 0.0
+        self._settings, self._until_s = settings, until_s
+        self._goals = tuple(map(parse_goal, settings.goals.slo))
+        spec = settings.spec
+        self._users = spec.concurrency is not None
+        start = float(spec.concurrency or spec.rate or 0.0)
+        self._search = search(bounds_of(self._goals), start, users=self._users, error=error)
+        self._found: Found | None = None
+        self._ask = next(self._search)
+        self._at_n = 0
+        """The next look is taken once so many requests have ended."""
+
+    def found(self) -> Found:
+        """What is known, now that there is no time for more."""
+        self._tell(None)
+        assert self._found is not None
+        return self._found
+
+    def run(self) -> bool:
+        """Probe until all is known or the time is up; whether a person interrupted."""
+        while self._found is None and self._is_time:
+            ask, self._at_n = self._ask, self._ask.n
+            progress = progress_for(self._settings.quiet)
+            ended = carry_out(self._settings_of(ask), progress, self.server.serving, self._enough)
+            if ended.error is not None:
+                raise ended.error
+            self.folders[ask.number] = ended.run.path
+            if ended.interrupted:
+                return True
+            if self._ask.number == ask.number:
+                self._tell(replace(self._evidence(ended.run), over=True))
+        return False
+
+    @property
+    def _is_time(self) -> bool:
+        return time.monotonic() < self._until_s
+
+    def _settings_of(self, ask: Ask) -> Settings:
+        """The run of a probe: prompts and arrivals of its own, warmed up where it is the first."""
+        own, left_s = self._settings.spec, self._until_s - time.monotonic()
+        if self._users:
+            pace = self.n_requests / self.load_s if self.load_s else math.inf
+            n_in_time = pace * left_s * BY_TIME
+            own = replace(own, concurrency=round(ask.load))
+        else:
+            n_in_time = ask.load * left_s
+            own = replace(own, rate=ask.load)
+        # Some more than it asks for: those in flight when it has enough are not looked at.
+        n = max(ask.n, 1 + round(min(n_in_time, MOST_REQUESTS, 1.2 * ask.n_most)))
+        own = replace(
+            own,
+            requests=n,
+            seed=own.seed + ask.number,
+            salt=f"{int(own.salt, 16) + ask.number:x}",
+            warmup=own.warmup if ask.number == 1 else 0,
+        )
+        return replace(self._settings, spec=own)
+
+    def _enough(self, run: RunDir, ready: ReadyLoad, now: Snapshot) -> bool:
+        """Look at the run where the search wants it; whether it wants no more of it."""
+        self._decode = ready.site.engine.decode
+        if not self._is_time:
+            return True
+        n_ended = now.done + now.failed
+        if n_ended < self._at_n:
+            return False
+        evidence, ask = self._evidence(run), self._ask
+        n = len(evidence.latencies[0])
+        if n < ask.n:  # one that takes longer holds back those behind it
+            self._at_n = n_ended + ask.n - n
+            return False
+        self._tell(evidence)
+        self._at_n = self._ask.n
+        if self._found is None and self._ask.number == ask.number:
+            return False
+        self.n_requests += now.sent
+        self.load_s += now.elapsed_s
+        return True
+
+    def _tell(self, evidence: Evidence | None) -> None:
+        if self._found is not None:
+            return
+        try:
+            self._ask = self._search.send(evidence)
+        except StopIteration as ended:
+            self._found = ended.value
+
+    def _evidence(self, run: RunDir) -> Evidence:
+        """What has ended of the run, up to the first request that has not."""
+        table = pa.concat_tables([RECORDS.empty_table(), *Share(run.path, self._decode).tables()])
+        table = table.filter(pc.not_equal(table.column("outcome"), Outcome.NOT_SENT.value))
+        table = table.sort_by("index")
+        indices = table.column("index").to_numpy()
+        n = int((indices == np.arange(len(indices))).cumprod().sum())
+        return evidence_of(self._goals, columns_of(table.slice(0, n)), open_loop=not self._users)

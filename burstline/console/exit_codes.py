@@ -1,0 +1,34 @@
+"""Exit codes of the command; scripts and CI rely on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+DONE = 0
+OUR_BUG = 1
+USAGE = 2
+TARGET_MISSED = 3
+INCONCLUSIVE = 4
+ENGINE_FAILED = 5
+INTERRUPTED = 130
+
+
+def of_results(results: Iterable[str]) -> int:
+    """The exit code of what SLOs came to."""
+    found = set(results)
+    if "fail" in found:
+        return TARGET_MISSED
+    return INCONCLUSIVE if "inconclusive" in found else DONE
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The code that stands for several runs; DONE where there are none."""
+    return max(codes, key=_SEVERITY.index, default=DONE)
+
+
+def best(codes: Iterable[int]) -> int:
+    """The code of the run that went best."""
+    return min(codes, key=_SEVERITY.index)
+
+
+_SEVERITY = (DONE, INCONCLUSIVE, TARGET_MISSED, USAGE, OUR_BUG, ENGINE_FAILED, INTERRUPTED)

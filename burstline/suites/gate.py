@@ -1,0 +1,165 @@
+"""`burstline gate`: run two contenders in turn until it is decided which is faster; or judge a series."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from burstline.console import exit_codes
+from burstline.console.terminal import show
+from burstline.loadgen.record.files import write_json
+from burstline.loadgen.record.rundir import Run
+from burstline.reports.blocks import Plot
+from burstline.reports.formats.junit import junit_suite
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.model.comparison import Comparison, Member
+from burstline.reports.model.gated import (
+    BASELINE,
+    CANDIDATE,
+    GateOutcome,
+    Judged,
+    Rule,
+    judge_pairs,
+    judge_series,
+)
+from burstline.reports.page.files import standalone_svg
+from burstline.reports.page.gate_blocks import gate_blocks, gate_cases, gate_json, sentence
+from burstline.reports.page.page import render
+from burstline.servers.messages import EngineError
+from burstline.servers.redact import without_secrets
+from burstline.suites.execution import all_finished_in, called, finished_in
+from burstline.workloads.request import WorkloadError
+
+CODES: Final = {
+    GateOutcome.SAME: exit_codes.DONE,
+    GateOutcome.BETTER: exit_codes.DONE,
+    GateOutcome.WORSE: exit_codes.TARGET_MISSED,
+    GateOutcome.UNDECIDED: exit_codes.INCONCLUSIVE,
+}
+OWN_FLAGS: Final = ("--out", "--repeats", "--restart", "--ray")
+"""Flags of `run` that the gate itself decides."""
+
+
+def run_gate(
+    baseline: str, candidate: str, shared: Sequence[str], rule: Rule, out: Path, budget_s: float | None
+) -> int:
+    """Run A B B A ... until it is decided, the most runs are done or the next pair would exceed the budget.
+
+    Contenders are a URL or the words of a `run` command, to which `shared` are added; the baseline may be the
+    folder of a run or of several, whose numbers are then used as they are. Returns the exit code.
+    """
+    stored = stored_runs(Path(baseline)) if Path(baseline).is_dir() else []
+    argvs = {CANDIDATE: argv_of(candidate, shared)}
+    if not stored:
+        argvs = {BASELINE: argv_of(baseline, shared), **argvs}
+    folder, start_s, longest_s = _new_folder(out), time.monotonic(), 0.0
+    members = [Member(BASELINE, run, os.path.relpath(run.path / "report.html", folder)) for run in stored]
+    for k in range(rule.most):
+        began_s = time.monotonic()
+        for label in list(argvs)[:: 1 if k % 2 == 0 else -1]:
+            slot = f"{k + 1:02}-{label}"
+            run = run_in(folder / slot, argvs[label], label)
+            members.append(Member(label, run, f"{slot}/{run.name}/report.html", k))
+        judged = judge_pairs(members, rule)
+        n = len(members) - len(stored)
+        print(f"After {n} runs: {judged.outcome}. {sentence(judged)}", file=sys.stderr)
+        ended_s = time.monotonic()
+        longest_s = max(longest_s, ended_s - began_s)
+        if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
+            break
+    if judged.case is not None:
+        facts = (f"{judged.n_values} pairs count" if not stored else f"{len(stored)} stored runs",)
+        comparison = Comparison(f"{BASELINE} vs {CANDIDATE}", (judged.case,), facts)
+        (folder / "report.html").write_text(render(comparison), "utf-8")
+    return _report(folder, judged, start_s)
+
+
+def run_history(history: Path, candidate: str | None, shared: Sequence[str], rule: Rule, out: Path) -> int:
+    """Judge a run by the series of those in a folder: the candidate, or the newest of them."""
+    runs, start_s = stored_runs(history), time.monotonic()
+    folder = _new_folder(out)
+    if candidate is not None:
+        if Path(candidate).is_dir():
+            new = stored_runs(Path(candidate))
+        else:
+            new = [run_in(folder / CANDIDATE, argv_of(candidate, shared), CANDIDATE)]
+        names = {run.path.resolve() for run in new}
+        runs = [*(run for run in runs if run.path.resolve() not in names), *new]
+    return _report(folder, judge_series(runs, rule), start_s)
+
+
+def stored_runs(folder: Path) -> list[Run]:
+    """The finished runs in a folder, at any depth, or that it is."""
+    runs = list(all_finished_in(folder))
+    if not runs:
+        raise WorkloadError(f"{folder}: no finished run in it; expected folders of `burstline run`")
+    return runs
+
+
+def argv_of(text: str, shared: Sequence[str]) -> list[str]:
+    """The arguments of a contender's runs, but for their folder; WorkloadError where it is none."""
+    if text.startswith(("http://", "https://")):
+        words = ["run", "--url", text]
+    else:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise WorkloadError(f"{text!r}: {error}; quote it as a shell would") from None
+        words = words[1:] if words[:1] == ["burstline"] else words
+    if words[:1] != ["run"]:
+        raise WorkloadError(
+            f"{text!r}: expected a URL, the folder of a run, or a command in quotes, such as "
+            "'run --engine vllm --model DIR'"
+        )
+    at = words.index("--") if "--" in words else len(words)
+    words[at:at] = shared
+    for word in words:
+        if word.partition("=")[0] in OWN_FLAGS:
+            raise WorkloadError(f"{word} in a contender would be ignored: the gate sets it")
+    return words
+
+
+def run_in(folder: Path, argv: Sequence[str], label: str) -> Run:
+    """Carry out one run; WorkloadError or EngineError where it came to no end."""
+    verb, *flags = argv
+    words = [verb, "--out", str(folder), "--quiet", *flags]
+    print(f"The {label}: burstline {shlex.join(without_secrets(words))}", file=sys.stderr)
+    code = called(words, dict(os.environ))
+    if code == exit_codes.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
+        raise WorkloadError(f"the {label} could not be run (see above)")
+    run = finished_in(folder)
+    if run is None:
+        raise EngineError(f"the {label} failed (see above); its runs are in {folder}")
+    return run
+
+
+def _new_folder(out: Path) -> Path:
+    """The first `gate-001`, `gate-002`, ... that is not there."""
+    k = 1
+    while (folder := out / f"gate-{k:03}").exists():
+        k += 1
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _report(folder: Path, judged: Judged, start_s: float) -> int:
+    """Write and print the result; its exit code."""
+    blocks = gate_blocks(judged, shlex.join(without_secrets(["burstline", *sys.argv[1:]])))
+    (folder / "summary.md").write_text(markdown(blocks), "utf-8")
+    lasted_s = time.monotonic() - start_s
+    suite = junit_suite("burstline gate", gate_cases(judged), lasted_s=lasted_s, timestamp="")
+    (folder / "junit.xml").write_text(suite, "utf-8")
+    write_json(folder / "gate.json", gate_json(judged))
+    for plot in blocks:
+        if isinstance(plot, Plot):
+            (folder / f"{plot.id}.svg").write_text(standalone_svg(plot), "utf-8")
+    show(blocks[:-1])
+    print(f"Results: {folder}")
+    return CODES[judged.outcome]

@@ -1,0 +1,32 @@
+"""`burstline limit`: the highest load within the SLOs, as an interval with a stated error probability."""
+
+import argparse
+import sys
+
+from burstline.bench.limit import check_limit, run_limit
+from burstline.bench.run_settings import Settings
+from burstline.console.flags import add_options, read_options
+from burstline.console.server_options import server_of
+from burstline.machine.hints import Hints
+from burstline.verbs.run import add_one_run, checked_spec
+from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "burstline limit [--engine NAME] [--url URL] [--rate R | --concurrency N] --slo SLO [OPTIONS] "
+        "[-- ENGINE ARGS...]"
+    )
+    group = parser.add_argument_group(
+        "the search, which begins at --rate or --concurrency, else at the forecast"
+    )
+    add_options(group, LimitOptions)
+    add_one_run(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    where, goals, hints = server_of(args), read_options(Goals, args), read_options(Hints, args)
+    options = read_options(LimitOptions, args)
+    spec = checked_spec(check_limit(read_options(LoadSpec, args), goals, options), goals, where)
+    argv = tuple(sys.argv[1:])
+    return run_limit(Settings(where, spec, goals, args.out, args.quiet, hints=hints, argv=argv), options)

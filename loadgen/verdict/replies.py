@@ -1,0 +1,43 @@
+"""What an audit says of a run's replies, and when it is a warning."""
+
+from __future__ import annotations
+
+from burstline.loadgen.record.summary import Audit
+from burstline.loadgen.record.verdict import Reason, Replies
+from burstline.loadgen.stats.estimates import Absent, Estimate
+
+
+def audit_sentence(audit: Audit) -> str:
+    """What an audit found, for the page and the terminal."""
+    load, alone, excess = audit.under_load, audit.alone, audit.excess
+    if isinstance(load, Absent) or isinstance(alone, Absent) or isinstance(excess, Absent):
+        return (
+            "The replies were not audited: the run ended before, or no audited request succeeded each time."
+        )
+    n = load.n
+    if audit.answer == Replies.SAME:
+        return (
+            f"Audit: all of {n:,} replies are the same as alone (95% CI of what differs: {_interval(load)})."
+        )
+    more = "more" if audit.answer == Replies.MORE else "not significantly more"
+    return (
+        f"Audit: {round(load.point * n):,} of {n:,} replies differ from the same request sent alone, and "
+        f"{round(alone.point * n):,} when it is sent alone again: {more} under load "
+        f"(95% CI of the difference: {_interval(excess)})."
+    )
+
+
+def replies_differ(audit: Audit | None) -> tuple[Reason, ...]:
+    """A warning where more replies differ under load than alone, which need not be a fault."""
+    if audit is None or audit.answer != Replies.MORE:
+        return ()
+    advice = (
+        "Either results of the engine's kernels depend on the batch, or this is a fault. Audit again with "
+        "batch-invariant kernels, if it has them: what differs then is a fault."
+    )
+    return (Reason("replies-differ", "The server gave other replies under load than alone.", advice),)
+
+
+def _interval(share: Estimate) -> str:
+    low, high = (100 * (share.point if end is None else end) for end in (share.low, share.high))
+    return f"[{low:.2g}%, {high:.2g}%]"

@@ -1,0 +1,348 @@
+"""What limited a run, and what to try next."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.metrics.slo import Goal, parse_goal
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.record import OVERLOADED
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
+from burstline.loadgen.stats.significance import Answer as Decided
+from burstline.loadgen.stats.significance import Contrast
+from burstline.reports.model.comparison import E2E, Case, Contender, View
+from burstline.reports.number_format import count, counted, with_unit
+from burstline.reports.page.sweep_words import slo_words
+from burstline.reports.sentences import NEXT, say, say_next, uncapitalised
+from burstline.roofline.reconcile.reconciliation import Reconciliation
+from burstline.servers.identity import Identity
+from burstline.servers.registry import ENGINES
+from burstline.workloads.arrivals import ARRIVALS
+
+QUEUED: Final = 0.25
+"""Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""
+FULL: Final = 0.9
+"""A KV cache in use to this share admits no more requests."""
+LOW: Final = 0.05
+"""A KV cache that was used less says too little of how many requests have room in it."""
+SAMPLED: Final = 0.9
+"""Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
+REFUSED: Final = 0.01
+"""Where a larger share of the requests was refused, that is the limit."""
+SATURATED: Final = 0.7
+"""A device that used its most used resource to this share could hardly go faster."""
+SET_BY: Final[Mapping[str, str]] = {
+    "limit.batch": "max_num_seqs",
+    "limit.own-batch": "max_num_seqs",
+    "limit.token-budget": "max_num_batched_tokens",
+}
+"""The setting of each limit that has one: engines have their own flags for it."""
+
+
+def limit_of(summary: Summary, manifest: Manifest, who: Sequence[str] = (), *, brief: bool = False) -> str:
+    """What kept the run from being faster, as far as that was recorded: the load, the server, the hardware.
+
+    `Limited by the batch limit of 64 requests (--max-num-seqs): at most 64 of 120 ran at once.`
+    `who` names the servers where a page has several; `brief` leaves out how the limit shows.
+    "" where not even the requests in flight are known.
+    """
+    code, values = _limited_by(summary, manifest)
+    if not code:
+        return ""
+    flag = _flag(code, manifest)
+    values["flag"] = f" ({flag})" if flag and not who else ""
+    names, each = listed(who) or "the server", " each" * (len(who) > 1)
+    whose = {"who": f"{names}{each}", "whom": names, "it": each.strip() or "it"}
+    text = say(code, **whose, **values)
+    were = f"{names} {'were' if each else 'was'}{each} limited"
+    text = re.sub("^Limited", were, text) if who else f"{text[:1].upper()}{text[1:]}"
+    if brief:
+        return f"{text.partition(':')[0]}."
+    if code == "limit.refused":
+        code, values = _limited_by(summary, manifest, refusals=False)
+        others = say("limit.others", n=f"{summary.counts['ok']:,}")
+        also = say(code, flag="", **whose, **values)
+        if also.startswith("Limited"):  # one that had room at times refused others then
+            text = f"{text}. {re.sub('^Limited', others, also)}"
+    roofline = "" if code == "limit.client" else _roofline(summary)
+    return " ".join(filter(None, (f"{text}.", roofline)))
+
+
+def _flag(code: str, manifest: Manifest) -> str:
+    """The engine's own flag for this limit; "" where none is known."""
+    engine, setting = ENGINES.get(manifest.engine), SET_BY.get(code, "")
+    spelling = engine.settings.get(setting) if engine else None
+    return spelling.flags[-1] if spelling and spelling.flags else ""
+
+
+def _limited_by(
+    summary: Summary, manifest: Manifest, *, refusals: bool = True
+) -> tuple[str, dict[str, object]]:
+    """The load or the server, from the queue in the server and from how the load was paced.
+
+    Returns the code of the sentence with its values; "" where not even the requests in flight are known.
+    `refusals` says whether requests that the server refused count as a limit.
+    """
+    if summary.verdict.state == State.CLIENT_BOUND:
+        return "limit.client", {}
+    most = finite(summary.concurrency.max)
+    if most is None:
+        return "", {}
+    refused = sum(n for kind, n in summary.counts.items() if kind in OVERLOADED)
+    if refusals and refused > REFUSED * summary.counts["planned"]:
+        return "limit.refused", {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
+    waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
+    if any(reason.code == "overloaded" for reason in summary.verdict.reasons):
+        return "limit.overloaded", {}
+    level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
+    if at_a_time is None and level and summary.verdict.state != State.NOT_STATIONARY:
+        rate = manifest.asked.rate
+        arrivals = ARRIVALS[manifest.asked.pattern].title
+        load = f"{arrivals} at {rate:g} req/s" if rate else arrivals
+        return "limit.load", {"load": load, "most": counted(most, "request")}
+    # A request that is sent as another's reply closes may overlap with it for a moment.
+    in_flight = min(most, at_a_time or most)
+    if _is_queued(summary, in_flight):
+        return _batch(summary, manifest, in_flight)
+    n, is_all = counted(in_flight, "request"), in_flight == at_a_time
+    if in_flight <= 1 and not is_all:
+        return "limit.one-in-flight", {}
+    if isinstance(waiting, Absent):
+        code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
+        return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
+    waits = (
+        f", of which {waiting.point:,.1f} on average waited for their prefill"
+        if waiting.point >= 0.05
+        else ""
+    )
+    running = finite(summary.concurrency.server_running_max) or 0
+    values: dict[str, object] = {
+        "n": n,
+        "all": "all" if not waiting.point or running >= in_flight else "nearly all",
+        "waits": waits,
+    }
+    alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
+    return "limit.concurrency" if is_all else alone, values
+
+
+def _is_queued(summary: Summary, in_flight: float) -> bool:
+    """Whether many requests waited in the server, and not all of them ever ran at once."""
+    gauges = summary.concurrency
+    waiting, running = finite(gauges.server_waiting_mean), finite(gauges.server_running_max)
+    many = max(1.0, QUEUED * (finite(gauges.mean) or in_flight))
+    return waiting is not None and waiting >= many and (running or 0) < SAMPLED * in_flight
+
+
+def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str, dict[str, object]]:
+    """What the server's queue waited for: its batch limit, its KV cache, or the tokens of a step.
+
+    A scheduler admits a request unless one of the three is used up, so where two are known to have room it is
+    the third. A limit that the run did not reach is not named.
+    """
+    identity = manifest.identity or Identity(manifest.engine)
+    running = finite(summary.concurrency.server_running_max)
+    kv, preempted = finite(summary.memory.kv_peak_fraction), finite(summary.memory.preemptions) or 0
+    slots, budget = identity.max_num_seqs, identity.max_num_batched_tokens
+    if running and slots and running >= slots:
+        code = "limit.batch"
+    elif preempted or (kv is not None and not _has_room(summary, kv, identity.kv_tok)):
+        code = "limit.kv-cache"
+    elif running and slots and budget and kv is not None:
+        code = "limit.token-budget"
+    else:
+        code = "limit.own-batch" if running and not slots else "limit.queue"
+    ran = "many requests waited in it"
+    if running:
+        below = f", below the batch limit of {slots:,}," if slots and code == "limit.queue" else ""
+        # Those that failed may never have been in the queue.
+        asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
+        ran = f"at most {count(running)} of {count(asked)} requests ran at once{below} and the rest waited"
+    full = f", with the KV cache up to {kv:.0%} full" if kv is not None and kv >= 0.005 else ""
+    again = f" and {counted(preempted, 'preemption')}" if preempted else ""
+    limits = {"slots": counted(slots or 0, "request"), "budget": f"{budget or 0:,}"}
+    return code, {**limits, "ran": f"{ran}{full}{again}"}
+
+
+def _has_room(summary: Summary, kv: float, kv_tok: int | None) -> bool:
+    """Whether the fullest KV cache had room for one more prompt of the mean length."""
+    rate, tokens = finite(summary.throughput.requests_per_s), finite(summary.throughput.input_tok_per_s)
+    prompt = tokens / rate if rate and tokens else 0.0
+    return kv < FULL and (kv_tok is None or (1 - kv) * kv_tok >= prompt)
+
+
+def _roofline(summary: Summary) -> str:
+    """What bounds the steps that took most of the time, and how near to that bound they came.
+
+    "" where rates are in doubt.
+    """
+    found = summary.roofline
+    if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
+        return ""
+    row = max(found.phases, key=lambda phase: phase.seconds)
+    bound = next(iter(row.limit_shares), None)
+    if bound is None:
+        return ""
+    use = {"compute": row.mfu, "memory": row.mbu}.get(bound)
+    share = row.seconds / (sum(phase.seconds for phase in found.phases) or 1.0)
+    kind = "steps that include prefill" if row.phase == "prefill" else "decode-only steps"
+    of = f"{share:.0%} of the engine's time went to {kind}" if len(found.phases) > 1 else f"All were {kind}"
+    what = {"memory": "memory bandwidth"}.get(bound, bound)
+    if use is None or use.measured is None or not 0 < use.measured <= use.ceiling:
+        return f"{of}; the {what} bounds them, by the roofline model."
+    reached = use.measured / use.ceiling
+    how = "was near its limit" if reached >= SATURATED else "had headroom"
+    return f"{of}. In those steps the device {how}: its busiest resource, {what}, was {reached:.0%} used."
+
+
+def limits_of(cases: Sequence[Case], *, brief: bool = False) -> list[str]:
+    """What limited each contender's first run, where that is known; the same limit is said once."""
+    who: dict[str, list[Contender]] = {}
+    for case in (case for case in cases if case.gate.comparable or case.is_alone):
+        for contender in case.contenders:
+            view = contender.views[0]
+            limit = limit_of(view.summary, view.manifest, [""], brief=brief)
+            if limit:
+                who.setdefault(limit, []).append(contender)
+    lines = []
+    for own in who.values():
+        view, names = own[0].views[0], list(dict.fromkeys(each.label for each in own))
+        lines.append(limit_of(view.summary, view.manifest, names, brief=brief))
+    return [f"{lines[0]} {not_why(cases)}".rstrip()] if len(lines) == 1 and not brief else lines
+
+
+def not_why(cases: Sequence[Case]) -> str:
+    """That it is unknown why the engines that are slower than another are slower."""
+    pairs = ((pair, contrasts.get(E2E.path)) for case in cases for pair, contrasts in case.pairs())
+    slower = [
+        pair[1] for pair, each in pairs if isinstance(each, Contrast) and each.answer == Decided.DIFFERENT
+    ]
+    if not slower or not _are_engines(cases):
+        return ""
+    names = list(dict.fromkeys(slower))
+    if len(cases) > 1:
+        first, *others = ((name, slower.count(name)) for name in names)
+        also = "".join(f", {name} in {n}" for name, n in others)
+        return say("limit.not-why-cases", name=first[0], n=first[1], cases=len(cases), others=also)
+    return say("limit.not-why-slower", names=f"{listed(names)} {'is' if len(names) == 1 else 'are'}")
+
+
+def _are_engines(cases: Sequence[Case]) -> bool:
+    """Whether the contenders are several engines."""
+    return len({each.views[0].manifest.engine for case in cases for each in case.contenders}) > 1
+
+
+def limits_at_the_top(cases: Sequence[Case]) -> list[str]:
+    """What limited the contenders at the highest load whose runs compare."""
+    known = ((case.name, limits_of([case], brief=True)) for case in reversed(cases))
+    name, shown = next(((name, shown) for name, shown in known if shown), ("", []))
+    why = f" {say('limit.not-why')}" if _are_engines(cases) else ""
+    return [f"At {name}: {'; '.join(shown).replace('.;', ';')}{why}"] if name and shown else []
+
+
+def next_step(cases: Sequence[Case]) -> str:
+    """What makes the runs comparable, else the difference sure, else the fastest faster; "" if not known."""
+    several = [case for case in cases if len(case.contenders) > 1]
+    for reason in (case.gate.reasons[0] for case in several if not case.gate.comparable):
+        return say_next(reason.advice)
+    leads = [
+        (pair, each)
+        for case in several
+        for pair, own in case.pairs()[:1]
+        if isinstance(each := own.get(E2E.path), Contrast)
+    ]
+    if any(each.noise is None for _, each in leads):
+        return say("next.repeat")
+    close = [(pair, each) for pair, each in leads if each.answer == Decided.INCONCLUSIVE]
+    if close:
+        more = max(each.more_runs or 0 for _, each in close)
+        names = listed(list(dict.fromkeys(name for pair, _ in close for name in pair)))
+        per = " per workload" * (len(several) > 1)
+        times, n = counted(more, "more time"), more * 2 * len(close)
+        return say("next.more", names=names, times=times, per=per, n=n) if n else ""
+    if any(view.summary.verdict.state != State.VALID for case in cases for view in case.views):
+        return ""
+    steps = {_next_of(case) for case in cases}
+    return steps.pop() if len(steps) == 1 else ""
+
+
+def _next_of(case: Case) -> str:
+    """What to try next at the fastest; for all at once where they have the same limit, to keep it equal."""
+    fastest = min(case.contenders, key=lambda each: each.e2e_s)
+    manifests = [each.views[0].manifest for each in case.contenders]
+    limits = [_limited_by(each.views[0].summary, each.views[0].manifest)[0] for each in case.contenders]
+    flags = [_flag(code, manifest) for code, manifest in zip(limits, manifests, strict=True)]
+    if len(set(limits)) == 1 < len({manifest.engine for manifest in manifests}) and all(flags):
+        own = [f"{flag} of {label}" for flag, label in zip(flags, case.labels, strict=True)]
+        return say_next(_raise(listed(own), limits[0], [each.views[0] for each in case.contenders]))
+    return next_by(fastest.views[0], fastest.label if len(case.contenders) > 1 else "")
+
+
+def next_by(view: View, who: str = "") -> str:
+    """What to try next, by what limited the run; `who` names the server of several."""
+    code = _limited_by(view.summary, view.manifest)[0]
+    step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
+    if (found := hopeless(view)) is not None:
+        goal, seen = found
+        title, most = METRICS[goal.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
+        step = say("next.looser", slo=slo_words(goal), metric=title, least=seen["min"], most=most)
+    if flag:
+        step = _raise(f"{flag} of {who}" if who else flag, code, [view])
+    return say_next(step)
+
+
+def _raise(flags: str, code: str, views: Sequence[View]) -> str:
+    """To raise a limit; one of the batch only as far as each server's KV cache and the load allow."""
+    if code not in ("limit.batch", "limit.own-batch"):
+        return say("next.raise", flags=flags)
+    in_flight = min(finite(view.summary.concurrency.max) or math.inf for view in views)
+    room = min(map(_room, views))
+    if room < in_flight:
+        return say("next.room", flags=flags, n=f"{float(f'{room:.2g}'):,.0f}")
+    return say("next.all" if in_flight < math.inf else "next.raise", flags=flags, n=count(in_flight))
+
+
+def _room(view: View) -> float:
+    """About how many requests have room in the KV cache at once; infinite where that is not known."""
+    summary = view.summary
+    running, kv = finite(summary.concurrency.server_running_max), finite(summary.memory.kv_peak_fraction)
+    return running / kv if running and kv and LOW < kv < FULL else math.inf
+
+
+def hopeless(view: View) -> tuple[Goal, dict[str, str]] | None:
+    """The first SLO that even the fastest request misses at a server that kept up with its load.
+
+    With it the metric's `min` and, where it is finite, `max`, with their unit.
+    """
+    summary = view.summary
+    if _limited_by(summary, view.manifest)[0] not in ("limit.load", "limit.one-in-flight"):
+        return None
+    missed = (parse_goal(each.target) for each in summary.targets if each.result == Result.FAIL)
+    for goal in missed:
+        ends = {end: summary.figure("metrics", goal.metric, end) for end in ("min", "max")}
+        least = finite(ends["min"])
+        if goal.statistic is not None and goal.op == "<=" and least is not None and least > goal.bound:
+            seen = {end: with_unit(f) for end, f in ends.items() if isinstance(f, Estimate) and finite(f)}
+            return goal, seen
+    return None
+
+
+def limit_at(load: str, view: View) -> tuple[str, str]:
+    """What limited a run at a load; and what to try, "" if not known."""
+    limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
+    return f"At {load}: {uncapitalised(limit)}", next_by(view)
+
+
+def listed(names: Sequence[str]) -> str:
+    """`vllm, tgi and lightllm`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def finite(figure: Figure) -> float | None:
+    """The number, None without one or where it is infinite."""
+    return figure.point if isinstance(figure, Estimate) and figure.point < float("inf") else None

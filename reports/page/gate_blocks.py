@@ -1,0 +1,147 @@
+"""The result of `burstline gate`: blocks for a terminal and a pull request, test cases for a CI, JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
+from typing import Any, Final
+
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.stats.sequential import FALSE_ALARMS, LASTING, Look
+from burstline.loadgen.stats.significance import Answer
+from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, table
+from burstline.reports.figures.history import RunDot, history
+from burstline.reports.formats.junit import JUnitCase
+from burstline.reports.model.comparison import view_of
+from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
+from burstline.reports.number_format import point, scale_of
+
+STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
+    GateOutcome.SAME: ("good", "✓", None),
+    GateOutcome.BETTER: ("good", "✓", None),
+    GateOutcome.WORSE: ("bad", "✕", "failure"),
+    GateOutcome.UNDECIDED: ("warn", "?", "error"),
+}
+"""By outcome: its tone and mark, and what it is as a test case."""
+
+
+def gate_blocks(judged: Judged, command: str) -> list[Block]:
+    """The verdict with its reasons, the numbers, how they are meant, and the command."""
+    tone, mark, _ = STATES[judged.outcome]
+    shown = Banner(judged.outcome, tone, mark, sentence(judged), (*judged.reasons, *_advice(judged)))
+    meant = (
+        f"At most {FALSE_ALARMS:.0%} of equal contenders are called different, however often the gate looks, "
+        f"and at most {FALSE_ALARMS:.0%} of those that differ by {100 * judged.rule.margin:g}% the same."
+    )
+    tables = [_table(judged)] if judged.known else []
+    plots = [figure(number, judged.runs) for number in judged.numbers if judged.runs]
+    return [shown, *tables, *plots, Note(meant), Command("Reproduce this result", command)]
+
+
+def sentence(judged: Judged) -> str:
+    """Each number's difference, and from how many runs that is known."""
+    if not judged.known:
+        failed = judged.outcome == GateOutcome.WORSE
+        return "Requests of the candidate failed." if failed else "No runs can be compared."
+    told = "; ".join(_told(judged, number, look) for number, look in judged.known)
+    return f"{told}. Known from {judged.known[0][1].ratio.note}."
+
+
+def _told(judged: Judged, number: Number, look: Look) -> str:
+    within = f" within {100 * judged.rule.margin:g}%"
+    word = f"the same{within}" if number.outcome == GateOutcome.SAME else number.outcome.lower()
+    return f"{number.headline.title} {word}: {_change(look)}"
+
+
+def _change(look: Look) -> str:
+    """`+9.8% [6.1%, 13.6%]`: the candidate's number against the baseline's."""
+    middle, *ends = (
+        f"{100 * (end - 1):+.3g}%"
+        for end in (look.ratio.point, look.ratio.low, look.ratio.high)
+        if end is not None
+    )
+    return f"{middle} [{', '.join(ends)}]" if ends else middle
+
+
+def _advice(judged: Judged) -> Iterator[Reason]:
+    """What would decide it."""
+    if judged.outcome != GateOutcome.UNDECIDED or not judged.known:
+        return
+    where, advice = "runs", "Raise --max-runs and --budget-s, send longer loads, or widen --margin."
+    if judged.runs:
+        where = "the runs of this series"
+        advice = (
+            "Widen --margin, or compare with the old version in turn: burstline gate 'run ...' 'run ...'."
+        )
+    yield Reason("undecided", f"The noise between {where} hides a difference of the margin.", advice)
+
+
+def _table(judged: Judged) -> Table:
+    both = [judged.case.named(label) for label in (BASELINE, CANDIDATE)] if judged.case is not None else []
+    rows = []
+    for number, look in judged.known:
+        figures = [contender.figure(*number.headline.path) for contender in both]
+        scale = scale_of(figures)
+        cells = [f"{point(each, scale)} {scale.unit}" for each in figures]
+        rows.append([number.headline.title, *cells, _change(look), number.outcome.lower()])
+    columns = ["Number", *(each.label.title() for each in both), "Change [95% CI]", "Verdict"]
+    return table("", columns, rows, text=(0, len(columns) - 1))
+
+
+def figure(number: Number, runs: Sequence[Run]) -> Plot:
+    """The number in all runs of the series as a figure, which names the first bad one."""
+    headline, bad = number.headline, number.first_bad
+    finding = f"No run of {len(runs)} is worse than those before it."
+    if bad is not None and (look := number.series[bad]):
+        finding = f"The first bad run is {runs[bad].name} ({_change(look)})."
+    figures = [view_of(run).summary.figure(*headline.path) for run in runs]
+    scale = scale_of(figures)
+    values = [each.point / scale.divisor for each in figures if isinstance(each, Estimate)]
+    dots = []
+    for k, (run, value, look) in enumerate(zip(runs, values, number.series, strict=True)):
+        low = high = None
+        if look is not None and look.ratio.low and look.ratio.high:
+            # The ratio is that of this and the next runs to the forecast.
+            expected = geometric_mean(values[k : k + LASTING]) / look.ratio.point
+            reach = math.sqrt(look.ratio.high / look.ratio.low)
+            low, high = expected / reach, expected * reach
+        is_off = look is not None and look.answer == Answer.DIFFERENT
+        dots.append(RunDot(run.name, value, low, high, is_off))
+    return history(f"history-{'-'.join(headline.path[1:])}", headline.title, scale.unit, dots, finding)
+
+
+def gate_cases(judged: Judged) -> list[JUnitCase]:
+    """One test case for each number that is judged: worse is a failure, undecided an error."""
+    reasons = "\n".join(f"{each.text} {each.advice}".strip() for each in judged.reasons)
+    cases = []
+    for number in judged.numbers:
+        outcome, told = judged.outcome, reasons or judged.outcome
+        if number.look is not None:
+            outcome, told = number.outcome, _told(judged, number, number.look)
+        kind = STATES[outcome][2]
+        cases.append(JUnitCase("burstline.gate", number.headline.title, kind, outcome, outcome, told))
+    return cases
+
+
+def gate_json(judged: Judged) -> dict[str, Any]:
+    """The result for programs."""
+    return {
+        "outcome": judged.outcome,
+        "sentence": sentence(judged),
+        "margin": judged.rule.margin,
+        "false_alarms": round(FALSE_ALARMS, 6),
+        "n": judged.n_values,
+        "numbers": {
+            number.headline.title: {"outcome": number.outcome, "ratio": look.ratio.to_json()}
+            for number, look in judged.known
+        },
+        "reasons": [reason.to_json() for reason in judged.reasons],
+        "first_bad": {
+            number.headline.title: None if number.first_bad is None else judged.runs[number.first_bad].name
+            for number in judged.numbers
+            if judged.runs
+        },
+    }

@@ -1,0 +1,288 @@
+"""The page of a search for the highest load: the answer, latency against load, the probes in order."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from burstline.loadgen.metrics.slo import Goal, parse_goal
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.typed_json import from_fields, plain
+from burstline.loadgen.record.verdict import Reason, State
+from burstline.loadgen.stats.figure import Estimate, Result
+from burstline.loadgen.stats.limit_search import Found, LoadProbe, leaning
+from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, table
+from burstline.reports.figures.drawing import in_both_widths
+from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
+from burstline.reports.model.comparison import view_of
+from burstline.reports.model.sweep_load import KINDS, SweepLoad
+from burstline.reports.number_format import (
+    Reach,
+    count,
+    counted,
+    duration,
+    number,
+    reach_of,
+    scale_of,
+    with_interval,
+)
+from burstline.reports.page.bottleneck import limit_at
+from burstline.reports.page.page import PageSection, document
+from burstline.reports.page.sweep_words import slo_words, slos_words
+from burstline.reports.sentences import say
+from burstline.servers.registry import ENGINES
+from burstline.workloads.arrivals import ARRIVALS
+
+STATES: Final = {
+    "confirmed": ("CONFIRMED", "good", "✓", "highest.state-confirmed"),
+    "open": ("NOT CONFIRMED", "warn", "!", "highest.state-open"),
+    "none": ("NO LOAD HOLDS", "bad", "✕", "highest.state-none"),
+}
+"""By how a search ended: its state, tone and mark, and the code of its sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitResult:
+    """A search that has ended: what it found, and the folder of each probe's run, in order.
+
+    `kind` is a key of KINDS, `verdicts` are those of the runs; `more_s` is about how much longer the search
+    would take, None where nothing is open.
+    """
+
+    engine: str
+    kind: str
+    targets: tuple[str, ...]
+    budget_s: float
+    found: Found
+    more_s: float | None
+    runs: tuple[str, ...]
+    verdicts: tuple[str, ...] = ()
+
+    @property
+    def doubtful(self) -> str:
+        """The verdicts of runs that are not VALID, counted: `2 DISTURBED`; "" without any."""
+        states = Counter(state for state in self.verdicts if state != State.VALID)
+        return ", ".join(f"{n} {state}" for state, n in states.items())
+
+    @property
+    def state(self) -> str:
+        """A key of STATES."""
+        if self.found.none_holds:
+            return "none"
+        return "open" if self.found.high is None else "confirmed"
+
+    def load(self, value: float) -> SweepLoad:
+        """A load as it is shown."""
+        return SweepLoad(self.kind, round(value) if self.kind == "concurrency" else float(f"{value:.3g}"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": self.state, "answer": answer_of(self).sentence, **plain(self)}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> LimitResult:
+        return from_fields(cls, {key: row[key] for key in row if key not in ("state", "answer")})
+
+
+def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
+    """The interval in one sentence, what it rests on, and what limited the lowest load that misses."""
+    found, who = result.found, _title(result.engine)
+    none = found.none_holds or found.none_seems
+    looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
+    held = max((load for load, seems in looks if seems == Result.PASS), default=None)
+    missed = min((load for load, seems in looks if seems == Result.FAIL), default=None)
+    is_open = result.state == "open"
+    loads = {
+        "held": held if is_open else None,
+        "missed": missed if is_open else None,
+        "low": None if is_open else found.low,
+        "high": None if none or is_open else found.high,
+        "least": min(probe.load for probe in found.probes) if none else None,
+    }
+    shown = {what: str(result.load(value)) for what, value in loads.items() if value is not None}
+    shown["error"] = f"{100 * found.error:.3g}%"
+    shown["probes"] = counted(len(found.probes), "probe")
+    shown["n"] = counted(sum(probe.last.n for probe in found.probes), "request")
+    valid = "; each is VALID" if result.verdicts and not result.doubtful else ""
+    budget_s = math.ceil((result.budget_s + (result.more_s or 0.0)) / 10) * 10
+    shown |= {"budget": f"{budget_s}", "more": number(found.more_requests or 0)}
+    shown["more_s"] = duration(result.more_s or 0.0)
+    basis, limit, then = say("highest.basis", valid=valid, **shown), "", ""
+    misses = [(load, run) for (load, seems), run in zip(looks, runs, strict=False) if seems == Result.FAIL]
+    if misses:
+        load, run = min(misses, key=lambda each: each[0])
+        limit, then = limit_at(str(result.load(load)), view_of(run))
+    if none:
+        code = "highest.none" if found.none_holds else "highest.none-seen"
+        sentence = say(code, who=who, slo=slo_words(parse_goal(found.worst.text)), **shown)
+        details = [basis, say("highest.change" if found.none_holds else "highest.lower")]
+    elif result.state == "confirmed":
+        slos = slos_words(bound.text for bound in found.bounds)
+        sentence = say("highest.found", who=who, slos=slos, **shown)
+        details = [basis, limit, then]
+    else:
+        code = "highest.unknown"
+        if held and missed and held < missed:
+            code = "highest.between"
+        elif not (held and missed):
+            code = "highest.above" if held else "highest.below" if missed else code
+        sentence = say("highest.open", who=who, known=say(code, **shown))
+        details = [basis, limit, say("highest.more", **shown)]
+    return Answer(
+        sentence, tuple(filter(None, details)), tuple((f"limit.{what}", text) for what, text in shown.items())
+    )
+
+
+def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
+    """What a terminal shows: the answer and the probes."""
+    return [answer_of(result, runs), _probes(result)]
+
+
+def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
+    """The page of a search as one HTML document."""
+    plots = [plot for text in result.targets if (plot := _plot(result, parse_goal(text), runs)) is not None]
+    sections = [
+        PageSection("latency", "Latency", "How does latency grow with load?", lambda: plots),
+        PageSection("probes", "Probes", "What was probed, in order?", lambda: [_probes(result)]),
+    ]
+    view = view_of(runs[0])
+    asked = view.manifest.asked
+    facts = [f"{asked.prompt_tokens} → {asked.output_tokens} tokens"]
+    facts += [ARRIVALS[asked.pattern].title if result.kind == "rate" else "closed loop"]
+    return _page(
+        f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
+        (*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
+        answer_of(result, runs),
+        [result],
+        sections if plots else sections[1:],
+    )
+
+
+def _title(engine: str) -> str:
+    return ENGINES[engine].title if engine in ENGINES else engine
+
+
+Searches = Sequence[tuple[str, str, LimitResult]]
+"""Several searches: of each its name, where its page is and what it found."""
+
+
+def limits_blocks(searches: Searches) -> tuple[Answer, Table]:
+    """What a terminal shows of several searches: the load that each found to hold, and all in a table."""
+    rows: list[tuple[str | Cell, ...]] = []
+    parts, numbers = [], []
+    for name, href, each in searches:
+        low, high = ("–" if end is None else str(each.load(end)) for end in (each.found.low, each.found.high))
+        state, key = STATES[each.state][0], f"{name}/limit"
+        ends = Cell(low, key=f"{key}.low"), Cell(high, key=f"{key}.high")
+        rows.append((Cell(name, href=href), *ends, slos_words(each.targets), state))
+        parts.append(f"{name} {'none' if each.found.low is None else low} ({state.lower()})")
+        numbers.append((f"{key}.low", low))
+    columns = ("Search", "Holds", "Misses", "SLOs", "Result")
+    return (
+        Answer(say("highest.several", loads="; ".join(parts)), (), tuple(numbers)),
+        table("The highest load within the SLOs", columns, rows, text=(0, 3, 4)),
+    )
+
+
+def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:
+    """One page over several searches; each links to its own."""
+    answer, found = limits_blocks(searches)
+    shown: list[Block] = [found, *(Note(say("missing", what=what)) for what in missing)]
+    section = PageSection("limits", "Limits", "Which load holds the SLOs?", lambda: shown)
+    return _page(title, (), answer, [each for *_, each in searches], [section])
+
+
+def _page(
+    title: str,
+    facts: Sequence[str],
+    answer: Answer,
+    results: Sequence[LimitResult],
+    sections: Sequence[PageSection],
+) -> str:
+    worst = max((each.state for each in results), key=list(STATES).index, default="open")
+    state, tone, mark, code = STATES[worst]
+    budgets = dict.fromkeys(duration(each.budget_s) for each in results if each.state == worst)
+    doubtful = ", ".join(filter(None, (each.doubtful for each in results)))
+    tone, mark = ("warn", "!") if doubtful and tone == "good" else (tone, mark)
+    advice = "Each probe's own report says why."
+    reasons = (Reason("doubtful", say("highest.doubtful", states=doubtful), advice),) if doubtful else ()
+    return document(
+        title=title,
+        facts=facts,
+        answer=answer,
+        verdict=Banner(state, tone, mark, say(code, budget=" or ".join(budgets)), reasons),
+        sections=sections,
+        summary=[each.to_json() for each in results],
+        digest=[answer, *sections[-1].blocks()],
+        made_from="these runs",
+    )
+
+
+def _plot(result: LimitResult, goal: Goal, runs: Sequence[Run]) -> Plot | None:
+    """The latency of each probe against its load; None for a goal about single requests."""
+    if goal.statistic is None:
+        return None
+    rows = [
+        (probe, figure)
+        for probe, run in zip(result.found.probes, runs, strict=False)
+        if run.summary is not None
+        and isinstance(figure := run.summary.figure("metrics", goal.metric, goal.statistic), Estimate)
+    ]
+    if not rows:
+        return None
+    scale, slo, load = scale_of([figure for _, figure in rows]), slo_words(goal), KINDS[result.kind][0]
+    latency, _, _ = slo.partition(" ≤")
+    dots: dict[str, list[Dot]] = {}
+    for probe, figure in sorted(rows, key=lambda row: row[0].load):
+        holds = leaning(probe.last, result.found.bounds) == Result.PASS
+        x, y = reach_of(figure, scale.divisor), Reach(probe.load, probe.load, probe.load)
+        dot = Dot(str(probe.number), x, y, hollow=probe.last.judged == Result.INCONCLUSIVE)
+        dots.setdefault("all SLOs hold" if holds else "an SLO is missed", []).append(dot)
+    curves = [ScatterCurve(label, tuple(own), is_joined=False) for label, own in dots.items()]
+    axes = (f"{latency} ({scale.unit}{{log}})", load)
+    region = Region(goal.bound / scale.divisor, True, None, slo)
+
+    def draw(name: str, width: float) -> Any:
+        return scatter(name, width, curves, axes, region)
+
+    columns = (load, "Probe", f"{latency} ({scale.unit})")
+    cells = [
+        (
+            _cell(probe, "load", result.load(probe.load).number),
+            str(probe.number),
+            _cell(probe, f"{goal.metric}.{goal.statistic}", with_interval(figure)),
+        )
+        for probe, figure in rows
+    ]
+    name, finding = (
+        f"limit-{goal.metric}-{goal.statistic}",
+        say("highest.figure", latency=latency, load=load.lower()),
+    )
+    drawings, numbers = in_both_widths(name, draw), table(columns[2], columns, cells, text=())
+    return Plot(name, slo, finding, say("highest.explained"), drawings, numbers)
+
+
+def _probes(result: LimitResult) -> Table:
+    shares = [f"Requests beyond {slo_words(parse_goal(bound.text))}" for bound in result.found.bounds]
+    columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", "Requests", *shares)
+    rows: list[Sequence[str | Cell]] = []
+    for probe, run in zip(result.found.probes, result.runs, strict=False):
+        late = [f"{share.beyond:.1%}" for share in probe.last.shares] or ["–"] * len(shares)
+        why = "the queue outgrew the server" if probe.last.overloaded else ""
+        rows.append(
+            (
+                Cell(str(probe.number), href=f"../{run}/report.html"),
+                _cell(probe, "load", result.load(probe.load).number),
+                probe.purpose,
+                Cell(f"{MARKS[probe.last.judged]} {probe.last.judged}", detail=why),
+                _cell(probe, "n", count(probe.last.n)),
+                *(_cell(probe, f"beyond.{k}", text) for k, text in enumerate(late)),
+            )
+        )
+    return table("All probes in order", columns, rows, text=(2, 3))
+
+
+def _cell(probe: LoadProbe, what: str, text: str) -> Cell:
+    return Cell(text, key=f"limit.probe.{probe.number}.{what}")

@@ -1,0 +1,270 @@
+"""One training step on a cluster: how long it takes, what bounds each product, what is exposed.
+
+Forward is the ops of a prefill with all its logits. Backward runs two products for each one, attention's
+backward pass and twice the elementwise bytes. Nothing here is fitted to a training run.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from burstline.roofline.device.calibration import Calibration
+from burstline.roofline.device.collectives import collective_s
+from burstline.roofline.model.ops import Op, matmul, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.predict import Prediction, predict_step
+from burstline.roofline.training.memory import TrainingMemory, first_stage, training_memory
+from burstline.roofline.training.recipe import Recipe
+
+Pass = Literal["forward", "backward", "recompute"]
+FUSED_BACKWARD = 2.5  # FlashAttention computes the scores again: five products where forward has two
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One op of a micro-batch's way through the whole model, timed; `factor` scales what backward repeats."""
+
+    during: Pass
+    prediction: Prediction
+    factor: float = 1.0
+
+    @property
+    def op(self) -> Op:
+        return self.prediction.op
+
+    @property
+    def seconds(self) -> float:
+        return self.prediction.seconds * self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """One step. `work` is of one micro-batch over all stages; the seconds are of the whole step.
+
+    `compute_s` and `tensor_s` (collectives of tensor parallelism) are the slowest stage's; `exposed_s` is
+    what other communication adds, `hidden_s` what of it runs behind computing.
+    """
+
+    recipe: Recipe
+    work: tuple[Work, ...]
+    compute_s: float
+    tensor_s: float
+    bubble_s: float
+    exposed_s: float
+    hidden_s: float
+    optimizer_s: float
+    memory: TrainingMemory
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_s + self.tensor_s + self.bubble_s + self.exposed_s + self.optimizer_s
+
+    @property
+    def tok_per_s(self) -> float:
+        return self.recipe.n_seq * self.recipe.n_seq_tok / self.seconds
+
+    @property
+    def model_flops(self) -> float:
+        """What the step needs at least: each product forward and twice backward, nothing computed twice."""
+        once = sum(
+            each.op.count * each.op.flops
+            for each in self.work
+            if each.during == "forward" and each.op.kind in ("matmul", "attention")
+        )
+        return 3 * once * self.recipe.tp * self.recipe.n_micro * self.recipe.sharding.n_ranks
+
+    @property
+    def flops_per_s(self) -> float:
+        """Of one device."""
+        return self.model_flops / self.seconds / self.recipe.n_devices
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: the share of the device's dense peak."""
+        return self.flops_per_s / self.recipe.device.peak_flops_per_s(self.recipe.dtype)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits(self.recipe.device)
+
+
+def training_step(recipe: Recipe, calibration: Calibration | None) -> TrainingStep:
+    """Time one step; without a calibration each op takes its ceiling."""
+    forward = list(_forward(recipe))
+    passes: list[tuple[Pass, list[tuple[Op, float]]]] = [
+        ("forward", [(op, 1.0) for op in forward]),
+        ("recompute", [(op, 1.0) for op in forward if _is_recomputed(recipe, op)]),
+        ("backward", [pair for op in forward for pair in _backward(recipe, op)]),
+    ]
+    work = tuple(
+        Work(during, prediction, factor * _slower(recipe, prediction.op))
+        for during, pairs in passes
+        if pairs
+        for prediction, (_, factor) in zip(
+            predict_step([op for op, _ in pairs], recipe.device, calibration), pairs, strict=True
+        )
+    )
+    compute_s, tensor_s = (_slowest_stage_s(recipe, work, collective=c) for c in (False, True))
+    in_layers_s = sum(each.seconds for each in work if each.op.name not in _AT_THE_ENDS)
+    bubble_s = (recipe.pp - 1) / recipe.virtual_stages * in_layers_s / recipe.pp
+    exposed_s, hidden_s = _communication_s(recipe, work)
+    return TrainingStep(
+        recipe,
+        work,
+        compute_s * recipe.n_micro,
+        tensor_s * recipe.n_micro,
+        bubble_s,
+        exposed_s,
+        hidden_s,
+        _optimizer_s(recipe),
+        training_memory(recipe),
+    )
+
+
+_AT_THE_ENDS = ("embedding", "final_norm", "lm_head", "lm_head.dx", "lm_head.dw", "loss")
+_HOST_MEMORY = 50e9  # bytes a second of the host's memory for the states of one device
+_ADAM_BYTES = 28  # a parameter: fp32 weight and two moments read and written, gradient read, weight written
+
+
+def _forward(recipe: Recipe) -> Iterator[Op]:
+    """Today's ops of a prefill that wants every logit, without what only serving does."""
+    step = Step.of([(recipe.n_seq_tok,) * 3] * recipe.micro_batch)
+    split = recipe.tp if recipe.sequence_parallel else 1
+    for op in ops(recipe.model, QUANTS[recipe.dtype], Parallel(tp=recipe.tp), step):
+        if op.name in ("kv_write", "all_gather"):  # no cache; the loss is computed on split logits
+            continue
+        if op.name == "lm_head":  # a cast to fp32 and a softmax, each read and written
+            yield _pass(recipe, "loss", 1, op.m * op.n, 14)
+        if op.name == "norm":
+            yield replace(op, m=op.m / split, activation_bytes=op.activation_bytes / split)
+            if recipe.kernels.dropout:  # read, write, and a mask of a byte
+                yield _pass(recipe, "dropout", op.count, op.m / split * op.n, 5)
+        elif op.kind == "attention" and not recipe.kernels.fused:
+            yield from _separate_attention(recipe, op)
+        else:
+            yield op
+            if op.kind == "matmul" and recipe.adapter_rank and op.name != "lm_head":
+                yield from _adapters(recipe, op)
+
+
+def _adapters(recipe: Recipe, op: Op) -> Iterator[Op]:
+    quant = QUANTS[recipe.dtype]
+    if ELEMENT_BYTES[recipe.frozen] < 2:
+        yield _pass(recipe, "unpack", op.count, op.n * op.k, ELEMENT_BYTES[recipe.frozen] + 2)
+    yield matmul("adapter", op.m, recipe.adapter_rank, int(op.k), quant, count=op.count)
+    yield matmul("adapter", op.m, int(op.n), recipe.adapter_rank, quant, count=op.count)
+
+
+def _separate_attention(recipe: Recipe, op: Op) -> Iterator[Op]:
+    """Scores, softmax, dropout and values, each through memory, over the whole square."""
+    quant, n_tok = QUANTS[recipe.dtype], recipe.n_seq_tok
+    squares = recipe.micro_batch * op.n_heads
+    rows = squares * n_tok
+    head_dim = int(op.k)
+    yield matmul("attention.scores", rows, n_tok, head_dim, quant, count=op.count, groups=squares)
+    yield _pass(recipe, "attention.softmax", op.count, rows * n_tok, 4)
+    if recipe.kernels.dropout:
+        yield _pass(recipe, "attention.dropout", op.count, rows * n_tok, 5)
+    yield matmul("attention.values", rows, head_dim, n_tok, quant, count=op.count, groups=squares)
+
+
+def _pass(recipe: Recipe, name: str, count: int, n_elements: float, bytes_each: float) -> Op:
+    return Op(
+        name, "elementwise", count, recipe.dtype, m=n_elements, n=1, activation_bytes=n_elements * bytes_each
+    )
+
+
+def _is_recomputed(recipe: Recipe, op: Op) -> bool:
+    if recipe.recompute == "selective":
+        return op.name.startswith("attention.")
+    return recipe.recompute == "full" and op.name not in _AT_THE_ENDS
+
+
+def _slower(recipe: Recipe, op: Op) -> float:
+    """How many times as long as its prediction an op takes with the recipe's kernels."""
+    if op.kind == "attention":
+        return recipe.kernels.attention
+    return recipe.kernels.passes if op.kind == "elementwise" else 1.0
+
+
+def _backward(recipe: Recipe, op: Op) -> Iterator[tuple[Op, float]]:
+    """The ops of `op`'s backward pass, and how many times each runs."""
+    if op.kind == "attention":
+        yield op, FUSED_BACKWARD
+    elif op.kind == "collective" or op.name in ("unpack", "loss"):
+        yield op, 1.0
+    elif op.kind == "elementwise":
+        yield op, 2.0
+    else:
+        product = partial(matmul, quant=QUANTS[recipe.dtype], count=op.count, groups=op.groups)
+        yield product(f"{op.name}.dx", op.m * op.groups, int(op.k), int(op.n)), 1.0
+        is_frozen = recipe.adapter_rank and op.name != "adapter" and not op.name.startswith("attention.")
+        if not is_frozen:
+            yield product(f"{op.name}.dw", op.k * op.groups, int(op.n), int(op.m)), 1.0
+
+
+def _slowest_stage_s(recipe: Recipe, work: tuple[Work, ...], *, collective: bool) -> float:
+    """Seconds of one micro-batch there: a share of the layers, and the head or the embedding."""
+    chosen = [each for each in work if (each.op.kind == "collective") == collective]
+    ends = sum(each.seconds for each in chosen if each.op.name in _AT_THE_ENDS)
+    layers_s = sum(each.seconds for each in chosen) - ends
+    largest = math.ceil(recipe.model.n_layers / recipe.pp) / recipe.model.n_layers
+    return largest * layers_s + ends
+
+
+def _communication_s(recipe: Recipe, work: tuple[Work, ...]) -> tuple[float, float]:
+    """Seconds exposed and hidden in a step: of weights and gradients, and between stages."""
+    device, sharding = recipe.device, recipe.sharding
+    exposed = hidden = 0.0
+    params, n_layers = first_stage(recipe.model, recipe.pp)
+    trained = _trained_params(recipe)
+    windows = {
+        "forward": sum(each.seconds for each in work if each.during == "forward") / recipe.pp,
+        "backward": sum(each.seconds for each in work if each.during != "forward") / recipe.pp,
+    }
+    transfers = list(sharding.transfers(recomputed=recipe.recompute == "full"))
+    for when, times in (("forward", recipe.n_micro), ("backward", recipe.n_micro), ("step", 1)):
+        seconds = sum(
+            replace(each, stride=each.stride * recipe.tp).seconds(
+                (trained if each.kind != "all_gather" else params) / recipe.tp,
+                device.links,
+                n_layers,
+                flat=sharding.flat,
+            )
+            for each in transfers
+            if each.when == when
+        )
+        # Behind computing, but for the first or last layer's; at a step's end, behind the last backward pass.
+        behind = 0.0
+        if recipe.overlap:
+            window = windows["forward" if when == "forward" else "backward"]
+            behind = min(window, seconds * (1 - 1 / n_layers))
+        exposed += times * (seconds - behind)
+        hidden += times * behind
+    if recipe.pp > 1:
+        rows = recipe.micro_batch * recipe.n_seq_tok * recipe.model.d / recipe.tp
+        send_s, _ = collective_s(
+            "send", rows * ELEMENT_BYTES[recipe.dtype], 2 * recipe.tp * sharding.n_ranks, device.links
+        )
+        exposed += 2 * recipe.n_micro * recipe.virtual_stages * send_s
+    return exposed, hidden
+
+
+def _trained_params(recipe: Recipe) -> float:
+    """Parameters of a stage that have gradients: its adapters' where the rest is frozen."""
+    if recipe.adapter_rank:
+        return recipe.adapter_params / recipe.pp
+    return first_stage(recipe.model, recipe.pp)[0]
+
+
+def _optimizer_s(recipe: Recipe) -> float:
+    """Adam over what one rank keeps of the states, in its memory or, over the host's link, in the host's."""
+    kept = _trained_params(recipe) / recipe.tp / recipe.sharding.optimizer.degree
+    if not recipe.offload:
+        return kept * _ADAM_BYTES / recipe.device.bytes_per_s
+    host = recipe.device.host_link_bytes_per_s
+    return kept * (2 * ELEMENT_BYTES[recipe.dtype] / host + _ADAM_BYTES / _HOST_MEMORY)

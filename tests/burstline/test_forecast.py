@@ -1,0 +1,134 @@
+"""A forecast in a run's folder: sealed before the run, scored after it, summed up over runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from burstline.bench.limit_start import forecast_rate
+from burstline.bench.plan_for_server import ASSUMED
+from burstline.bench.report import write_report
+from burstline.cli import main
+from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
+from burstline.loadgen.record.rundir import FORECAST, RunDir, open_run
+from burstline.machine.forecast import forecast_load, read_forecast, seal_forecast
+from burstline.machine.hardware import note_hardware
+from burstline.machine.hints import Hints, Stated
+from burstline.roofline.predict.forecast import Forecast, NoForecast, Score
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import HangUps, LoadSpec
+from tests.reports import synthetic
+from tests.reports.synthetic import ON_VLLM
+
+N = 60
+HINTS = Hints("h100-sxm5-80g", "llama-2-7b", Stated(tp=1, draft_tokens=0))
+PLAN = make_plan(Shape(Lengths(512, 512), Lengths(16, 16)), [0.0] * N, ASSUMED, 0)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A burst at a server that says its limits, on an H100, before its first request."""
+    manifest = Manifest(
+        engine="vllm", workload="burst", devices=(GpuFacts("NVIDIA H100 80GB HBM3"),), identity=ON_VLLM,
+        server=ServerFacts(url="http://127.0.0.1:8000", model="served"), plan_sha256=PLAN.sha256,
+        load=LoadFacts(expected_cached_fraction=0.0), asked=LoadSpec(requests=N, output_tokens="16"),
+    )  # fmt: skip
+    folder = RunDir.create(tmp_path, manifest)
+    note_hardware(folder, HINTS)
+    return folder
+
+
+def served(run):
+    run.save_plan(PLAN)
+    run.save_records(tables.record_table(synthetic.records(n=N, output_tok=16)))
+    run.finish("complete")
+    return write_report(run)
+
+
+def sealed(run):
+    said = []
+    seal_forecast(run, PLAN, said.append)
+    return read_forecast(open_run(run.path)), said
+
+
+@pytest.mark.usefixtures("without_page")
+def test_a_forecast_is_sealed_before_the_run_and_scored_after_it_by_how_much(run):
+    forecast, said = sealed(run)
+    assert isinstance(forecast, Forecast)
+    assert said[0].startswith("Forecast: E2E p50 ")
+    assert run.manifest.forecast_sha256[:12] in said[0]
+    summary = served(run)
+    score = summary.forecast
+    assert isinstance(score, Score)
+    for name, measured in score.measured.items():
+        assert measured == summary.figure(*name.split(".")).point
+        predicted = forecast.figures[name]
+        assert score.ratio(name) == pytest.approx(measured / predicted.point)
+        assert score.inside(name) == (predicted.low <= measured <= predicted.high)
+    assert summary.roofline.predicted_s == forecast.makespan_s, "the page repeats the one prediction"
+
+
+def test_the_page_and_the_terminal_show_the_score(run, capsys):
+    sealed(run)
+    served(run)
+    assert "The forecast, sealed before the first request" in run.report.read_text()
+    assert main(["report", "--predictions", str(run.path.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert "vllm on h100-sxm5-80g" in shown
+    assert "burst" in shown
+
+
+@pytest.mark.usefixtures("without_page")
+def test_a_forecast_that_was_changed_after_it_was_sealed_is_told_and_not_scored(run, capsys):
+    forecast, _ = sealed(run)
+    path = run.path / FORECAST
+    path.write_text(path.read_text().replace(repr(forecast.n_simulated), "61"))
+    changed = served(run).forecast
+    assert isinstance(changed, NoForecast)
+    assert "changed after it was sealed" in changed.absent
+    main(["report", "--predictions", str(run.path)])
+    assert "changed after it was sealed" in capsys.readouterr().out
+
+
+def test_another_device_named_afterwards_does_not_take_the_sealed_prediction_for_its_own(run):
+    sealed(run)
+    run.save_plan(PLAN)
+    forecast, opened = read_forecast(open_run(run.path)), open_run(run.path)
+    assert forecast_load(forecast, opened) is not None
+    note_hardware(run, replace(HINTS, device="h200-sxm-141g"))
+    assert forecast_load(forecast, open_run(run.path)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"hardware": None}, "the hardware is not known"),
+        ({"load": LoadFacts(expected_cached_fraction=None)}, "sessions"),
+        ({"load": LoadFacts(expected_cached_fraction=0.5)}, "share prefixes"),
+        ({"asked": LoadSpec(cancel_share=HangUps(0.2))}, "abandoned"),
+    ],
+)
+def test_what_cannot_be_forecast_is_said_once_with_its_reason(run, facts, why):
+    manifest = replace(run.manifest, **facts)
+    (run.path / "manifest.json").unlink()
+    run = RunDir.create(run.path.parent, manifest)
+    (run.path / "device.toml").write_bytes(next(run.path.parent.glob("*/device.toml")).read_bytes())
+    forecast, said = sealed(run)
+    assert isinstance(forecast, NoForecast)
+    assert len(said) == 1
+    assert why in said[0]
+
+
+def test_a_search_begins_at_the_highest_rate_that_holds_the_slos_in_the_forecast(run):
+    sealed(run)
+    opened, spec = open_run(run.path), LoadSpec(output_tokens="16")
+    loose, tight = (forecast_rate(opened, (parse_goal(f"e2e.p90<={s}"),), spec) for s in ("2s", "0.3s"))
+    assert 1 < tight < loose < 4096
+
+
+def test_a_search_without_a_forecast_asks_where_to_begin(run):
+    with pytest.raises(WorkloadError, match="--rate R"):
+        forecast_rate(open_run(run.path), (parse_goal("e2e.p90<=2s"),), LoadSpec())

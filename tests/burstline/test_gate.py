@@ -1,0 +1,184 @@
+"""`burstline gate`: what is run in which order, what it decides, its files and its exit code."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from burstline.cli import main
+from burstline.reports.model.gated import NUMBERS, Rule, judge_series
+from burstline.reports.page.gate_blocks import figure
+from burstline.suites import gate
+from burstline.suites.gate import argv_of
+from burstline.workloads.request import WorkloadError
+from tests.reports.synthetic_sweep import finished_run
+
+PAIR = ("run --engine vllm", "run --engine vllm --max-num-seqs 4")
+
+
+@pytest.fixture
+def servers(monkeypatch, tmp_path):
+    """Contenders that take as much longer as `slower` says, with 1% noise; the runs in their order."""
+    draw, order, slower = np.random.default_rng(1), [], {"baseline": 1.0, "candidate": 1.0, "failed": 0}
+
+    def run_in(folder, argv, label):
+        order.append(label)
+        speed = slower[label] * float(np.exp(draw.normal(0, 0.01)))
+        n_failed = slower["failed"] if label == "candidate" else 0
+        return finished_run(folder, "vllm", 80, speed=speed, n_failed=n_failed)
+
+    monkeypatch.setattr(gate, "run_in", run_in)
+    monkeypatch.chdir(tmp_path)
+    return slower, order
+
+
+def result():
+    return json.loads(Path("runs/gate-001/gate.json").read_text())
+
+
+def test_a_slower_candidate_fails_the_gate_and_every_file_says_so(servers, capsys):
+    slower, order = servers
+    slower["candidate"] = 1.15
+    assert main(["gate", *PAIR]) == 3
+    assert order[:6] == ["baseline", "candidate", "candidate", "baseline", "baseline", "candidate"]
+    assert len(order) <= 10
+    said = capsys.readouterr().out
+    percent = float(re.search(r"E2E p50 worse: \+([\d.]+)%", said)[1])
+    assert 10 < percent < 20
+    assert result()["outcome"] == "WORSE"
+    ratio = result()["numbers"]["E2E p50"]["ratio"]
+    assert 1 < ratio["low"] < 1.15 < ratio["high"]
+    suite = ET.parse("runs/gate-001/junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+    summary = Path("runs/gate-001/summary.md").read_text()
+    assert "✕ WORSE" in summary
+    assert "| E2E p50 |" in summary
+    assert "candidate" in Path("runs/gate-001/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_same_passes_and_so_does_a_faster_one(servers):
+    slower, _ = servers
+    assert main(["gate", *PAIR]) == 0
+    assert result()["outcome"] == "SAME"
+    slower["candidate"] = 0.8
+    assert main(["gate", *PAIR, "--out", "faster"]) == 0
+    assert json.loads(Path("faster/gate-001/gate.json").read_text())["outcome"] == "BETTER"
+
+
+def test_what_the_runs_leave_open_is_an_error_of_its_own(servers, capsys):
+    slower, order = servers
+    slower["candidate"] = 1.01
+    assert main(["gate", *PAIR, "--max-runs", "6", "--margin", "1"]) == 4
+    assert len(order) == 6
+    assert "Raise --max-runs" in capsys.readouterr().out
+    assert ET.parse("runs/gate-001/junit.xml").getroot().get("errors") == "1"
+
+
+def test_a_budget_that_allows_no_second_pair_ends_after_the_first(servers):
+    _, order = servers
+    assert main(["gate", *PAIR, "--budget-s", "0.001"]) == 4
+    assert len(order) == 2
+
+
+def test_a_candidate_whose_requests_fail_is_worse(servers, capsys):
+    slower, order = servers
+    slower["failed"] = 60
+    assert main(["gate", *PAIR]) == 3
+    assert Counter(order) == {"baseline": 1, "candidate": 1}
+    assert "Requests of the candidate failed" in capsys.readouterr().out
+
+
+def test_a_stored_baseline_is_not_run_again(servers, tmp_path):
+    slower, order = servers
+    for k in range(4):
+        finished_run(tmp_path / "stored", "vllm", 80, speed=1 + k / 200)
+    slower["candidate"] = 1.2
+    assert main(["gate", "stored", PAIR[1]]) == 3
+    assert set(order) == {"candidate"}
+
+
+@pytest.mark.slow
+def test_several_numbers_are_judged_and_one_worse_fails(servers):
+    slower, _ = servers
+    slower["candidate"] = 1.3
+    assert main(["gate", *PAIR, "--metric", "ttft.p50", "--metric", "output_tok_per_s"]) == 3
+    assert set(result()["numbers"]) == {"TTFT p50", "Output"}
+
+
+@pytest.mark.slow
+def test_a_history_names_its_first_bad_run_and_draws_the_series(servers, tmp_path, capsys):
+    draw = np.random.default_rng(2)
+    names = []
+    for k in range(14):
+        speed = float(np.exp(draw.normal(0, 0.01))) * (1.2 if k >= 11 else 1.0)
+        names.append(finished_run(tmp_path / "nightly", "vllm", 60, speed=speed).name)
+    finished_run(tmp_path / "nightly", "tgi", 60)
+    (tmp_path / "nightly" / "not-a-run").mkdir()
+    # The newest is of another engine: by itself it is no series.
+    assert main(["gate", "--history", "nightly"]) == 4
+    assert "14 of 15 runs do not count" in capsys.readouterr().out
+    slower, order = servers
+    slower["candidate"] = 1.2
+
+    def run_in(folder, argv, label):
+        order.append(label)
+        return finished_run(folder, "vllm", 60, speed=1.2)
+
+    gate.run_in = run_in
+    assert main(["gate", "--history", "nightly", PAIR[1], "--out", "judged"]) == 3
+    assert order == ["candidate"]
+    found = json.loads(Path("judged/gate-001/gate.json").read_text())
+    assert found["first_bad"]["E2E p50"] == names[11]
+    drawn = Path("judged/gate-001/history-e2e-p50.svg").read_text()
+    assert names[11] in drawn
+    assert main(["gate", "--history", str(tmp_path), "--metric", "ttft.p50", "--out", "x"]) in (0, 3, 4)
+
+
+def test_the_band_of_a_history_lies_around_what_the_earlier_runs_let_expect(tmp_path):
+    speeds = np.array([1.0, 1.02, 0.98, 1.01, 0.99, 1.0, 1.3, 1.31, 1.29])
+    runs = [finished_run(tmp_path, "vllm", 60, speed=float(speed)) for speed in speeds]
+    judged = judge_series(runs, Rule((NUMBERS["e2e.p50"],), 0.05, 10))
+    assert judged.numbers[0].first_bad == 6
+    assert judged.numbers[0].outcome == judged.outcome == "WORSE"
+    rows = [[cell.text for cell in row.cells] for row in figure(judged.numbers[0], judged.runs).table.rows]
+    assert rows[4][3:] == ["–", "–"]
+    usual = float(rows[0][2])
+    for row in rows[5:]:
+        low, high = (float(end) / usual for end in row[3:])
+        assert low < 1.0 < high < 1.3
+        assert (low * high) ** 0.5 == pytest.approx(1.0, abs=0.02)
+
+
+def test_flags_of_both_go_before_those_of_the_engine():
+    assert argv_of("http://a:1", ("--rate", "2")) == ["run", "--url", "http://a:1", "--rate", "2"]
+    words = argv_of("burstline run --engine vllm -- --block-size 16", ("--rate", "2"))
+    assert words == ["run", "--engine", "vllm", "--rate", "2", "--", "--block-size", "16"]
+
+
+@pytest.mark.parametrize("text", ["vllm", "compare a b", "run --out x", "run --repeats=3", "run 'x", ""])
+def test_what_is_no_contender_is_refused(text):
+    with pytest.raises(WorkloadError):
+        argv_of(text, ())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["http://a:1"],
+        ["a", "b", "c"],
+        ["--history", "nowhere"],
+        [*PAIR, "--margin", "0"],
+        [*PAIR, "--max-runs", "2"],
+        [*PAIR, "--budget-s", "-1"],
+        ["--history", ".", "a", "b"],
+    ],
+)
+def test_mistakes_are_told_in_one_line(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["gate", *words]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

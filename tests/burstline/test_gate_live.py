@@ -1,0 +1,35 @@
+"""`burstline gate` at the embedded engine: a batch limit is told, and a setting is the same as itself."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(1200)
+LOAD = ("--requests", "60", "--prompt-tokens", "64", "--output-tokens", "16")
+MANY, FEW = (f"run --engine reference --max-num-seqs {n}" for n in (32, 4))
+
+
+def gate(out: Path, *words: str) -> tuple[int, dict[str, object]]:
+    """Tests share their machine, so disturbed runs count: they come in turn."""
+    command = [sys.executable, "-m", "burstline", "gate", *words, "--anyway", "--out", str(out), "--", *LOAD]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3, 4), done.stderr
+    print(done.stdout)
+    return done.returncode, json.loads((out / "gate-001" / "gate.json").read_text())
+
+
+@pytest.mark.bench  # beside a busy neighbour eight runs are too few
+def test_4_against_32_requests_in_a_batch_is_told_within_8_runs(tmp_path):
+    code, found = gate(tmp_path, MANY, FEW, "--max-runs", "8")
+    assert (code, found["outcome"]) == (3, "WORSE")
+    assert found["n"] <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(2))
+def test_the_same_setting_twice_is_never_called_different(tmp_path, trial):
+    code, found = gate(tmp_path, MANY, MANY, "--max-runs", "8")
+    assert code in (0, 4), found["sentence"]

@@ -1,0 +1,181 @@
+"""The page of a search for the highest load, and searches in suites."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from burstline.bench.limit import CODES
+from burstline.loadgen.record.typed_json import to_json
+from burstline.loadgen.stats.figure import Result
+from burstline.loadgen.stats.limit_search import Found, LatencyBound, LateShare, LoadProbe, ProbeLook, Purpose
+from burstline.reports.formats.text import text
+from burstline.reports.page.limit_page import (
+    LimitResult,
+    limit_blocks,
+    limit_page,
+    limits_blocks,
+    limits_page,
+)
+from burstline.suites.limits import limit_in, report_limits
+from burstline.suites.suite import parse_suite, schedule
+from burstline.workloads.request import WorkloadError
+from tests.reports.test_one_number import _Page, of_blocks, value_of
+
+BOUNDS = (LatencyBound("ttft.p50<=2s", 0.5, 2.0), LatencyBound("tpot.p50<=50ms", 0.5, 0.05))
+SHARES = (LateShare(0.05, 200.0), LateShare(0.3, 150.0))
+PROBES = (
+    LoadProbe(1, 4.0, Purpose.SCOUT, ProbeLook(Result.FAIL, 300, SHARES, overloaded=True)),
+    LoadProbe(
+        2, 2.0, Purpose.HOLDS, ProbeLook(Result.PASS, 600, (LateShare(0.01, 400.0), LateShare(0.02, 400.0)))
+    ),
+)
+FOUND = Found(2.0, 2.2, 0.05, PROBES, BOUNDS, best=2.1)
+
+
+@pytest.fixture
+def result(burst_run):
+    targets = tuple(bound.text for bound in BOUNDS)
+    return LimitResult("vllm", "rate", targets, 600.0, FOUND, None, (burst_run.name, burst_run.name))
+
+
+def test_the_page_says_the_answer_first_and_links_to_each_probe(result, burst_run):
+    page = limit_page(result, (burst_run, burst_run))
+    shown = re.sub(r"<[^>]+>", "", page)
+    answer = "vLLM meets TTFT p50 ≤ 2 s and TPOT p50 ≤ 50 ms up to 2 req/s, but not at 2.2 req/s"
+    assert shown.index(answer) < shown.index("How does latency grow with load?")
+    assert f'href="../{burst_run.name}/report.html"' in page
+    assert "the queue outgrew the server" in page
+    assert page.count("<svg") >= 4, "a figure for each SLO, wide and narrow"
+    assert limit_page(result, (burst_run, burst_run)) == page
+    assert "at most 5%." in text(limit_blocks(result))
+
+
+def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
+    found = replace(FOUND, high=None, more_requests=5000)
+    result = replace(result, found=found, more_s=90.0)
+    shown = text(limit_blocks(result))
+    assert "The limit of vLLM is between 2 req/s (holds) and 4 req/s (misses), not confirmed." in shown
+    assert "--budget-s 690; about 5,000 more requests (90.0 s)" in shown
+    assert CODES[result.state] == 4
+
+
+def test_where_no_load_holds_the_slo_that_is_missed_most_is_named(result):
+    found = replace(FOUND, low=None, high=4.0, probes=PROBES[:1])
+    assert CODES[result.state] == 0
+    result = replace(result, found=found)
+    shown = text(limit_blocks(result))
+    assert "vLLM misses TPOT p50 ≤ 50 ms even at 4 req/s, the lowest load" in shown
+    assert "a looser SLO, shorter prompts or a faster setting" in shown
+    assert "--budget-s" not in shown, "no longer search finds a load that holds"
+    assert CODES[result.state] == 3
+
+
+def test_where_every_probe_seems_to_miss_no_load_is_called_near_the_limit(result):
+    found = replace(FOUND, low=None, high=None, best=None, probes=PROBES[:1], more_requests=4000)
+    shown = text(limit_blocks(replace(result, found=found, more_s=90.0)))
+    assert "No load probed met all SLOs: even at 4 req/s, vLLM misses TPOT p50 ≤ 50 ms." in shown
+    assert "Next: try a lower load" in shown
+    assert "4,000" not in shown
+    assert not FOUND.none_seems
+
+
+def test_what_limits_the_server_stands_at_the_upper_end(result, burst_run):
+    probes = (replace_probe(PROBES[1], 1, 2.0), replace_probe(PROBES[0], 2, 2.2))
+    shown = text(limit_blocks(replace(result, found=replace(FOUND, probes=probes)), (burst_run, burst_run)))
+    assert re.search(r"At 2.2 req/s: the server had room .+\.\nNext: ", shown)
+
+
+def test_a_search_says_whether_its_probes_are_valid(result, burst_run):
+    runs = (burst_run, burst_run)
+    assert "in all; each is VALID." in text(limit_blocks(replace(result, verdicts=("VALID", "VALID")), runs))
+    result = replace(result, verdicts=("DISTURBED", "DISTURBED"))
+    assert "VALID" not in text(limit_blocks(result, runs))
+    page = limit_page(result, runs)
+    assert "Probes that are not VALID: 2 DISTURBED" in page
+    assert 'class="verdict warn"' in page
+
+
+def replace_probe(probe: LoadProbe, number: int, load: float) -> LoadProbe:
+    return LoadProbe(number, load, probe.purpose, probe.last)
+
+
+def test_each_of_several_searches_is_named_in_the_answer(result):
+    none = replace(result, found=replace(FOUND, low=None, high=4.0, probes=PROBES[:1]))
+    answer, _ = limits_blocks([("vllm, chat", "", result), ("tgi, chat", "", none)])
+    assert answer.sentence == (
+        "Highest load that meets the SLOs: vllm, chat 2 req/s (confirmed); tgi, chat none (no load holds)."
+    )
+
+
+@pytest.mark.parametrize("state", ["confirmed", "open", "none", "none seen", "several"])
+def test_every_number_of_a_search_has_a_key_with_one_value(result, burst_run, state):
+    found = {
+        "open": replace(FOUND, high=None, more_requests=5000),
+        "none": replace(FOUND, low=None, high=4.0, probes=PROBES[:1]),
+        "none seen": replace(FOUND, low=None, high=None, best=None, probes=PROBES[:1], more_requests=4000),
+    }.get(state, FOUND)
+    result = replace(result, found=found, more_s=90.0)
+    runs, searches = (burst_run, burst_run), [("vllm, chat", "", result), ("tgi, chat", "", result)]
+    page = limits_page("Two", searches, []) if state == "several" else limit_page(result, runs)
+    blocks = limits_blocks(searches) if state == "several" else limit_blocks(result, runs)
+    values: dict[str, set[str | float]] = {}
+    for key, words, unit in (*map(tuple, _Page(page).found), *of_blocks(list(blocks))):
+        values.setdefault(key, set()).add(value_of(words, unit))
+    assert {key: found for key, found in values.items() if len(found) > 1} == {}
+    assert len(values) > 3
+    sentences = re.findall(r'<div class="answer">.*?</div>|<figcaption>.*?</figcaption>', page, re.DOTALL)
+    asked = r"T\w+ p\d+ ≤ [\d.]+ \w+|At [\d.]+ req/s: .*|95% interval"
+    for html in sentences:
+        bare = re.sub(r"<[^>]+>", "", re.sub(r"<span data-key.*?</span>", "", html))
+        assert re.findall(r"(?<![\w.])\d[\d.,]*", re.sub(asked, "", bare)) == [], html
+    cells = re.findall(r"<td[^>]*>[^<]*", page)
+    numbers = [cell for cell in cells if re.search(r">[\d.,]+%?$", cell) and "data-key" not in cell]
+    assert all(re.fullmatch(r"<td[^>]*>[12]", cell) for cell in numbers), "only a probe's number has no key"
+
+
+SUITE = {
+    "name": "s",
+    "engine": [{"engine": "reference"}, {"engine": "truth"}],
+    "limit": [{"name": "users", "concurrency": 2, "slo": ["ttft.p90<=1s"], "budget_s": 60, "error": 0.1}],
+}
+
+
+def test_a_suite_searches_the_limit_of_each_engine():
+    slots = schedule(parse_suite(SUITE, "s.toml"))
+    argv = [slot.argv("out") for slot in slots]
+    assert [words[:3] for words in argv] == [("limit", "--engine", name) for name in ("reference", "truth")]
+    for words in argv:
+        assert words[words.index("--budget-s") + 1] == "60"
+        assert words[words.index("--concurrency") + 1] == "2"
+        assert words[words.index("--error") + 1] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("slo", [], "--slo"),
+        ("requests", 9, "drop --requests"),
+        ("budget", 9, "budget_s"),
+        ("rate", 1, "both"),
+    ],
+)
+def test_a_wrong_search_in_a_suite_is_told_with_its_table(key, value, said):
+    with pytest.raises(WorkloadError, match=r"\[\[limit\]\] 1") as told:
+        parse_suite(SUITE | {"limit": [SUITE["limit"][0] | {key: value}]}, "s.toml")
+    assert said in str(told.value)
+
+
+def test_a_suites_limits_stand_on_one_page_and_the_missing_ones_too(result, tmp_path, capsys):
+    slots = schedule(parse_suite(SUITE, "s.toml"))
+    folder = tmp_path / slots[0].id / "one-limit"
+    folder.mkdir(parents=True)
+    (folder / "limit.json").write_text(json.dumps(to_json(result)))
+    assert limit_in(tmp_path / slots[0].id) == (f"{slots[0].id}/one-limit/report.html", result)
+    assert limit_in(tmp_path / slots[1].id) is None
+    assert report_limits(slots, tmp_path, "title") == [0, 4]
+    page = (tmp_path / "limits.html").read_text()
+    assert f'href="{slots[0].id}/one-limit/report.html"' in page
+    assert "truth, users" in page
+    assert "2.2 req/s" in capsys.readouterr().out

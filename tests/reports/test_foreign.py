@@ -1,0 +1,137 @@
+"""Recorded results of other tools, 12 requests each at a server of 200 ms and 10 ms a token, beside a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from burstline.cli import main
+from burstline.reports.model.foreign import foreign_results
+from burstline.workloads.request import WorkloadError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TOOLS = ("aiperf", "guidellm", "vllm")
+FILES = [str(GOLDEN / f"other_tools/{tool}.json") for tool in TOOLS]
+RUN = str(GOLDEN / "runs/4")
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_each_number_stands_where_ours_means_the_nearest(tool: str) -> None:
+    (found,) = foreign_results(GOLDEN / f"other_tools/{tool}.json")
+    assert (found.n_ok, found.n_planned) == (12, 12)
+    assert 0.2 < found.numbers["metrics", "ttft", "p50"] < 0.26
+    assert 0.27 < found.numbers["metrics", "e2e", "p50"] < 0.34
+    if tool == "vllm":
+        assert found.numbers["metrics", "itl", "p50"] == pytest.approx(0.0117, rel=0.01)
+    else:  # of each request the mean: the gaps as they were sent
+        assert found.numbers["metrics", "tpot", "p50"] == pytest.approx(0.01, rel=0.05)
+    per_request = (
+        found.numbers["throughput", "output_tok_per_s"] / found.numbers["throughput", "requests_per_s"]
+    )
+    assert per_request == pytest.approx(8)
+    assert found.figure(("memory", "server_peak_bytes")).to_json()["point"] is None
+
+
+TREND = {"avg": 1.0, "min": 1.0, "med": 210.0, "max": 400.0, "p(90)": 300.0, "p(95)": 310.0}
+K6 = {
+    "http_req_waiting": TREND,
+    "http_req_duration": TREND | {"p(99)": 390.0},
+    "http_reqs": {"count": 20, "rate": 12.5},
+    "http_req_failed": {"value": 0.1, "passes": 2, "fails": 18},
+}
+NVIDIA = {"avg": 1.0, "p50": 210.0, "p90": 300.0, "p99": 390.0}
+LATENCY = {"mean": 0.2, "median": 0.21, "p90": 0.3, "p99": 0.39}
+SGLANG = {
+    f"{p}_{metric}_ms": ms
+    for metric in ("ttft", "tpot", "itl", "e2e_latency")
+    for p, ms in (("median", 210.0), ("p90", 300.0), ("p99", 390.0))
+}
+RATES = {"output_throughput": 100.0, "request_throughput": 12.5, "total_input_tokens": 640, "duration": 2.0}
+BY_SOURCE = {
+    "SGLang bench_serving": (RATES | SGLANG | {"completed": 18, "request_rate": float("inf")}, None),
+    "genai-perf": (
+        dict.fromkeys(("time_to_first_token", "inter_token_latency", "request_latency"), NVIDIA)
+        | {"request_throughput": {"avg": 12.5}, "request_count": {"avg": 18.0}, "input_config": {}},
+        None,
+    ),
+    "inference-perf": (
+        {
+            "load_summary": {"count": 20},
+            "successes": {
+                "count": 18,
+                "latency": {
+                    "request_latency": LATENCY,
+                    "time_to_first_token": LATENCY,
+                    "time_per_output_token": None,
+                    "inter_token_latency": LATENCY,
+                },
+                "throughput": {
+                    "output_tokens_per_sec": 100.0,
+                    "input_tokens_per_sec": 320.0,
+                    "requests_per_sec": 12.5,
+                },
+            },
+            "failures": {"count": 2},
+        },
+        20,
+    ),
+    "k6": ({"root_group": {}, "metrics": K6}, 20),
+}
+"""What tools write that were not run here, by their sources and documentation."""
+
+
+@pytest.mark.parametrize("tool", BY_SOURCE)
+def test_a_tool_that_is_known_by_its_source_alone_is_read_too(tool: str, tmp_path: Path) -> None:
+    document, n_planned = BY_SOURCE[tool]
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(document))
+    (found,) = foreign_results(file)
+    assert (found.tool, found.n_ok, found.n_planned) == (tool, 18, n_planned)
+    assert found.numbers["metrics", "e2e", "p50"] == pytest.approx(0.21)
+    assert found.numbers["metrics", "e2e", "p99"] == pytest.approx(0.39)
+    assert found.numbers["metrics", "ttfb" if tool == "k6" else "ttft", "p90"] == pytest.approx(0.3)
+    assert found.numbers["throughput", "requests_per_s"] == 12.5
+    assert ("metrics", "tpot", "p50") in found.numbers or tool in ("inference-perf", "k6")
+    assert "e2e" in found.defines
+    file.write_text(json.dumps({"metrics": {k: {"values": v} for k, v in K6.items()}, "root_group": {}}))
+    assert foreign_results(file)[0].numbers["metrics", "e2e", "p90"] == 0.3, "of handleSummary"
+
+
+def test_they_are_shown_beside_a_run_and_never_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", RUN, *FILES]) == 4
+    text = capsys.readouterr().out
+    assert "NOT-COMPARABLE: Results of other tools are shown but not ranked" in text
+    for tool, name in zip(TOOLS, ("aiperf 0.13.0", "guidellm 0.8.1", "vllm bench serve"), strict=True):
+        assert f"{tool}: the measurement error of {name} is unknown" in text
+    assert " COMPARABLE" not in text
+    assert "\u2605" not in text
+    assert main(["compare", RUN, *FILES, "--format", "json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["comparable"] is False
+    assert [each["tool"].split()[0] for each in document["others"]] == ["aiperf", "guidellm", "vllm"]
+    assert document["others"][2]["numbers"]["metrics.ttft.p50"] == pytest.approx(0.21907, rel=1e-3)
+
+
+def test_the_page_has_them_in_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", RUN, FILES[1], "--format", "html"]) == 4
+    page = capsys.readouterr().out
+    assert "What did other tools report?" in page
+    assert "12 of 12 requests succeeded" in page
+
+
+def test_what_no_known_tool_wrote_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "x.json"
+    for text, words in (
+        ("{}", "no result that is known"),
+        ("[1", "cannot be read"),
+        ('{"benchmarks": [{}]}', "metr"),
+    ):
+        other.write_text(text)
+        with pytest.raises(WorkloadError, match=words):
+            foreign_results(other)
+    assert main(["compare", FILES[0], FILES[1]]) == 2
+    assert "name at least one run of Burstline" in capsys.readouterr().err

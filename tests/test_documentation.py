@@ -1,0 +1,143 @@
+"""Commands of README and the how-tos: their flags exist, and the printed outputs are today's."""
+
+import argparse
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from burstline.cli import VERBS, Parser
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+SLO = ROOT / "docs/howto/find-the-highest-load-within-an-slo.md"
+UNQUIET = ("DISTURBED", "CLIENT-BOUND", "COLD", "NOT-STATIONARY")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of each `burstline ...` in a block for a shell, without comments."""
+    for text in (*blocks(page, "sh"), *blocks(page, "console")):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if "burstline" in words:
+                yield words[words.index("burstline") + 1 :]
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    module = importlib.import_module(VERBS[verb][0])
+    parser = Parser(prog=f"burstline {verb}", description="")
+    module.add_arguments(parser)
+    return parser
+
+
+ALL = [(page, words) for page in PAGES for words in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{p.stem}: {' '.join(w)[:60]}" for p, w in ALL])
+def test_the_real_parser_takes_each_command_of_the_documentation(page: Path, words: list[str]) -> None:
+    verb, *flags = words
+    own = flags[: flags.index("--")] if "--" in flags else flags
+    parser_of(verb).parse_args(own)  # an unknown flag or a bad value ends it
+
+
+def test_commands_within_the_text_have_flags_that_there_are() -> None:
+    unknown = []
+    for page in PAGES:
+        for verb, rest in re.findall(r"`burstline ([a-z-]+)([^`]*)`", page.read_text("utf-8")):
+            assert verb in VERBS, f"{page.name}: burstline {verb}"
+            known = {*parser_of(verb).flags(), "--help-all"}  # type: ignore[attr-defined]
+            own = rest.partition(" -- ")[0]
+            unknown += [
+                f"{page.name}: {verb} {flag}"
+                for flag in re.findall(r"--[a-z][a-z-]*", own)
+                if flag not in known
+            ]
+    assert not unknown
+
+
+def test_files_that_the_documentation_names_are_there() -> None:
+    named = {
+        path
+        for page in PAGES
+        for path in re.findall(
+            r"\b((?:tests|suites|scripts|docs)/[\w/.-]+\.(?:py|sh|toml|md|csv|json\w*|parquet))",
+            page.read_text(),
+        )
+    }
+    assert len(named) > 30
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_readme_and_the_how_to_compare_a_setting_by_the_same_commands() -> None:
+    in_readme = list(commands(README))
+    how_to = list(commands(ROOT / "docs/howto/compare-a-setting.md"))[:3]
+    assert [words[0] for words in how_to] == ["run", "run", "compare"]
+    assert all(words in in_readme for words in how_to)
+
+
+def shell(command: str, folder: Path) -> tuple[int, str]:
+    burstline = f'burstline() {{ {shlex.quote(sys.executable)} -P -m burstline "$@"; }}\n'
+    done = subprocess.run(
+        ["bash", "-c", burstline + command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode in (0, 3, 4), done.stderr[-2000:]
+    return done.returncode, done.stdout
+
+
+MACHINE = (
+    (r" Processes that Burstline did not start used [^.]*\.", ""),
+    (r"[✓✕?] (pass|fail|inconclusive)|SLOs: [^.]*|\(the whole [^)]*\)|below |Report: \S+", ""),
+    (r"[\[(][−\d][^\])]*[\])]", "[]"),  # an interval, maybe with an open end
+    (r"\b(ms|µs|s)\b", "time"),
+    (r"\d[\d,.]*", "#"),
+    (r"\s+", " "),
+)
+"""What depends on the machine, and what takes its place: results, intervals, units of time, numbers."""
+
+
+def gist(text: str) -> str:
+    for pattern, instead in MACHINE:
+        text = re.sub(pattern, instead, text)
+    return text.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("text", blocks(README, "console"), ids=lambda text: text.split()[2])
+def test_the_outputs_of_readme_are_todays(text: str, tmp_path: Path) -> None:
+    output, expected = "", []
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command = re.match(r"(?:.*\\\n)*.*\n", part)
+        assert command
+        if not command[0].startswith("echo"):
+            output += shell(command[0], tmp_path)[1]
+            expected += part[command.end() :].split("...")
+    if any(word in output for word in UNQUIET):
+        pytest.skip("this machine is not quiet")
+    plain = gist if "--engine" in text else lambda text: " ".join(text.split())
+    assert [each for each in expected if plain(each) not in plain(output)] == [], output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_how_to_for_slos_ends_in_the_limit_that_it_prints(tmp_path: Path) -> None:
+    (command, *_), (limit, *_) = blocks(SLO, "sh"), blocks(SLO, "text")
+    code, output = shell(command, tmp_path)
+    if code == 4:
+        pytest.skip("this machine is too slow for the budget")
+    assert gist(re.sub(r"\b[NM]\b", "9", limit)) in gist(output)
