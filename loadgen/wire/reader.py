@@ -22,7 +22,7 @@ READ: Final = 1 << 16
 """Reported of a followed connection: bytes were read; they may be the last, or there is no room for more."""
 ENDED: Final = 1 << 17
 """Reported of a followed connection: the peer has ended it, in order."""
-WAKE_UP_NS: Final = 400_000
+WAKE_UP_NS: Final = 450_000
 """What a wake-up takes beyond the wait for a CPU: the interrupt, and under a hypervisor the way out of idle.
 
 Measured in `tests/loadgen/test_bounds.py`: the bound fails for at most one event in a thousand.

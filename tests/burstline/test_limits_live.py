@@ -7,7 +7,7 @@ from burstline.reports.model.comparison import view_of
 from burstline.reports.page.bottleneck import limit_of
 from tests.burstline.test_run import finished, the_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.measures]
 
 ASKED = ("--engine", "reference", "--prompt-tokens", "256", "--output-tokens", "32")
 # Long enough on a fast machine: the server's gauges are read once a second, and two readings must lie in it.

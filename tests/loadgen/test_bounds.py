@@ -24,7 +24,7 @@ from burstline.loadgen.wire.os_limits import quiet
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.measures]
 
 N_REPLIES = 250
 GAPS_S = (0.004, 0.007, 0.005)
