@@ -23,7 +23,7 @@ from burstline.loadgen.metrics.steady_state import (
     cold_start,
     steady_part,
 )
-from burstline.loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
+from burstline.loadgen.metrics.throughput import Lives, good_rates, good_rates_in, throughputs_in
 from burstline.loadgen.metrics.token_accounting import conservation, counts, lengths
 from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.manifest import Manifest, Status
@@ -82,7 +82,7 @@ def summarize(
     `turns` are their places in sessions, if there are any; `uses` what each did to the prefix cache.
     """
     goals = tuple(map(parse_goal, manifest.targets))
-    part = _part(planned, manifest, status)
+    part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, goals)
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
@@ -92,7 +92,7 @@ def summarize(
 
 
 def _numbers(
-    part: _Part, manifest: Manifest, watched: Telemetry, turns: Turns | None, goals: Sequence[Goal]
+    part: Part, manifest: Manifest, watched: Telemetry, turns: Turns | None, goals: Sequence[Goal]
 ) -> Summary:
     """The summary before its verdict and its targets, which are judged by it."""
     planned, whole, inside, c, steady = part.planned, part.whole, part.inside, part.counted, part.steady
@@ -101,7 +101,9 @@ def _numbers(
     client = instrument(planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores)
     graded = grades(c, known(client.canary_beyond_p99_s) or 0.0)
     rates = (
-        throughputs_in(inside, steady.window, steady.block_s, steady.least_block if closed else None)
+        throughputs_in(
+            inside, steady.window, steady.block_s, part.lives if closed else None, steady.least_block
+        )
         if steady
         else throughput.throughputs(inside)
     )
@@ -123,7 +125,7 @@ def _numbers(
             **{p: inverse(metrics["ntpot"].figure(p), "tok/s") for p in map(label, QUANTILES)}
         ),
         throughput=rates,
-        goodput=_goodput(inside, c, steady, goals, closed=closed),
+        goodput=_goodput(part, goals, closed=closed),
         window=_window(whole, steady),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, closed_loop=closed),
@@ -149,7 +151,7 @@ def _numbers(
 
 def _verdict(
     summary: Summary,
-    part: _Part,
+    part: Part,
     manifest: Manifest,
     status: Status,
     turns: Turns | None,
@@ -182,29 +184,29 @@ def _verdict(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """Which requests count for what.
 
     Of all `planned` requests `whole` leaves out those that were abandoned deliberately: they add load but
     measure no latency. `inside` are those that belong to the load's own time, `counted` those that were due
-    in the `steady` part, if there is one.
+    in the `steady` part, if there is one. `lives` are its requests, or sessions.
     """
 
     planned: Columns
     whole: Columns
     inside: Columns
     counted: Columns
+    lives: Lives
     steady: Steady | None
     window: throughput.Window | None
     ran_out: tuple[Reason, ...]
 
 
-def _part(planned: Columns, manifest: Manifest, status: Status) -> _Part:
+def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns | None) -> Part:
+    """Which of all planned requests count for what."""
     asked = manifest.asked
     ran_out: tuple[Reason, ...] = ()
-    goes_by_time = asked.concurrency is not None and asked.duration_s is not None
-    if goes_by_time or manifest.ended_s is not None:
-        # It is planned longer than it can last: what it did not need was not asked for.
+    if manifest.may_end_early:
         needed = planned.without(Outcome.NOT_SENT)
         if asked.duration_s is not None and len(needed) == len(planned):
             ran_out = _ran_out(planned, asked.duration_s)
@@ -213,17 +215,22 @@ def _part(planned: Columns, manifest: Manifest, status: Status) -> _Part:
     # Requests never sent (the run was interrupted) are outside the window.
     inside = whole.without(Outcome.NOT_SENT)
     duration_s = (manifest.ended_s or asked.duration_s) if status == "complete" else None
+    planned_then = planned
     if manifest.lost:  # the window ends with the load that was asked for
         duration_s = min(each.at_s for each in manifest.lost)
-        inside = inside.without(Outcome.DRIVER_LOST).due_before(duration_s)
-    steady = steady_part(inside, asked.pattern, concurrency=asked.concurrency, duration_s=duration_s)
+        inside = inside.without(Outcome.DRIVER_LOST).due_until(duration_s)
+        planned_then = planned.without(Outcome.DRIVER_LOST).due_until(duration_s)
+    lives = Lives.of(planned_then, turns.session if turns else None)
+    steady = steady_part(
+        inside, asked.pattern, concurrency=asked.concurrency, duration_s=duration_s, lives=lives
+    )
     window = steady.window if steady else throughput.whole_run(inside)
-    counted = inside.due_from(steady.window.start_s) if steady else inside
-    return _Part(planned, whole, inside, counted, steady, window, ran_out)
+    counted = steady.counted(inside) if steady else inside
+    return Part(planned, whole, inside, counted, lives, steady, window, ran_out)
 
 
 def _cold(
-    part: _Part, concurrency: int | None, turns: Turns | None, summary: Summary
+    part: Part, concurrency: int | None, turns: Turns | None, summary: Summary
 ) -> tuple[bool, tuple[Reason, ...]]:
     """Whether slow first requests spoil TTFT's figures, and what to say of them."""
     cold = cold_start(part.whole, concurrency, turns.opens if turns else None)
@@ -242,13 +249,9 @@ def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
     return (Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N."),)
 
 
-def _goodput(
-    inside: Columns, c: Columns, steady: Steady | None, goals: Sequence[Goal], *, closed: bool
-) -> Goodput:
-    """What met every criterion for single requests: rates in the window, and the share of those due in it.
-
-    `inside` are all requests of the load, `c` those that were due in the window.
-    """
+def _goodput(part: Part, goals: Sequence[Goal], *, closed: bool) -> Goodput:
+    """What met every criterion for single requests: rates in the window, and the share of those due in it."""
+    inside, c, steady = part.inside, part.counted, part.steady
     criteria = [goal for goal in goals if goal.per_request]
     if not criteria:
         return replace(Goodput.absent(NO_CRITERION), criteria=())
@@ -258,9 +261,10 @@ def _goodput(
         return replace(Goodput.absent(throughput.UNCOUNTED), criteria=names)
     if steady is None:
         return Goodput(names, attainment(of_those_due), *good_rates(inside, met))
-    least_block = steady.least_block if closed else None
     share = share_in_order(of_those_due, c.due_s, steady.least_block)
-    return Goodput(names, share, *good_rates_in(inside, steady.window, steady.block_s, met, least_block))
+    lives = part.lives if closed else None
+    rates = good_rates_in(inside, steady.window, steady.block_s, met, lives, steady.least_block)
+    return Goodput(names, share, *rates)
 
 
 def figures(

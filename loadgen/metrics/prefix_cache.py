@@ -15,6 +15,7 @@ from burstline.loadgen.metrics.throughput import prompt_tok
 from burstline.loadgen.metrics.token_accounting import NO_CACHE_COUNT
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import CacheSize, PrefixCache
 from burstline.loadgen.record.telemetry import Telemetry
@@ -285,6 +286,7 @@ def prefix_cache(
 ) -> PrefixCache | None:
     """Hits as expected and as counted, in prompt tokens; None where nothing is shared and nothing counted."""
     identity = manifest.identity or Identity(manifest.engine)
+    c = c.without(Outcome.NOT_SENT)
     replied = ~np.isnan(c.cached_tok)
     replied_tok = measured(
         float(c.cached_tok[replied].sum()) if replied.any() else None, "tok", NO_CACHE_COUNT

@@ -23,7 +23,7 @@ from burstline.loadgen.metrics.definitions import (
     ttft,
     ttft_service,
 )
-from burstline.loadgen.metrics.throughput import Window
+from burstline.loadgen.metrics.throughput import Lives, Window
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Section
 from burstline.loadgen.record.verdict import MOST_SHARE, Reason, time_text, tolerance_s
@@ -59,9 +59,11 @@ LEAST_CHANGE: Final = {"in_flight": 0.25, "ttft": 0.25, "tpot": 0.1}
 class Steady:
     """The measured part of an open loop at one rate, or of a closed loop.
 
-    `window` is from the end of the warm-up (closed loop: the C-th completion) to the last request due;
-    `warm_up` is how long that took from the first, and `n_warm_up` requests were due before its end.
-    `block_s` is the least time, `least_block` the least number of requests over which neighbours are taken to
+    `window` is from the end of the warm-up (closed loop: the C-th completion) to the last request due (closed
+    loop: a whole number of times C completions later). `warm_up` is how long that took from the first, and
+    `n_warm_up` requests were due before its end. Latencies are those of requests that were due from its start
+    on, until `counts_until_s` at most: when no new session takes the place of one that ends. `block_s` is the
+    least time, `least_block` the least number of requests or sessions over which neighbours are taken to
     depend on each other. `figures` are the tests, `reasons` why the run is not stationary.
     """
 
@@ -72,63 +74,92 @@ class Steady:
     figures: Mapping[str, Figure]
     reasons: tuple[Reason, ...]
     least_block: int = 1
+    counts_until_s: float | None = None
+
+    def counted(self, c: Columns) -> Columns:
+        """The requests whose latencies count."""
+        later = c.due_from(self.window.start_s)
+        return later if self.counts_until_s is None else later.due_until(self.counts_until_s)
 
 
-def plateau(c: Columns, concurrency: int) -> Steady | None:
-    """A closed loop from the C-th completion to the last dispatch; None where no median is behind it."""
-    ends_s = np.sort(c.closed_s[~np.isnan(c.closed_s)])
-    if len(ends_s) <= concurrency or not c.ok.any():
+def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
+    """A closed loop from the C-th completion to the last k x C later that came before the last dispatch.
+
+    What is alike ends in waves. The last dispatch cuts one somewhere, and whole waves are the loop's rate.
+    In a loop of sessions whole sessions are completions and dispatches. None without a whole wave, or where
+    no median is behind the first.
+    """
+    ends_s, last_s = np.sort(lives.end_s), float(lives.begun_s.max(initial=-np.inf))
+    n_waves = int(np.searchsorted(ends_s, last_s, side="right")) // concurrency
+    if n_waves < 2 or not c.ok.any():
         return None
-    window = Window(float(ends_s[concurrency - 1]), float(np.nanmax(c.dispatched_s)))
-    later = c.due_s >= window.start_s
+    window = Window(float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1]))
+    later = (c.due_s >= window.start_s) & (c.due_s <= last_s)
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None
     return Steady(
         window=window,
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
-        n_warm_up=len(c) - int(later.sum()),
-        block_s=min(least_block_s(c), window.length_s),
+        n_warm_up=int((c.due_s < window.start_s).sum()),
+        block_s=min(_least_block_s(c, lives), window.length_s),
         figures=dict.fromkeys(TESTS, NOT_STEADY),
         reasons=(),
         least_block=LIVES_A_BLOCK * concurrency,
+        counts_until_s=None if lives.session is None else last_s,
     )
 
 
 def steady_part(
-    c: Columns, pattern: str | None, *, concurrency: int | None = None, duration_s: float | None = None
+    c: Columns,
+    pattern: str | None,
+    *,
+    concurrency: int | None = None,
+    duration_s: float | None = None,
+    lives: Lives | None = None,
 ) -> Steady | None:
     """The part of a run that counts; None for bursts, rates meant to vary and loops without a plateau.
 
     An open loop lasts as long as was asked (`duration_s`), also where its last request is due before the end.
     It starts at an empty server: what is in flight, and what comes out, grows for as long as a request stays,
     though no queue does. So nothing counts before the system has filled, for which half the run is the limit.
+    Of sessions the first turns come at the rate, so they last until the last one began, and fill the system
+    as long as whole sessions stay. `lives` are those of `c` if none are given.
     """
+    lives = lives or Lives.of(c)
     if concurrency is not None:
-        return plateau(c, concurrency)
-    spread = float(np.ptp(c.due_s)) if len(c) else 0.0
+        return plateau(c, lives, concurrency)
+    of_sessions = lives.session is not None
+    due_s = lives.begun_s if of_sessions else c.due_s
+    spread = float(np.ptp(due_s)) if len(due_s) else 0.0
     if pattern not in STEADY_PATTERNS or spread <= 0 or not c.ok.any():
         return None
     cut_s = _warm_up_end_s(c)
-    first_s, end_s = float(c.due_s.min()), max(float(c.due_s.max()), duration_s or 0.0)
-    fill_s = min(float(np.quantile((c.last_s - c.due_s)[c.ok], FILLED)), (end_s - first_s) / 2)
+    first_s, end_s = float(due_s.min()), max(float(due_s.max()), duration_s or 0.0)
+    stays_s = lives.stays_s if of_sessions else (c.last_s - c.due_s)[c.ok]
+    fill_s = (end_s - first_s) / 2
+    if len(stays_s):
+        fill_s = min(float(np.quantile(stays_s, FILLED)), fill_s)
     start_s = max(first_s + fill_s, cut_s or 0.0)
     window = Window(start_s, end_s)
     tests = _tests(c, window)
+    block_s = _least_block_s(c, lives)
     return Steady(
         window=window,
         warm_up=measured(
             None if cut_s is None else start_s - first_s, "s", "it settled only past the middle"
         ),
         n_warm_up=int((c.due_s < start_s).sum()),
-        block_s=least_block_s(c),
+        block_s=min(block_s, window.length_s) if of_sessions else block_s,
         figures={name: figure for test in tests for name, figure in test.figures().items()},
         reasons=_reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
+        counts_until_s=end_s if of_sessions else None,
     )
 
 
-def least_block_s(c: Columns) -> float:
-    """Twice a request's mean stay, and 1 s: the least time over which neighbours depend on each other."""
-    return max(1.0, 2 * float(np.mean(e2e_service(c)[c.ok])))
+def _least_block_s(c: Columns, lives: Lives) -> float:
+    """Twice the mean stay, and 1 s: over less time neighbours depend on each other."""
+    stays_s = e2e_service(c)[c.ok] if lives.session is None else lives.stays_s
+    return max(1.0, 2 * float(np.mean(stays_s))) if len(stays_s) else 1.0
 
 
 def _warm_up_end_s(c: Columns) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
-from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.columns import Columns, Floats, Ints
 from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.summary import Burst, Concurrency, Stalls, Throughput
 from burstline.loadgen.record.telemetry import Telemetry
@@ -45,6 +45,51 @@ class Window:
     @property
     def length_s(self) -> float:
         return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lives:
+    """What a load keeps running: requests, or whole sessions with their pauses, one entry each.
+
+    `start_s` is when the first request was due, infinite where it was never sent, `end_s` when the last one
+    was closed, infinite of what was cut off. `name` numbers the requests or sessions, ascending: request i of
+    the plan is a part of `session[i]`, or of itself.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    name: Ints
+    session: Ints | None = None
+
+    @classmethod
+    def of(cls, c: Columns, session: Ints | None = None) -> Lives:
+        """Of all requests that were to be sent, also of those that were abandoned."""
+        name, own = np.unique(_names(c, session), return_inverse=True)
+        start_s, end_s = np.full(len(name), np.inf), np.full(len(name), -np.inf)
+        np.minimum.at(start_s, own, np.where(np.isnan(c.dispatched_s), np.inf, c.due_s))
+        np.maximum.at(end_s, own, np.where(np.isnan(c.closed_s), np.inf, c.closed_s))
+        return cls(start_s, end_s, name, session)
+
+    @property
+    def begun_s(self) -> Floats:
+        """When each began that did."""
+        return self.start_s[np.isfinite(self.start_s)]
+
+    @property
+    def stays_s(self) -> Floats:
+        """How long each stayed that ended."""
+        ended = np.isfinite(self.end_s)
+        return self.end_s[ended] - self.start_s[ended]
+
+    def sums(self, c: Columns, amount: Floats) -> Floats:
+        """An amount of each of these requests, summed for each life."""
+        own = np.searchsorted(self.name, _names(c, self.session))
+        return np.bincount(own, weights=amount, minlength=len(self.name)).astype(np.float64)
+
+
+def _names(c: Columns, session: Ints | None) -> Ints:
+    index: Ints = c.table.column("index").to_numpy()
+    return index if session is None else session[index]
 
 
 def whole_run(c: Columns) -> Window | None:
@@ -89,11 +134,13 @@ def _over_run(c: Columns, amount: Floats, unit: str) -> Figure:
     return UNCOUNTED if np.isnan(total) else _once(total / window.length_s, unit, int(c.ok.sum()))
 
 
-def throughputs_in(c: Columns, window: Window, block_s: float, least_block: int | None = None) -> Throughput:
+def throughputs_in(
+    c: Columns, window: Window, block_s: float, lives: Lives | None = None, least_block: int = 1
+) -> Throughput:
     """Rates of work within the window: each token and each completion when it came.
 
     `block_s` is the least time over which neighbours are taken to depend on each other; in a closed loop
-    `least_block` is the least number of requests.
+    `least_block` is the least number of its `lives`.
     """
     ok, own = c.ok, c.per_event(c.ok)
     output = _binned(window, block_s, c.event_s[own], c.event_n[own])
@@ -110,35 +157,37 @@ def throughputs_in(c: Columns, window: Window, block_s: float, least_block: int 
         name: UNCOUNTED if each is None else _rate(window, block_s, each, UNITS[name])
         for name, each in binned.items()
     }
-    if least_block is not None:
+    if lives is not None:
         amounts = _amounts(c)
         rates = {
-            name: _by_requests(c, ok, window, least_block, rate, amounts[name])
+            name: _by_lives(lives, lives.sums(c, np.where(ok, amounts[name], 0.0)), window, least_block, rate)
             for name, rate in rates.items()
         }
     return Throughput(**rates)
 
 
-def _by_requests(
-    c: Columns, counts: NDArray[np.bool_], window: Window, least_block: int, figure: Figure, amount: Floats
-) -> Figure:
-    """A closed loop's rate with the interval that its requests give."""
-    ended = np.flatnonzero(counts & (c.last_s > window.start_s) & (c.last_s <= window.end_s))
+def _by_lives(lives: Lives, amount: Floats, window: Window, least_block: int, figure: Figure) -> Figure:
+    """A closed loop's rate with the interval that its lives give: each brings an `amount`, or none."""
+    ended = np.flatnonzero((lives.end_s > window.start_s) & (lives.end_s <= window.end_s))
     if isinstance(figure, Absent) or not len(ended):
         return figure
-    ended = ended[np.argsort(c.dispatched_s[ended], kind="stable")]
-    factors = ratio_interval(amount[ended], (c.last_s - c.sent_s)[ended], least_block)
+    ended = ended[np.argsort(lives.start_s[ended], kind="stable")]
+    factors = ratio_interval(amount[ended], (lives.end_s - lives.start_s)[ended], least_block)
+    what = "requests" if lives.session is None else "sessions"
     if factors is None:
-        note = (
-            f"an interval needs {LEAST_BLOCKS * least_block:,} requests that ended, there are {len(ended):,}"
-        )
+        note = f"an interval needs {LEAST_BLOCKS * least_block:,} {what} that ended, there are {len(ended):,}"
         return Estimate(figure.point, None, None, None, figure.n, figure.unit, note)
     low, high = (figure.point * factor for factor in factors)
-    return Estimate(figure.point, low, high, LEVEL, figure.n, figure.unit, "1 run; from blocks of requests")
+    return Estimate(figure.point, low, high, LEVEL, figure.n, figure.unit, f"1 run; from blocks of {what}")
 
 
 def good_rates_in(
-    c: Columns, window: Window, block_s: float, met: NDArray[np.bool_], least_block: int | None = None
+    c: Columns,
+    window: Window,
+    block_s: float,
+    met: NDArray[np.bool_],
+    lives: Lives | None = None,
+    least_block: int = 1,
 ) -> tuple[Figure, Figure]:
     """Good requests that ended in the window, and their tokens that arrived in it, per second."""
     rate, binned = partial(_rate, window, block_s), partial(_binned, window, block_s)
@@ -146,10 +195,14 @@ def good_rates_in(
     requests = rate(binned(c.last_s[met], np.ones(int(met.sum()))), "1/s")
     counted = not np.isnan(c.output_tok[met]).any()
     tokens = rate(binned(c.event_s[own], c.event_n[own]), "tok/s") if counted else UNCOUNTED
-    if least_block is None:
+    if lives is None:
         return requests, tokens
-    by_requests = partial(_by_requests, c, c.ok, window, least_block)
-    return by_requests(requests, met.astype(float)), by_requests(tokens, np.where(met, c.output_tok, 0.0))
+    good = (met.astype(float), np.where(met, c.output_tok, 0.0))
+    with_interval = (
+        _by_lives(lives, lives.sums(c, amount), window, least_block, figure)
+        for amount, figure in zip(good, (requests, tokens), strict=True)
+    )
+    return next(with_interval), next(with_interval)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -118,18 +118,19 @@ class Columns:
         k = len(self) - int(np.count_nonzero(later))
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
-        return self._where(later)
+        return self.where(later)
 
-    def due_before(self, end_s: float) -> Columns:
-        """The requests that were due before `end_s`."""
-        return self._where(self.due_s < end_s)
+    def due_until(self, end_s: float) -> Columns:
+        """The requests that were due at `end_s` or before."""
+        return self.where(self.due_s <= end_s)
 
     def without(self, outcome: Outcome) -> Columns:
         """The requests that ended in another way."""
         others = ~self.having("outcome", [outcome.value])
-        return self if others.all() else self._where(others)
+        return self if others.all() else self.where(others)
 
-    def _where(self, chosen: NDArray[np.bool_]) -> Columns:
+    def where(self, chosen: NDArray[np.bool_]) -> Columns:
+        """The chosen requests."""
         return self._of(chosen, self.per_event(chosen), self.table.filter(pa.array(chosen)))
 
     def _of(

@@ -225,6 +225,12 @@ class Manifest:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def may_end_early(self) -> bool:
+        """Whether more was planned than the load could need: what it did not send was not asked for."""
+        goes_by_time = self.asked.concurrency is not None and self.asked.duration_s is not None
+        return goes_by_time or self.ended_s is not None
+
+    @property
     def block_tok(self) -> int:
         """Tokens in a block of the KV cache: as the server says, else as most engines have it."""
         return (self.identity.kv_block_tok if self.identity else None) or BLOCK_TOK

@@ -101,23 +101,32 @@ def _answered(mean: float, narrow: float, wide: float, margin: float, n: int, no
     return Look(answer, Estimate(math.exp(mean), *ends, LEVEL, n, "1", note))
 
 
-def series(values: Floats, *, margin: float, n_numbers: int = 1) -> list[Look | None]:
+def series(
+    values: Floats, *, margin: float, n_numbers: int = 1, lower_is_better: bool = True
+) -> list[Look | None]:
     """Judge each of a series of runs, logarithms in the order of time, by the good ones before it.
 
     A run stands for itself and the next ones, as far as they are there: a change lasts. One that is DIFFERENT
-    is no good one. None for the first few. The level follows a drift by exponential smoothing, as strongly as
+    is no good one; LEAST_SERIES better ones in a row are a new level, so that what was gained can be lost.
+    None for the first few. The level follows a drift by exponential smoothing, as strongly as
     forecasts the good runs best; the noise is how far these forecasts were off, so what the machine drifts
     from run to run is part of it. A series without a change has a run that is called DIFFERENT with
     probability FALSE_ALARMS at most, in any of the `n_numbers` that are judged.
     """
     n_judged = n_numbers * max(1, len(values) - LEAST_SERIES)
     good: list[float] = []
+    better: list[float] = []
     found: list[Look | None] = []
     for k, value in enumerate(values):
         judged = _against(np.array(good), values[k : k + LASTING], margin, n_judged)
         found.append(judged)
         if judged is None or judged.answer != Answer.DIFFERENT:
             good.append(float(value))
+            better = []
+        elif (judged.ratio.point < 1) == lower_is_better:
+            better.append(float(value))
+            if len(better) == LEAST_SERIES:
+                good, better = better, []
     return found
 
 

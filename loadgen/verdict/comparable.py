@@ -6,11 +6,12 @@ Tolerances are stated here and shown with every comparison. Where the work diffe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.verdict import Reason, State, state_of, worst
 from burstline.loadgen.stats.across_runs import LEAST_RUNS
 from burstline.loadgen.verdict.served_work import ServedWork
@@ -70,7 +71,8 @@ def comparability(
 
     `varied` are settings that differ on purpose. With `anyway` differences and disturbed runs are warnings.
     """
-    numbers = [_judge_number(number, works) for number in _NUMBERS]
+    both = _needed_by_all(works)
+    numbers = [_judge_number(number, both if number.relative else works) for number in _NUMBERS]
     listed = [s for s in _SETTINGS if s.usual is None or any(s.of(work) != s.usual for work in works)]
     settings = [_judge_setting(setting, works) for setting in listed if setting.key not in varied]
     facts = tuple(fact for fact, _ in [*numbers, *settings])
@@ -199,6 +201,15 @@ def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, R
     )
 
 
+def _needed_by_all(works: Sequence[ServedWork]) -> Sequence[ServedWork]:
+    """The works with the requests that all of them sent: a faster server needs more of a plan."""
+    size = len(works[0].planned)
+    if any(len(work.planned) != size for work in works) or all(len(work.columns) == size for work in works):
+        return works
+    sent = ~np.any([work.planned.having("outcome", [Outcome.NOT_SENT]) for work in works], axis=0)
+    return [replace(work, columns=work.planned.where(sent)) for work in works]
+
+
 def _why_failed(works: Sequence[ServedWork]) -> str:
     by_contender = [
         f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
@@ -234,9 +245,9 @@ def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[
 
 def _workload(works: Sequence[ServedWork]) -> list[Reason]:
     """The same requests at the same times; what they say may differ, how long they are may not."""
-    first = works[0].columns
+    first = works[0].planned
     for work in works[1:]:
-        c = work.columns
+        c = work.planned
         same_size = len(c) == len(first)
         if same_size and work.seed != works[0].seed and _alike(work, works[0]):
             continue  # another seed draws other lengths and times from the same laws
@@ -258,7 +269,7 @@ def _workload(works: Sequence[ServedWork]) -> list[Reason]:
 
 def _alike(one: ServedWork, other: ServedWork) -> bool:
     """Whether two loads of different seeds agree in their means, to within what their sizes allow."""
-    a, b = one.columns, other.columns
+    a, b = one.planned, other.planned
     pairs = (
         (a.planned_prompt_tok.mean(), b.planned_prompt_tok.mean()),
         (a.planned_output_tok.mean(), b.planned_output_tok.mean()),

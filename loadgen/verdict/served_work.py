@@ -40,11 +40,12 @@ class ServedWork:
     run's about hits that its plan does not explain. In `settings` None means that the server does not say.
     `lengths_forced` is False where the engine cannot ignore an end-of-text token. `verdict_reason`
     has all reasons of the run's own verdict, "" where it has none. `opens` says of sessions which
-    requests open one.
+    requests open one. `columns` are the `planned` requests without those that the load did not need.
     """
 
     label: str
     run: str
+    planned: Columns
     columns: Columns
     verdict: str
     cached_fraction: float | None
@@ -59,7 +60,7 @@ class ServedWork:
     @property
     def planned_s(self) -> Floats:
         """When requests were due by the plan: of a session its first turn alone, no plan knows the others."""
-        return self.columns.due_s if self.opens is None else self.columns.due_s[self.opens]
+        return self.planned.due_s if self.opens is None else self.planned.due_s[self.opens]
 
     @property
     def opened(self) -> bool:
@@ -100,7 +101,8 @@ class ServedWork:
 def work_of(run: Run, label: str) -> ServedWork:
     """The work that a run did, from its files."""
     manifest = run.manifest
-    columns, salt = run.columns.without(Outcome.ABANDONED), manifest.asked.salt
+    planned, salt = run.columns.without(Outcome.ABANDONED), manifest.asked.salt
+    columns = planned.without(Outcome.NOT_SENT) if manifest.may_end_early else planned
     requests = run.asked if salt else run.plan.requests
     server = manifest.server or ServerFacts()
     identity = manifest.identity or Identity(manifest.engine)
@@ -113,6 +115,7 @@ def work_of(run: Run, label: str) -> ServedWork:
     return ServedWork(
         label=label,
         run=run.name,
+        planned=planned,
         columns=columns,
         verdict=str(verdict.state) if verdict else "NO SUMMARY",
         verdict_reason=" ".join(reason.text for reason in verdict.reasons) if verdict else "",

@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.metrics.definitions import METRICS, Samples, latencies, samples_of
+from burstline.loadgen.metrics.definitions import METRICS, latencies, samples_of
+from burstline.loadgen.metrics.sessions import turns_of
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
@@ -31,7 +32,7 @@ from burstline.loadgen.stats.significance import (
     between_runs,
     judged,
 )
-from burstline.loadgen.summarize import summarize_run
+from burstline.loadgen.summarize import part_of, summarize_run
 from burstline.loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
 from burstline.loadgen.verdict.grades import widened
 from burstline.loadgen.verdict.served_work import work_of
@@ -185,24 +186,16 @@ class View:
         """One value per record in seconds: +inf where it failed, NaN where it is undefined."""
         return latencies(METRICS[metric], self.columns)
 
-    def counted(self, metric: str) -> Floats:
-        """The same, NaN too for what was due in the warm-up: what the summary's numbers are made of."""
-        due_s = self.columns.due_s
-        return np.where(due_s < self.warm_up_end_s, np.nan, self.latency(metric)) if len(due_s) else due_s
-
-    def samples(self, metric: str) -> Samples:
-        """What the summary's percentiles of the metric are made of."""
-        c = self.columns.due_from(self.warm_up_end_s) if self.warm_up_end_s else self.columns
-        return samples_of(METRICS[metric], c)
+    @cached_property
+    def counted(self) -> Columns:
+        """The requests that the summary's latencies are made of."""
+        return part_of(self.columns, self.manifest, self.run.status, turns_of(self.run)).counted
 
     @property
-    def warm_up_end_s(self) -> float:
-        """From when requests count, seconds from the run's start; 0 where all do."""
-        window = self.summary.window
-        n, start = window.n_warm_up, window.start_s
-        if isinstance(n, Absent) or isinstance(start, Absent) or not n.point:
-            return 0.0
-        return start.point
+    def has_warm_up(self) -> bool:
+        """Whether requests at the beginning do not count."""
+        n = self.summary.window.n_warm_up
+        return isinstance(n, Estimate) and n.point > 0
 
     def grade(self, path: Path) -> Grade:
         """The grade of the number at `path`; what has none is ok."""
@@ -251,7 +244,7 @@ class Contender:
             return values
         if path[0] == "metrics" and path[2] != "mean":
             metric, p = path[1], float(path[2].removeprefix("p")) / 100
-            samples = [view.samples(metric) for view in self.views]
+            samples = [samples_of(METRICS[metric], view.counted) for view in self.views]
             graded = [view.summary.grades.get(metric, {}).get(path[2]) for view in self.views]
             most = max(filter(None, graded), key=lambda each: each.read_effect_s or 0.0, default=None)
             return widened(percentile_over_runs(samples, p, METRICS[metric].unit), most)
@@ -266,7 +259,7 @@ class Contender:
 
     def counted(self, metric: str) -> Floats:
         """Every request of all runs that its numbers count; +inf where it failed."""
-        return np.concatenate([view.counted(metric) for view in self.views])
+        return np.concatenate([latencies(METRICS[metric], view.counted) for view in self.views])
 
     @property
     def e2e_s(self) -> float:

@@ -138,7 +138,12 @@ def judge_series(runs: Sequence[Run], rule: Rule) -> Judged:
         reasons = (*reasons, Reason("few-runs", text, "Name a folder with more runs."))
     numbers = []
     for headline in rule.numbers:
-        looks = series(_logs(kept, headline), margin=rule.margin, n_numbers=len(rule.numbers))
+        looks = series(
+            _logs(kept, headline),
+            margin=rule.margin,
+            n_numbers=len(rule.numbers),
+            lower_is_better=headline.better == "lower",
+        )
         numbers.append(Number(headline, looks[-1] if whys[-1] is None else None, tuple(looks)))
     return Judged(rule, _worst(numbers), tuple(numbers), reasons, len(kept), runs=tuple(kept))
 

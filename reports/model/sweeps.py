@@ -164,8 +164,15 @@ def _n_devices(view: View) -> int | None:
     on_cpu = isinstance(roofline, Reconciliation) and roofline.device.id.startswith("cpu")
     if not devices or on_cpu:
         return None
+    if len(devices) == 1:
+        return 1
     identity = view.manifest.identity
-    return (identity.tensor_parallel_size if identity else None) or (1 if len(devices) == 1 else None)
+    if identity is None or identity.tensor_parallel_size is None:
+        return None
+    copies = (identity.pipeline_parallel_size or 1) * (identity.data_parallel_size or 1)
+    spread = identity.tensor_parallel_size * copies
+    # SGLang's attention by data parallel shares its tensor-parallel GPUs: then it is more than there are.
+    return spread if spread <= len(devices) else None
 
 
 def _model(case: Case) -> str:

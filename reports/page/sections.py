@@ -45,7 +45,7 @@ def numbers(view: View) -> list[Block]:
     if not any(isinstance(row.figure, Estimate) for row in summary.cost.rows()):
         left_out |= {"cost"}
     tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in left_out)
-    after = " after the warm-up" if view.warm_up_end_s else ""
+    after = " after the warm-up" if view.has_warm_up else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
     brackets = "; 95% intervals in brackets" if any(figure.low is not None for figure in e2e) else ""

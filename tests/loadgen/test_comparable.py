@@ -54,7 +54,9 @@ def work(label: str, records: list[Record], **changes: Any) -> ServedWork:
     columns = columns_of(tables.record_table(records))
     settings = {**SETTINGS, **changes.pop("settings", {})}
     fields = {"run": label, "verdict": "VALID", "cached_fraction": 0.0}
-    return ServedWork(label=label, columns=columns, settings=settings, **{**fields, **changes})
+    return ServedWork(
+        label=label, planned=columns, columns=columns, settings=settings, **{**fields, **changes}
+    )
 
 
 def codes(gate) -> list[str]:

@@ -185,7 +185,7 @@ MUTATIONS = (
         steady_state.plateau,
         "ends_s[concurrency - 1]",
         "ends_s[0] * 0",
-        LOADGEN + "test_closed_loop.test_the_plateau_is_from_a_whole_wave_done_to_the_last_dispatch",
+        LOADGEN + "test_closed_loop.test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch",
     ),
     Mutation(
         "a percentile takes what is missing for zero",
