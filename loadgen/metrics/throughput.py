@@ -52,7 +52,7 @@ class Lives:
     """What a load keeps running: requests, or whole sessions with their pauses, one entry each.
 
     `start_s` is when the first request was due, infinite where it was never sent, `end_s` when the last one
-    was closed, infinite of what was cut off. `name` numbers the requests or sessions, ascending: request i of
+    was over, infinite of what was cut off. `name` numbers the requests or sessions, ascending: request i of
     the plan is a part of `session[i]`, or of itself.
     """
 
@@ -67,7 +67,9 @@ class Lives:
         name, own = np.unique(_names(c, session), return_inverse=True)
         start_s, end_s = np.full(len(name), np.inf), np.full(len(name), -np.inf)
         np.minimum.at(start_s, own, np.where(np.isnan(c.dispatched_s), np.inf, c.due_s))
-        np.maximum.at(end_s, own, np.where(np.isnan(c.closed_s), np.inf, c.closed_s))
+        # The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
+        over_s = np.where(c.ok, c.last_s, c.closed_s)
+        np.maximum.at(end_s, own, np.where(np.isnan(over_s), np.inf, over_s))
         return cls(start_s, end_s, name, session)
 
     @property

@@ -109,6 +109,24 @@ def test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch():
     assert steady.n_warm_up == int((c.due_s < steady.window.start_s).sum()) >= 4
 
 
+@pytest.mark.parametrize(("c", "n"), [(40, 120), (40, 130), (40, 159), (40, 260), (90, 1000), (64, 1000)])
+def test_what_ends_in_waves_is_counted_by_whole_ones(c, n):
+    """The last dispatch cuts a wave: up to there a loop of 40 and 100 requests seemed half as fast."""
+    random = np.random.default_rng(n)
+    summary = summarized(closed(n, c, lambda k: random.uniform(0.995, 1.005)), conditions(concurrency=c))
+    assert summary["throughput"]["requests_per_s"]["point"] == pytest.approx(c, rel=0.01)
+    assert summary["concurrency"]["mean"]["point"] == pytest.approx(c, rel=0.02)
+
+
+@pytest.mark.parametrize("n", [64, 80, 95])
+def test_a_loop_without_a_whole_wave_behind_the_first_is_counted_whole(n):
+    """Between the first wave's end and the last dispatch hardly any time passes: a rate of 0."""
+    random = np.random.default_rng(n)
+    summary = summarized(closed(n, 32, lambda k: random.uniform(0.995, 1.005)), conditions(concurrency=32))
+    whole_s = -(-n // 32)
+    assert summary["throughput"]["requests_per_s"]["point"] == pytest.approx(n / whole_s, rel=0.02)
+
+
 @pytest.mark.parametrize("n", [20, 30, 100])
 def test_no_figure_of_a_loop_counts_its_start_wave_however_short_it_is(n):
     """The first eight take 3 s to their first token, the others half a second."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from burstline.loadgen.metrics.steady_state import LIVES_A_BLOCK, steady_part
-from burstline.loadgen.metrics.throughput import throughputs_in
+from burstline.loadgen.metrics.throughput import Lives, throughputs_in
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.columns import Columns, columns_of
 from burstline.loadgen.stats.estimates import Estimate
@@ -66,11 +66,12 @@ def covered(of_run, truth: dict[str, float], n_runs: int, **how) -> dict[str, fl
     hits, printed = dict.fromkeys(RATES, 0), dict.fromkeys(RATES, 0)
     for seed in range(n_runs):
         c = of_run(np.random.default_rng(seed))
-        steady = steady_part(c, **how)
+        c, lives = c if isinstance(c, tuple) else (c, Lives.of(c))
+        steady = steady_part(c, **how, lives=lives)
         if steady is None:
             continue
-        least_block = steady.least_block if how.get("concurrency") else None
-        rates = throughputs_in(c, steady.window, steady.block_s, least_block)
+        kept_full = lives if how.get("concurrency") else None
+        rates = throughputs_in(c, steady.window, steady.block_s, kept_full, steady.least_block)
         for name in RATES:
             figure = getattr(rates, name)
             if isinstance(figure, Estimate) and figure.level is not None:
@@ -89,6 +90,93 @@ def test_rates_of_closed_loops_cover(c: int, n: int) -> None:
     truth = {"requests_per_s": per_s, "output_tok_per_s": per_s * mean_tok}
     found = covered(lambda random: closed(c, n, random), truth, 300, pattern=None, concurrency=c)
     print(f"C = {c}, N = {n}: " + ", ".join(f"{name} {share:.1%}" for name, share in found.items()))
+    assert min(found.values()) >= 0.91
+
+
+TURNS, PAUSE_S = 4, 1.0
+
+
+def sessions(c: int, n: int, random: np.random.Generator) -> tuple[Columns, Lives]:
+    """`c` sessions at a time of TURNS requests each, with exponential pauses between them."""
+    n_tok = random.integers(TOK[0], TOK[1] + 1, (n, TURNS))
+    free, sent_s = [0.0] * c, np.zeros((n, TURNS))
+    for k in range(n):
+        at_s = heapq.heappop(free)
+        for turn in range(TURNS):
+            sent_s[k, turn] = at_s
+            at_s += TTFT_S + TPOT_S * (n_tok[k, turn] - 1)
+            at_s += random.exponential(PAUSE_S) if turn < TURNS - 1 else 0.0
+        heapq.heappush(free, at_s)
+    made = columns(sent_s.ravel(), n_tok.ravel())
+    return made, Lives.of(made, np.repeat(np.arange(n), TURNS))
+
+
+def rate_of_sessions(c: int) -> dict[str, float]:
+    """In closed form: what a session brings over how long it takes."""
+    mean_tok = (TOK[0] + TOK[1]) / 2
+    per_s = c * TURNS / (TURNS * (TTFT_S + TPOT_S * (mean_tok - 1)) + (TURNS - 1) * PAUSE_S)
+    return {"requests_per_s": per_s, "output_tok_per_s": per_s * mean_tok}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("c", "n"), [(4, 100), (16, 400), (16, 1000)])
+def test_rates_of_closed_loops_of_sessions_cover(c: int, n: int) -> None:
+    truth = rate_of_sessions(c)
+    found = covered(lambda random: sessions(c, n, random), truth, 300, pattern=None, concurrency=c)
+    print(f"{c} sessions at a time of {n}: " + ", ".join(f"{name} {x:.1%}" for name, x in found.items()))
+    assert min(found.values()) >= 0.91
+
+
+def test_sessions_count_while_new_ones_take_the_place_of_those_that_end() -> None:
+    """Behind the last opening fewer and fewer run: to count that time made short loops a quarter too slow."""
+    points = []
+    for seed in range(40):
+        c, lives = sessions(8, 40, np.random.default_rng(seed))
+        steady = steady_part(c, None, concurrency=8, lives=lives)
+        assert steady is not None
+        assert steady.counted(c).due_s.max() <= lives.start_s.max()
+        rates = throughputs_in(c, steady.window, steady.block_s, lives, steady.least_block)
+        points.append(rates.requests_per_s.point)
+    assert np.mean(points) == pytest.approx(rate_of_sessions(8)["requests_per_s"], rel=0.03)
+
+
+def test_an_open_loop_of_sessions_lasts_until_the_last_one_begins() -> None:
+    """3 a second of 4 turns with 3 s between them: 12 requests a second."""
+    begins_s = np.arange(120) / 3
+    sent_s = begins_s[:, None] + np.arange(4) * 3.3
+    order = np.argsort(sent_s.ravel(), kind="stable")
+    c = columns(sent_s.ravel()[order], np.full(480, 11))
+    lives = Lives.of(c, np.repeat(np.arange(120), 4)[order])
+    steady = steady_part(c, "constant", lives=lives)
+    assert steady is not None
+    assert steady.window.end_s == pytest.approx(begins_s[-1])
+    assert steady.window.start_s == pytest.approx(3 * 3.3 + 0.3, abs=0.1)
+    rates = throughputs_in(c, steady.window, steady.block_s)
+    assert rates.requests_per_s.point == pytest.approx(12, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_rates_of_closed_loops_cover_where_clients_hang_up(share: float) -> None:
+    """Who hangs up holds a place for a while and brings nothing."""
+    mean_tok, held_s = (TOK[0] + TOK[1]) / 2, TTFT_S + TPOT_S
+    stay_s = (1 - share) * (TTFT_S + TPOT_S * (mean_tok - 1)) + share * held_s
+    per_s = 16 * (1 - share) / stay_s
+
+    def of_run(random: np.random.Generator) -> tuple[Columns, Lives]:
+        n_tok, hung_up = random.integers(TOK[0], TOK[1] + 1, 1000), random.random(1000) < share
+        free, sent_s = [0.0] * 16, np.zeros(1000)
+        for k in range(1000):
+            sent_s[k] = heapq.heappop(free)
+            heapq.heappush(free, sent_s[k] + (held_s if hung_up[k] else TTFT_S + TPOT_S * (n_tok[k] - 1)))
+        every = columns(sent_s, np.where(hung_up, 2, n_tok))
+        return every.where(~hung_up), Lives.of(every)
+
+    truth = {"requests_per_s": per_s, "output_tok_per_s": per_s * mean_tok}
+    found = covered(of_run, truth, 300, pattern=None, concurrency=16)
+    print(f"{share:.0%} hang up: " + ", ".join(f"{name} {x:.1%}" for name, x in found.items()))
     assert min(found.values()) >= 0.91
 
 

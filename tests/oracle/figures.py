@@ -8,6 +8,7 @@ microseconds apart, so rates are ranges: what came for certain, and what may hav
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ EDGE_S = 0.004
 """By how much the two sides may differ on when the window begins and ends."""
 LATE_S = 0.004
 """By how much a latency may differ: the loopback, and a busy machine's wait between due and sent."""
+HUNG_UP_S = 0.05
+"""How much later than the client a busy server may see that it hung up."""
 QUANTILES = {"p50": (0.5, 11), "p90": (0.9, 64), "p99": (0.99, 662)}
 """Each with the samples that it needs to be printed."""
 STEADY = ("constant", "poisson", "gamma")
@@ -155,9 +158,12 @@ def quantile(values: np.ndarray, p: float) -> float:
     return float(low + (high - low) * (place % 1)) if np.isfinite(high) else float("inf")
 
 
-def truth(run: Path, rows: Sequence[Any], begins_s: float, n_counted: int, ttft_slo_s: float) -> Truth:
-    """Every headline figure. `begins_s` is where the page says that the window begins: a warm-up's end is a
-    statistical choice, so it may lie later than the definition's start, but not past the middle of the run.
+def truth(
+    run: Path, rows: Sequence[Any], page: tuple[float, float], n_counted: int, ttft_slo_s: float
+) -> Truth:
+    """Every headline figure. `page` is the window by the page. A warm-up's end is a statistical choice, so it
+    may lie later than the definition's start, but not past the middle of the run; and where a wave of a
+    closed loop ends within `EDGE_S` of the last dispatch the page says whether it counts.
     `n_counted` is the page's population: it settles on which side of the window's begin the requests lie that
     were due within `EDGE_S` of it, and no others.
     """
@@ -168,10 +174,15 @@ def truth(run: Path, rows: Sequence[Any], begins_s: float, n_counted: int, ttft_
     seen = [by_index[i] for i in range(n) if kinds[i] not in ("abandoned", "not_sent")]
     ok = [reply for reply in seen if kinds[reply.index] == "ok"]
     due_s = _due(load, by_index)
-    window, is_steady = _window(load, seen, ok, due_s, begins_s, n_counted)
-    # Percentiles: of the requests that were due from the window's begin on.
+    every = [by_index[i] for i in range(n) if kinds[i] != "not_sent"]
+    ends_s = {r.index: r.at_s[-1] if kinds[r.index] == "ok" else r.over_s for r in every}
+    lives = _lives(load, ends_s, due_s)
+    window, is_steady = _window(load, lives, seen, ok, due_s, page, n_counted)
+    # Percentiles: of the requests that were due from the window's begin on, and while sessions still began.
     by_due = sorted(seen, key=lambda r: due_s[r.index])
-    least, most = (sum(due_s[r.index] >= window.low + edge_s for r in seen) for edge_s in (EDGE_S, -EDGE_S))
+    if is_steady and load.session is not None:
+        by_due = [r for r in by_due if due_s[r.index] <= max(begun_s for begun_s, _ in lives)]
+    least, most = (sum(due_s[r.index] >= window.low + edge_s for r in by_due) for edge_s in (EDGE_S, -EDGE_S))
     counted = by_due[-min(max(n_counted, least), most) :] if is_steady else by_due
     # For certain, and at most: on the criterion's very edge some microseconds decide.
     sure, maybe = (
@@ -205,7 +216,6 @@ def truth(run: Path, rows: Sequence[Any], begins_s: float, n_counted: int, ttft_
         for label, (p, least) in QUANTILES.items()
         if len(values) >= least
     }
-    every = [by_index[i] for i in range(n) if kinds[i] != "not_sent"]
 
     def completions_of(those: set[int]) -> list[tuple[float, float]]:
         return [(r.at_s[-1], 1.0) for r in ok if r.index in those]
@@ -261,31 +271,65 @@ def _due(load: Asked, by_index: dict[int, Reply]) -> np.ndarray:
     return due_s
 
 
+def _lives(load: Asked, ends_s: dict[int, float], due_s: np.ndarray) -> list[tuple[float, float]]:
+    """When each request, or each whole session, began and ended; infinite what was cut off."""
+    if load.session is None:
+        return [(due_s[i], end_s) for i, end_s in ends_s.items()]
+    found = []
+    for session in range(int(load.session.max()) + 1):
+        own = np.flatnonzero(load.session == session)
+        sent = [i for i in own if i in ends_s]
+        if sent:
+            ended_s = max(ends_s[i] for i in sent) if len(sent) == len(own) else math.inf
+            found.append((min(due_s[i] for i in sent), ended_s))
+    return found
+
+
 def _window(
-    load: Asked, seen: list[Reply], ok: list[Reply], due_s: np.ndarray, begins_s: float, n_counted: int
+    load: Asked,
+    lives: list[tuple[float, float]],
+    seen: list[Reply],
+    ok: list[Reply],
+    due_s: np.ndarray,
+    page: tuple[float, float],
+    n_counted: int,
 ) -> tuple[Range, bool]:
     whole = Range(min(r.sent_s for r in seen), max(r.at_s[-1] for r in ok))
     if load.concurrency is not None:
-        ends_s = sorted(r.over_s for r in seen)
-        if len(ends_s) <= load.concurrency:
+        ends_s, last_s, c = (
+            sorted(ended_s for _, ended_s in lives),
+            max(at_s for at_s, _ in lives),
+            load.concurrency,
+        )
+        fewest, many = (sum(at_s <= last_s + edge_s for at_s in ends_s) // c for edge_s in (-EDGE_S, EDGE_S))
+        n_waves = (
+            min(range(fewest, many + 1), key=lambda k: abs(ends_s[max(k, 1) * c - 1] - page[1]))
+            if many
+            else 0
+        )
+        if n_waves < 2:
             return whole, False
-        window = Range(ends_s[load.concurrency - 1], max(r.sent_s for r in seen))
+        window = Range(ends_s[c - 1], ends_s[n_waves * c - 1])
         # Behind the wave are 11 successes, as many as a median needs, or the whole run counts: on the edge
         # the page's own population says which.
-        most, least = (sum(due_s[r.index] >= window.low + edge_s for r in ok) for edge_s in (-EDGE_S, EDGE_S))
+        most, least = (
+            sum(window.low + edge_s <= due_s[r.index] <= last_s for r in ok) for edge_s in (-EDGE_S, EDGE_S)
+        )
         is_steady = least >= 11 if (least >= 11) == (most >= 11) else n_counted < len(seen)
         return (window, True) if is_steady and window.high > window.low else (whole, False)
     planned_s = due_s[[r.index for r in seen]]
+    stays_s = [r.at_s[-1] - due_s[r.index] for r in ok]
+    if load.session is not None:  # sessions come at the rate, and fill the system as long as they stay
+        planned_s = np.array([begun_s for begun_s, _ in lives])
+        stays_s = [ended_s - begun_s for begun_s, ended_s in lives if ended_s < math.inf]
     if load.pattern not in STEADY or np.ptp(planned_s) <= 0:
         return whole, False
     first_s, end_s = planned_s.min(), max(planned_s.max(), load.duration_s or 0.0)
-    fill_s = min(quantile(np.array([r.at_s[-1] - due_s[r.index] for r in ok]), 0.95), (end_s - first_s) / 2)
+    fill_s = min(quantile(np.array(stays_s), 0.95) if stays_s else math.inf, (end_s - first_s) / 2)
     a = first_s + fill_s
-    if begins_s > a + EDGE_S:
-        assert begins_s <= first_s + 0.75 * (end_s - first_s), (
-            "the window begins past what a warm-up may take"
-        )
-        a = begins_s
+    if page[0] > a + EDGE_S:
+        assert page[0] <= first_s + 0.75 * (end_s - first_s), "the window begins past what a warm-up may take"
+        a = page[0]
     return Range(a, end_s), True
 
 
@@ -314,10 +358,11 @@ def _in_flight(every: list[Reply], window: Range) -> dict[str, Range]:
     inside = [r for r in every if r.sent_s < b and r.over_s > a]
 
     def highest(shrink_s: float) -> float:
-        """With each request shorter (or longer) by so much at its end."""
+        """With each request shorter (or longer) by so much at its end; a server learns late of a hang-up."""
+        late_s = {r.index: shrink_s + HUNG_UP_S * (r.hung_up and shrink_s > 0) for r in inside}
         steps = sorted(
             [(max(r.sent_s, a), 1) for r in inside]
-            + [(max(min(r.over_s, b) - shrink_s, max(r.sent_s, a)), -1) for r in inside]
+            + [(max(min(r.over_s, b) - late_s[r.index], max(r.sent_s, a)), -1) for r in inside]
         )
         now = most = 0
         for _, step in steps:

@@ -71,9 +71,10 @@ def fired(wanted: Draw, folder: Path) -> tuple[Path, list[Served], str]:
 def disagreements(run: Path, rows: list[Served], wanted: Draw) -> list[str]:
     """Each figure of the page that the servers' logs contradict."""
     summary = orjson.loads((run / "summary.json").read_bytes())
-    begins = summary["window"]["start_s"]["point"]
+    begins, ends = (summary["window"][name]["point"] for name in ("start_s", "end_s"))
     n_counted = summary["metrics"]["ttft"]["p50"].get("n", 0)
-    found = truth(run, rows, begins if begins is not None else math.inf, n_counted, wanted.ttft_slo_s)
+    page = (math.inf, math.inf) if begins is None else (begins, ends)
+    found = truth(run, rows, page, n_counted, wanted.ttft_slo_s)
     found_wrong = [*_counts(summary, found), *_latencies(summary, found), *_rates(summary, found)]
     asked = dict(zip(wanted.words, wanted.words[1:], strict=False)).get("--concurrency")
     if wanted.kind == "closed workers" and found.rates["concurrency.mean"].high < KEPT * int(asked or 0):
