@@ -90,7 +90,7 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
         parse_goal(t) for t in dict.fromkeys(row.target for v in views for row in v.summary.targets)
     )
     percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
-    per_device = None not in [_n_devices(view) for view in views]
+    per_device = None not in [n_devices(view) for view in views]
     points = tuple(
         _point(case.named(label), load, case, percentile, per_device)
         for label in labels
@@ -132,7 +132,7 @@ def _point(
     views = contender.views
     judged = [row for view in views for row in view.summary.targets]
     results = {row.result for row in judged}
-    n = (_n_devices(views[0]) or 1) if per_device else 1
+    n = (n_devices(views[0]) or 1) if per_device else 1
     states = [str(view.summary.verdict.state) for view in views]
     if case.gate.state == State.NOT_COMPARABLE:
         states.append(str(State.NOT_COMPARABLE))
@@ -157,7 +157,7 @@ def _each(figure: Figure, of: Callable[[float], float]) -> Figure:
     return replace(figure, point=of(figure.point), low=low, high=high)
 
 
-def _n_devices(view: View) -> int | None:
+def n_devices(view: View) -> int | None:
     """Over how many GPUs the engine was spread; None without GPUs, or where that is not stated."""
     devices = view.manifest.devices
     roofline = view.summary.roofline

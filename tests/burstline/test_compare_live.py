@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from burstline.loadgen.record.rundir import open_run
+from burstline.reports.model.contenders import comparison_of
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LOAD = [
@@ -34,6 +37,35 @@ def runs_with(out: Path, *flags: str, repeats: int = 3) -> list[Path]:
     assert len(paths) == repeats, said
     assert code in (0, 4), said
     return paths
+
+
+def test_engines_of_different_speed_are_compared_in_loops_by_time(tmp_path):
+    """The faster one needs more of the plan: what the slower one never sent has not failed."""
+    loop = [
+        "--duration-s",
+        "4",
+        "--concurrency",
+        "8",
+        "--prompt-tokens",
+        "8",
+        "--output-tokens",
+        "4..20",
+        "-q",
+    ]
+    for name, ttft_s in (("fast", 0.05), ("slow", 0.1)):
+        with truth_server(Script(ttft_s=ttft_s, gaps_s=(ttft_s / 10,))) as server:
+            again = ("--url", server.url, "--engine", "truth", "--repeats", "3", "--out", tmp_path / name)
+            code, said = burstline("run", *again, *loop)
+        assert code in (0, 4), said
+    runs = [path for path in tmp_path.glob("*/*") if not path.name.endswith("-repeats")]
+    comparison = comparison_of([open_run(path) for path in runs], tmp_path, anyway=True)
+    (case,) = comparison.cases
+    assert not [
+        each for each in case.gate.reasons + case.gate.warnings if each.code in ("failures", "workload")
+    ]
+    for contender in case.contenders:
+        own = [view.summary.metrics["e2e"].p50.point for view in contender.views]
+        assert min(own) <= contender.figure("metrics", "e2e", "p50").point <= max(own)
 
 
 def test_a_setting_is_ranked_recognised_and_refused_beside_a_hidden_second_difference(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.record import Record
+from burstline.loadgen.record.record import Outcome, Record
 from burstline.loadgen.record.verdict import Reason
 from burstline.loadgen.stats.estimates import Absent, Estimate
 from burstline.loadgen.stats.quantiles import percentile
@@ -102,6 +102,27 @@ def test_each_difference_is_a_reason_in_its_own_words(other, code, words):
     assert not gate.comparable
     assert code in codes(gate)
     assert any(words in reason.text for reason in gate.reasons if reason.code == code)
+
+
+def test_a_loop_by_time_is_judged_by_what_both_servers_needed_of_the_plan():
+    """The faster one sends more of a plan whose later requests are longer."""
+
+    def loop(label: str, n_sent: int) -> ServedWork:
+        records = [
+            replace(row, planned_output_tok=n_tok, output_tok=n_tok)
+            for row, n_tok in zip(served(), np.linspace(4, 40, 100).astype(int).tolist(), strict=True)
+        ]
+        records[n_sent:] = [
+            replace(failed(row.index, "not_sent", row.planned_output_tok), planned_prompt_tok=512)
+            for row in records[n_sent:]
+        ]
+        whole = work(label, records, settings={"concurrency": "8"})
+        return replace(whole, columns=whole.planned.without(Outcome.NOT_SENT))
+
+    assert comparability([loop("A", 60), loop("B", 30)]).reasons == ()
+    assert "workload" in codes(
+        comparability([loop("A", 60), work("B", served(), settings={"concurrency": "8"})])
+    )
 
 
 def test_one_repeat_that_differs_is_enough():

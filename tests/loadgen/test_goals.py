@@ -176,6 +176,18 @@ def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
     assert of_summary(Summary.from_json(summary)) == exit_codes.TARGET_MISSED
 
 
+@pytest.mark.parametrize(
+    ("n", "share", "result"),
+    [(3, 1.0, "inconclusive"), (300, 1.0, "inconclusive"), (400, 1.0, "pass"), (3, 0.0, "fail")],
+)
+def test_a_share_of_a_few_requests_decides_no_more_than_chance_allows(n, share, result):
+    """With three of three, the true share may be 29%; 369 of 369 exclude less than 99% (Clopper, Pearson)."""
+    rows = [ok(k, 0.1 if k < share * n else 3.0, [0.01] * 3) for k in range(n)]
+    goals = tuple(map(parse_goal, ("ttft<=1s", "attainment>=99%")))
+    (target,) = summarized(record_table(rows), conditions(goals=goals))["targets"]
+    assert (target["target"], target["result"]) == ("attainment>=99%", result)
+
+
 def test_a_single_token_has_no_tpot_to_miss():
     c = columns_of(record_table([ok(0, 0.1, []), ok(1, 0.1, [0.5])]))
     assert good(c, [parse_goal("tpot<=100ms")]).tolist() == [True, False]

@@ -1,6 +1,8 @@
 """A sweep: which runs are one, what is said of it, and that what cannot be relied on looks so."""
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +14,7 @@ from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of, differing_factors
 from burstline.reports.model.sweep_load import differ_in_load_alone, load_of
-from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
 from burstline.reports.page.banner import banner
 from burstline.reports.page.comparison_json import comparison_json
@@ -99,6 +101,20 @@ def test_a_point_holds_the_runs_own_numbers(runs, sweep):
     assert (tpot.low, tpot.high) == (speed.low, speed.high) or speed.low == pytest.approx(1 / tpot.high)
     assert sweep.percentile["ttft"] == "p50"  # the target's
     assert sweep.per_device
+
+
+@pytest.mark.parametrize(
+    ("spread", "n_gpus", "n"),
+    [({}, 1, 1), ({"data_parallel_size": 4}, 4, 4), ({"pipeline_parallel_size": 2}, 8, 2),
+     ({"tensor_parallel_size": 8, "data_parallel_size": 8}, 8, None), ({"tensor_parallel_size": None}, 2, None)],
+)  # fmt: skip
+def test_a_rate_per_gpu_is_over_all_gpus_that_serve(runs, spread, n_gpus, n):
+    """Four copies on four GPUs are no faster per GPU than one on one."""
+    manifest = runs[0].manifest
+    identity = replace(manifest.identity, **{"tensor_parallel_size": 1} | spread)
+    seen = replace(manifest, identity=identity, devices=manifest.devices[:1] * n_gpus)
+    view = SimpleNamespace(manifest=seen, summary=runs[0].summary)
+    assert n_devices(view) == n
 
 
 @pytest.mark.drawn
