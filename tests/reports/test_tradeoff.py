@@ -106,7 +106,8 @@ def test_a_point_holds_the_runs_own_numbers(runs, sweep):
 @pytest.mark.parametrize(
     ("spread", "n_gpus", "n"),
     [({}, 1, 1), ({"data_parallel_size": 4}, 4, 4), ({"pipeline_parallel_size": 2}, 8, 2),
-     ({"tensor_parallel_size": 8, "data_parallel_size": 8}, 8, None), ({"tensor_parallel_size": None}, 2, None)],
+     ({"tensor_parallel_size": 8, "data_parallel_size": 8}, 8, None),
+     ({"tensor_parallel_size": None}, 2, None)],
 )  # fmt: skip
 def test_a_rate_per_gpu_is_over_all_gpus_that_serve(runs, spread, n_gpus, n):
     """Four copies on four GPUs are no faster per GPU than one on one."""
