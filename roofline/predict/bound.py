@@ -20,12 +20,14 @@ class Bound:
     """The least seconds of all `count` runs of an op on one device.
 
     `level` is the level of memory or the link that `memory_s` or `link_s` belongs to: of several levels, the
-    one that takes longest.
+    one that takes longest. `expected_memory_s` charges every expert that the batch is expected to touch, not
+    only those it must: that tells what limits an op, though it is no bound.
     """
 
     op: Op
     compute_s: float
     memory_s: float
+    expected_memory_s: float
     link_s: float
     level: str
 
@@ -38,7 +40,7 @@ class Bound:
         """What takes longest; memory where nothing takes any time."""
         if self.op.kind == "collective":
             return "communication"
-        return "compute" if self.compute_s > self.memory_s else "memory"
+        return "compute" if self.compute_s > self.expected_memory_s else "memory"
 
 
 def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> Bound:
@@ -51,13 +53,14 @@ def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> B
     """
     if op.kind == "collective":
         seconds, link = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
-        return Bound(op, 0.0, 0.0, op.count * seconds, link)
+        return Bound(op, 0.0, 0.0, 0.0, op.count * seconds, link)
     # Over a cache of 8 bits kernels may quantise the queries, too: measured prompts beat the bf16 peak by 4%.
     dtype = "fp8" if 0 < op.kv_element_bytes <= 1 and "fp8" in device.peaks else op.dtype
     compute_s = op.count * op.flops / device.peak_flops_per_s(dtype) if op.flops else 0.0
     moved = op.kv_bytes if op.kind == "elementwise" else op.least_bytes
     memory_s, level = _memory_s(op.count * moved, device, working_set_bytes)
-    return Bound(op, compute_s, memory_s, 0.0, level)
+    expected_s, _ = _memory_s(op.count * (moved + op.avoidable_bytes), device, working_set_bytes)
+    return Bound(op, compute_s, memory_s, expected_s, 0.0, level)
 
 
 def _memory_s(moved_bytes: float, device: Device, working_set_bytes: float | None) -> tuple[float, str]:

@@ -137,7 +137,7 @@ def ridge_tok(deployment: Deployment) -> int | None:
             for op in deployment.ops(Step.decode(n_tok, 1))
             if op.kind == "matmul"
         ]
-        return sum(b.compute_s for b in bounds) >= sum(b.memory_s for b in bounds)
+        return sum(b.compute_s for b in bounds) >= sum(b.expected_memory_s for b in bounds)
 
     if not compute_bound(MOST_TOK):
         return None

@@ -12,7 +12,7 @@ from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Quant
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
+from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds, ridge_tok
 from burstline.roofline.predict.predict import Deployment
 
 
@@ -47,6 +47,27 @@ def test_predictions_stand_beside_the_ceiling_and_launches_can_bind():
     assert limit["lm_head"] == "memory"
     assert limit["all_reduce"] == "communication"
     assert {line.limit for line in phases["prefill"].lines if line.bound.op.name == "gate_up"} == {"memory"}
+
+
+def test_experts_are_compute_bound_once_their_expected_weights_take_less_time():
+    device = load_device("h100")
+    shape, stored = load_model("gpt-oss-120b")
+    on = Deployment(shape, stored, Parallel(), device)
+
+    def margin_s(n_tok: int) -> float:
+        products = [op for op in on.ops(Step.decode(n_tok, 1)) if op.kind == "matmul"]
+        return sum(
+            op.count * (op.flops / device.peak_flops_per_s(op.dtype) - op.bytes / device.bytes_per_s)
+            for op in products
+        )
+
+    ridge = ridge_tok(on)
+    assert ridge == 2216
+    assert margin_s(ridge - 1) < 0 <= margin_s(ridge)
+    prefill = phase_bounds(on, UniformBatch(1, 512, 1))["prefill"].lines
+    experts = next(line for line in prefill if line.bound.op.name == "experts_gate_up")
+    assert (experts.limit, round(experts.bound.op.intensity)) == ("memory", 58)  # the ridge is at 295
+    assert experts.bound.seconds < experts.bound.expected_memory_s  # the ceiling's seconds stay a ceiling
 
 
 def test_a_slow_host_adds_to_every_step_and_binds_it():
