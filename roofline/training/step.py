@@ -69,13 +69,15 @@ class TrainingStep:
 
     @property
     def model_flops(self) -> float:
-        """What the step needs at least: each product forward and twice backward, nothing computed twice."""
+        """What the step needs at least, nothing computed twice: attention three times as much as forward, and
+        each product forward and backward, where a frozen one has no weight gradient."""
         once = sum(
-            each.op.count * each.op.flops
+            each.op.count * each.op.flops * (3 if each.op.kind == "attention" else 1)
             for each in self.work
-            if each.during == "forward" and each.op.kind in ("matmul", "attention")
+            if (each.op.kind == "attention" and each.during == "forward")
+            or (each.op.kind == "matmul" and each.during != "recompute")
         )
-        return 3 * once * self.recipe.tp * self.recipe.n_micro * self.recipe.sharding.n_ranks
+        return once * self.recipe.tp * self.recipe.n_micro * self.recipe.sharding.n_ranks
 
     @property
     def flops_per_s(self) -> float:

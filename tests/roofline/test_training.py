@@ -183,6 +183,16 @@ def test_adapters_train_few_parameters_and_drop_the_weights_gradients():
     assert training_memory(adapted).optimizer < training_memory(whole).optimizer / 20
 
 
+def test_frozen_products_count_twice_and_adapters_three_times():
+    """As above with adapters of rank 4: two thin products for each product of the two layers."""
+    step = training_step(Recipe(TINY, A100, 2, 4, 2, adapter_rank=4), None)
+    shapes = [(8, 24), (8, 8), (8, 32), (16, 8)] * 2
+    frozen = sum(2 * 8 * k * n for k, n in [*shapes, (8, 32)])
+    adapters = sum(2 * 8 * 4 * (k + n) for k, n in shapes)
+    attention = 2 * 2 * (2 * 2 * (4 + 4)) * comb(5, 2)
+    assert step.model_flops == 2 * frozen + 3 * (adapters + attention)
+
+
 def test_frozen_weights_of_4_bits_are_a_quarter_and_are_unpacked_forward_and_backward():
     recipe = Recipe(load_model("llama-2-7b")[0], A100, 1, 512, 1, adapter_rank=64)
     packed = replace(recipe, frozen="int4")
