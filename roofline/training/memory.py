@@ -88,6 +88,12 @@ def first_stage(model: ModelShape, pp: int) -> tuple[float, int]:
     return in_layer * n_layers + embedding + model.n_positions * model.d, n_layers
 
 
+def gather_bytes(recipe: Recipe) -> float:
+    """Bytes on the wire of a weight that is gathered for use: a frozen one is sent as it is stored."""
+    sent = recipe.sharding.gather_bytes
+    return min(sent, ELEMENT_BYTES[recipe.frozen]) if recipe.adapter_rank else sent
+
+
 def training_memory(recipe: Recipe) -> TrainingMemory:
     """Of the micro-batches of a step, at most as many as there are stages are in flight."""
     model, sharding, tp, pp = recipe.model, recipe.sharding, recipe.tp, recipe.pp
@@ -118,7 +124,7 @@ def training_memory(recipe: Recipe) -> TrainingMemory:
     if recipe.recompute == "full":  # one layer at a time is computed again
         working = max(layer_bytes(layer, "none") for layer in model.layers)
     if sharding.weights.degree > 1:  # two layers are gathered: one in use, the next on its way
-        working += 2 * sharding.gather_bytes * params / n_layers
+        working += 2 * gather_bytes(recipe) * params / n_layers
     rows = recipe.n_seq_tok * recipe.micro_batch
     on_device = 0.0 if recipe.offload else trained
     return TrainingMemory(

@@ -17,7 +17,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Prediction, predict_step
-from burstline.roofline.training.memory import TrainingMemory, first_stage, training_memory
+from burstline.roofline.training.memory import TrainingMemory, first_stage, gather_bytes, training_memory
 from burstline.roofline.training.recipe import Recipe
 
 Pass = Literal["forward", "backward", "recompute"]
@@ -228,16 +228,19 @@ def _communication_s(recipe: Recipe, work: tuple[Work, ...]) -> tuple[float, flo
         "forward": sum(each.seconds for each in work if each.during == "forward") / recipe.pp,
         "backward": sum(each.seconds for each in work if each.during != "forward") / recipe.pp,
     }
-    transfers = list(sharding.transfers(recomputed=recipe.recompute == "full"))
+    transfers = [
+        # After a step only what was trained is gathered; for use, all weights are.
+        (replace(each, bytes_=gather_bytes(recipe)), params)
+        if each.kind == "all_gather" and each.when != "step"
+        else (each, trained)
+        for each in sharding.transfers(recomputed=recipe.recompute == "full")
+    ]
     for when, times in (("forward", recipe.n_micro), ("backward", recipe.n_micro), ("step", 1)):
         seconds = sum(
             replace(each, stride=each.stride * recipe.tp).seconds(
-                (trained if each.kind != "all_gather" else params) / recipe.tp,
-                device.links,
-                n_layers,
-                flat=sharding.flat,
+                n_params / recipe.tp, device.links, n_layers, flat=sharding.flat
             )
-            for each in transfers
+            for each, n_params in transfers
             if each.when == when
         )
         # Behind computing, but for the first or last layer's; at a step's end, behind the last backward pass.

@@ -193,6 +193,25 @@ def test_frozen_products_count_twice_and_adapters_three_times():
     assert step.model_flops == 2 * frozen + 3 * (adapters + attention)
 
 
+def test_only_what_was_trained_is_gathered_after_a_step_and_frozen_weights_as_they_are_stored():
+    """On a ring without latency over 8 ranks: 7/8 of each buffer, twice for an all-reduce."""
+    model, gb_per_s = load_model("llama-2-7b")[0], 300e9
+    link = Link("node", "ring", 8, gb_per_s)
+    device = replace(A100, links=(link,))
+    plain = Recipe(model, device, 8, 512, 1, zero(0, 8), adapter_rank=64, overlap=False)
+    buffer_s = 7 / 8 / gb_per_s
+    for stage in (0, 1):  # gradients reduced and adapters gathered take as long as one all-reduce
+        sharded = replace(plain, sharding=zero(stage, 8))
+        expected_s = 2 * 2 * plain.adapter_params * buffer_s
+        assert training_step(sharded, None).exposed_s == pytest.approx(expected_s)
+    packed = replace(plain, sharding=zero(3, 8), frozen="int4")
+    gathered_s = 2 * 0.5 * model.params() * buffer_s  # forward and backward
+    reduced_s = 2 * plain.adapter_params * buffer_s
+    assert training_step(packed, None).exposed_s == pytest.approx(gathered_s + reduced_s)
+    working = [training_memory(replace(packed, frozen=frozen)).activations for frozen in ("bf16", "int4")]
+    assert working[0] - working[1] == pytest.approx(1.25 * 2 * 1.5 * model.params() / 32)
+
+
 def test_frozen_weights_of_4_bits_are_a_quarter_and_are_unpacked_forward_and_backward():
     recipe = Recipe(load_model("llama-2-7b")[0], A100, 1, 512, 1, adapter_rank=64)
     packed = replace(recipe, frozen="int4")
