@@ -79,19 +79,30 @@ def first_stage(model: ModelShape, pp: int) -> tuple[float, int]:
 
     The last stage's head costs as much as some layers: stages are divided so that they cost the same.
     """
-    embedding = model.vocab * model.d
-    outside = embedding * (1 if model.tied else 2) + model.n_positions * model.d + model.norm_params
-    in_layer = (model.params() - outside) / model.n_layers
+    in_layer = (model.params() - _outside_layers(model)) / model.n_layers
     if pp == 1:
         return model.params(), model.n_layers
-    n_layers = min(model.n_layers, math.ceil((model.n_layers + embedding / in_layer) / pp))
-    return in_layer * n_layers + embedding + model.n_positions * model.d, n_layers
+    n_layers = min(model.n_layers, math.ceil((model.n_layers + model.vocab * model.d / in_layer) / pp))
+    return in_layer * n_layers + _outside_layers(model, pp), n_layers
+
+
+def _outside_layers(model: ModelShape, pp: int = 1) -> int:
+    """Parameters of the embedding; of the head and the last norm too, where there is one stage."""
+    embedding = model.vocab * model.d
+    ends = embedding * (1 if model.tied else 2) + model.norm_params if pp == 1 else embedding
+    return ends + model.n_positions * model.d
+
+
+def stored_bytes(recipe: Recipe) -> float:
+    """Of a frozen weight, on average: the embedding and the head keep 16 bits, as QLoRA's do."""
+    outside = _outside_layers(recipe.model, recipe.pp) / first_stage(recipe.model, recipe.pp)[0]
+    return 2 * outside + ELEMENT_BYTES[recipe.frozen] * (1 - outside)
 
 
 def gather_bytes(recipe: Recipe) -> float:
     """Bytes on the wire of a weight that is gathered for use: a frozen one is sent as it is stored."""
     sent = recipe.sharding.gather_bytes
-    return min(sent, ELEMENT_BYTES[recipe.frozen]) if recipe.adapter_rank else sent
+    return min(sent, stored_bytes(recipe)) if recipe.adapter_rank else sent
 
 
 def training_memory(recipe: Recipe) -> TrainingMemory:
@@ -102,7 +113,7 @@ def training_memory(recipe: Recipe) -> TrainingMemory:
     kept = sharding.kept_bytes()
     weights, trained = kept["weights"], 1.0
     if recipe.adapter_rank:
-        weights = ELEMENT_BYTES[recipe.frozen] / sharding.weights.degree
+        weights = stored_bytes(recipe) / sharding.weights.degree
         trained = recipe.adapter_params / model.params()
 
     def layer_bytes(layer: Layer, recompute: Recompute) -> float:

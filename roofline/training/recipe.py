@@ -60,6 +60,11 @@ class Recipe:
     def __post_init__(self) -> None:
         check_trainable(self.model)
         check_parallel(self.model, Parallel(tp=self.tp, pp=self.pp))
+        if self.model.max_context is not None and self.n_seq_tok > self.model.max_context:
+            raise RooflineError(
+                f"sequences of {self.n_seq_tok} tokens are longer than the {self.model.max_context} of"
+                f" {self.model.name}"
+            )
         if self.model.n_layers < self.pp * self.virtual_stages:
             raise RooflineError(
                 f"{self.pp} stages x {self.virtual_stages} chunks are more than the {self.model.n_layers}"
