@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,7 +21,7 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
-from burstline.roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room
+from burstline.roofline.predict.capacity import BLOCK_TOK, Room, check_batch, kv_bytes, largest_batch, room
 from burstline.roofline.predict.deployment import (
     Line,
     PhaseBound,
@@ -200,7 +201,7 @@ def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[st
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
         },
-        "burst": _burst(options, deployment, kv_room.kv_tok, known) if options.simulate else None,
+        "burst": _burst(options, deployment, kv_room, known) if options.simulate else None,
         "assumed": [*_assumed(options, device), *_of_calibration(quant, known)],
     }
 
@@ -295,13 +296,17 @@ def _by_batch(
     return {name: decode_curve(deployment, asked.mean_context_tok, by, most) for name, by in either.items()}
 
 
-def _burst(options: BoundOptions, deployment: Deployment, kv_tok: int, known: Calibration) -> dict[str, Any]:
+def _burst(options: BoundOptions, on: Deployment, kv_room: Room, known: Calibration) -> dict[str, Any]:
     """A burst of `--simulate` requests through vLLM's scheduling rules, at the ceiling and as predicted."""
-    limits = Limits(options.max_num_seqs, options.max_num_batched_tokens, kv_tok)
+    limits = Limits(options.max_num_seqs, options.max_num_batched_tokens, kv_room.kv_tok)
+    one_tok = BLOCK_TOK * math.ceil((options.prompt + options.output) / BLOCK_TOK)
+    most = largest_batch(on.model, on.quant, on.parallel, kv_room, one_tok)
+    if most != kv_room.kv_tok // one_tok:  # windows keep fewer tokens than all, linear attention its state
+        limits = replace(limits, max_num_seqs=min(options.max_num_seqs, most), kv_tok=most * one_tok)
     requests = [Asked(0.0, options.prompt, options.output)] * (options.simulate or 0)
     found = {}
     for name, by in {"ceiling": None, "predicted": known}.items():
-        outcome = simulate(requests, limits, Clock(deployment, by))
+        outcome = simulate(requests, limits, Clock(on, by))
         found[name] = {
             "makespan_s": outcome.makespan_s,
             "output_tok_per_s": len(requests) * options.output / outcome.makespan_s,

@@ -184,6 +184,22 @@ def test_what_if_is_a_table_and_says_why_something_cannot_be(capsys):
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "n", "most"),
+    [
+        ("qwen3-next-80b-a3b --device h100 --tp 4 --prompt 64 --output 16", 2000, 1689),  # states
+        ("llama-4-scout --device h200 --tp 4 --prompt 60000 --output 400", 100, 76),  # windows
+    ],
+)
+def test_a_burst_runs_as_many_requests_at_once_as_fit(capsys, words, n, most):
+    budget = ["--max-num-seqs", "4000", "--max-num-batched-tokens", "32768"]
+    argv = ["--model", *words.split(), "--simulate", str(n), *budget, "--json"]
+    found = json.loads(told(capsys, *argv))
+    assert found["memory"]["largest_batch"] == most
+    for one in found["burst"]["by"].values():
+        assert (one["most_running"], one["n_preemptions"]) == (most, 0)
+
+
 def test_a_burst_is_shown_for_every_device(capsys):
     argv = ["--model", "llama-2-7b", "--device", "a100", "h100", "--simulate", "4", *ASKED]
     text = told(capsys, *argv)
