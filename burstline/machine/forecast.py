@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from burstline.loadgen.metrics.steady_state import STEADY_PATTERNS
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.manifest import LoadFacts
 from burstline.loadgen.record.rundir import FORECAST, Run, RunDir
@@ -157,7 +158,8 @@ def _planned(run: Run, prompt_tok: Ints, output_tok: Ints, due_ns: Ints, limits:
     rows = zip((due_ns / 1e9).tolist(), prompt_tok.tolist(), output_tok.tolist(), strict=True)
     requests = tuple(Asked(due_s, n_prompt, n_output) for due_s, n_prompt, n_output in rows)
     until_s = spec.duration_s if spec.concurrency is not None and spec.duration_s else math.inf
-    return PlannedLoad(requests, limits, spec.concurrency, until_s)
+    one_rate = spec.concurrency is not None or spec.pattern in STEADY_PATTERNS
+    return PlannedLoad(requests, limits, spec.concurrency, until_s, one_rate)
 
 
 def _hardware_hash(run: Run) -> str:

@@ -22,19 +22,22 @@ from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simul
 CONFIDENCE: Final = 0.8
 TURNAROUND_S: Final = 1e-4
 """In a closed loop a client that sends again so soon misses the step that begins meanwhile."""
+FILLED: Final = 0.95
+LEAST_IN_PLATEAU: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
     """A load before it runs: requests that arrive when due, or a closed loop of `concurrency` streams.
 
-    A closed loop sends no more from `until_s` on.
+    A closed loop sends no more from `until_s` on. `one_rate`: arrivals over time are not meant to vary.
     """
 
     requests: Sequence[Asked]
     limits: Limits
     concurrency: int | None = None
     until_s: float = math.inf
+    one_rate: bool = True
 
     @property
     def over_time(self) -> bool:
@@ -57,12 +60,36 @@ class PlannedLoad:
         return float(np.mean([each.makespan_s for each in self.simulate(clock)]))
 
     def requests_per_s(self, of: Simulation) -> float:
-        """Requests that end per second: of a closed loop by Little's law, else over all that is sent."""
+        """Requests that end per second of the steady window, in a closed loop by Little's law.
+
+        Where there is no such window, of the whole run.
+        """
+        window = steady_window(of, self.concurrency) if self.one_rate else None
+        if window is None:
+            return len(of.e2e_s) / of.makespan_s
         if self.concurrency is not None:
-            return min(self.concurrency, len(of.e2e_s)) / float(of.e2e_s.mean())
-        span_s = float(of.due_s.max() - of.due_s.min())
-        ended_s = of.due_s + of.e2e_s - of.due_s.min()
-        return float((ended_s <= span_s).sum()) / span_s if span_s else len(ended_s) / of.makespan_s
+            return self.concurrency / float(of.e2e_s.mean())
+        (start_s, end_s), ended_s = window, of.due_s + of.e2e_s
+        return float(((ended_s > start_s) & (ended_s <= end_s)).sum()) / (end_s - start_s)
+
+
+def steady_window(of: Simulation, concurrency: int | None) -> tuple[float, float] | None:
+    """From when until when a run's rate is measured, by the rule of `loadgen/metrics/steady_state.py`.
+
+    An open loop counts once it has filled, for which half of it is the limit; a closed loop from its C-th
+    end, if enough requests follow. None: as in a burst, the whole run counts.
+    """
+    end_s = float(of.due_s.max())
+    if concurrency is None:
+        first_s = float(of.due_s.min())
+        start_s = first_s + min(float(np.quantile(of.e2e_s, FILLED)), (end_s - first_s) / 2)
+    elif len(of.due_s) > concurrency:
+        start_s = float(np.sort(of.due_s + of.e2e_s)[concurrency - 1])
+        if (of.due_s >= start_s).sum() < LEAST_IN_PLATEAU:
+            return None
+    else:
+        return None
+    return (start_s, end_s) if end_s > start_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +169,7 @@ def predicted_figures(
             max(point * factors[name.split(".")[1]], *(each[name] for each in ends)),
         )
         for name, point in points.items()
-        if math.isfinite(point)
+        if 0 < point < math.inf  # nothing to score where no request ends in the window
     }
     return figures, float(np.mean([each.makespan_s for each in simulations])), source
 

@@ -57,6 +57,21 @@ def test_an_open_loop_below_its_capacity_serves_what_arrives():
     assert points[TTFT] == pytest.approx(0.01, rel=0.01)
 
 
+def test_the_rate_counts_no_phase_in_which_a_loop_fills():
+    """A request a second that stays 2.5 s: of 21, those that end after 2.5 and up to 20 s are 17."""
+    load = PlannedLoad(tuple(Asked(float(at), 10, 5) for at in range(21)), ROOM)
+    assert forecast(load)[0][RATE] == pytest.approx(17 / 17.5)
+    assert forecast(replace(load, one_rate=False))[0][RATE] == pytest.approx(21 / 22.5)
+    assert RATE not in forecast(replace(load, requests=load.requests[:3]))[0]  # no request ends before 2 s
+
+
+@pytest.mark.parametrize(("n", "rate"), [(10, 10 / 5.0), (18, 18 / 7.5), (32, 8 / 2.5)])
+def test_a_closed_loop_without_a_plateau_is_rated_over_its_whole_run(n, rate):
+    """Waves of 8 that take 2.5 s; a plateau has 11 requests after the first 8 ends."""
+    load = PlannedLoad((Asked(0.0, 10, 5),) * n, ROOM, concurrency=8)
+    assert forecast(load)[0][RATE] == pytest.approx(rate, rel=1e-3)
+
+
 @pytest.mark.parametrize("error", [1 / 1.1, 1.1])
 def test_near_saturation_the_interval_holds_what_a_queue_makes_of_an_error_of_its_steps(error):
     """One request at a time, at 80% of the highest rate: with steps 10% slower it is 88%."""
