@@ -23,6 +23,7 @@ from burstline.roofline.model.shapes import (
     ModelShape,
     Moe,
     Quant,
+    token_kv_bytes,
 )
 from burstline.roofline.model.step import Phase, Step
 
@@ -231,7 +232,7 @@ def _attention_ops(run: _Pass, attention: Attention | Mla | DeltaNet, count: int
         yield _delta_rule(run, attention, count)
         return
     heads = attention.n_heads // tp
-    kv_bytes = ELEMENT_BYTES[run.quant.kv] * attention.kv_elements(tp)
+    kv_bytes = token_kv_bytes(attention, tp, run.quant.kv)
     if isinstance(attention, Mla):
         yield _elementwise(run, "rope", count, heads * attention.rope_dim + attention.rope_dim, 2)
     else:
@@ -316,11 +317,11 @@ def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Ite
 
 
 def _index(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Op:
-    """Scores of every query against every index key of its context; the keys are cached in 8 bits."""
+    """Scores of every query against every index key of its context; both have 8 bits."""
     op = _attention(
         run, phase, part, count, (mla.index_heads, mla.index_dim, 0), part.keys_read() * mla.index_dim
     )
-    return replace(op, name="indexer")
+    return replace(op, name="indexer", kv_element_bytes=1)
 
 
 def _delta_rule(run: _Pass, delta: DeltaNet, count: int) -> Op:

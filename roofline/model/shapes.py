@@ -240,6 +240,12 @@ class DeltaNet:
         return self.conv * self._convolved + 2 * self.n_value_heads + self.value_dim
 
 
+def token_kv_bytes(attention: Attention | Mla | DeltaNet, tp: int, kv: str) -> float:
+    """Bytes of one token in the cache of one layer on one of `tp` ranks; an indexer's keys are of 8 bits."""
+    index = attention.index_dim if isinstance(attention, Mla) else 0
+    return ELEMENT_BYTES[kv] * (attention.kv_elements(tp) - index) + index
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """A feed-forward block; `gated` ones have two matrices in (SwiGLU, GeGLU), fused into one product."""

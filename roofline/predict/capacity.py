@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.parallel import Parallel, check_parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, DeltaNet, Layer, Linear, ModelShape, Quant
+from burstline.roofline.model.shapes import (
+    ELEMENT_BYTES,
+    DeltaNet,
+    Layer,
+    Linear,
+    ModelShape,
+    Quant,
+    token_kv_bytes,
+)
 
 BLOCK_TOK = 16  # vLLM's default block
 
@@ -90,7 +98,7 @@ def kv_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int) ->
     """What the cache of one request of `n_tok` tokens takes on the fullest device; windows keep no more."""
     per_layer = [
         (
-            ELEMENT_BYTES[quant.kv] * layer.attention.kv_elements(parallel.tp)
+            token_kv_bytes(layer.attention, parallel.tp, quant.kv)
             * min(n_tok, layer.attention.window or layer.attention.chunk or n_tok),
             layer.count,
         )

@@ -130,10 +130,16 @@ def _measured_shape(shape: ShapeTimes, m: float) -> float:
     return float(np.interp(m, shape.m, shape.seconds))
 
 
+def _attention_peak(op: Op, device: Device) -> float:
+    """An indexer's products have 8 bits where the device multiplies those (DeepSeek-V3.2)."""
+    in_8_bits = op.name == "indexer" and "fp8" in device.peaks
+    return device.peak_flops_per_s("fp8" if in_8_bits else op.dtype)
+
+
 def _decode(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
     of = calibration.constants
     memory_s = float(decode_s(of, device.bytes_per_s, op.n, op.kv_bytes, op.activation_bytes))
-    compute_s = of.attention_s + op.flops / (of.prompt * device.peak_flops_per_s(op.dtype))
+    compute_s = of.attention_s + op.flops / (of.prompt * _attention_peak(op, device))
     by = "cache" if memory_s > compute_s else "prompt"
     return max(memory_s, compute_s), of.attention_s, (by, "attention_s")
 
@@ -142,7 +148,7 @@ def _prefill(op: Op, device: Device, calibration: Calibration) -> tuple[float, f
     of = calibration.constants
     pairs = op.flops / (op.m * op.groups)  # FLOPs of one query, over all the keys it sees
     keys = pairs / (2 * op.n_heads * op.k)
-    compute_s = float(prefill_s(of, device.peak_flops_per_s(op.dtype), op.flops, keys / 2))
+    compute_s = float(prefill_s(of, _attention_peak(op, device), op.flops, keys / 2))
     memory_s = of.attention_s + op.kv_bytes / (of.cache * device.bytes_per_s)
     by = "prompt" if compute_s > memory_s else "cache"
     return max(memory_s, compute_s), of.attention_s, (by, "attention_s")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.ops import ops
 from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from burstline.roofline.model.shapes import ModelShape, Quant, token_kv_bytes
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
@@ -210,7 +210,7 @@ def _cache_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> f
     step = _decode(prompt, output)
     moved = 0.0
     for layer in machine.model.layers:
-        per_tok = layer.attention.kv_elements(1) * ELEMENT_BYTES[machine.quant.kv] * layer.count
+        per_tok = token_kv_bytes(layer.attention, 1, machine.quant.kv) * layer.count
         moved += per_tok * step.keys_seen(layer.attention.window) / machine.tok_a_step
     found = ops(machine.model, machine.quant, Parallel(), Step.decode(1, int(prompt.max()) + 1))
     swept = working_set_bytes(found)

@@ -1,16 +1,20 @@
 """Shapes read from config.json: parameter counts of published checkpoints, and errors that name the key."""
 
 import json
+from math import comb
 from pathlib import Path
 
 import pytest
 
+from burstline.roofline.device.calibration import load_calibration
+from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import FAMILIES, quant_of, read_config
 from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Dense, Moe, Quant
 from burstline.roofline.predict.capacity import kv_bytes, state_bytes, weight_bytes
+from burstline.roofline.predict.predict import predict
 
 MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 PUBLISHED = {
@@ -259,6 +263,23 @@ def test_sparse_attention_reads_no_more_keys_than_it_selects_but_scores_all():
     )
     assert short["attention"].kv_bytes == long["attention"].kv_bytes == 2048 * 576 * 2
     assert long["indexer"].flops == 8 * short["indexer"].flops == 2 * 64 * 128 * 65536
+
+
+def test_an_indexers_keys_and_products_have_eight_bits():
+    """61 layers of 512 + 64 elements in the cache's dtype and 128 of one byte; 64 heads of 128."""
+    model = read_config(bundled("deepseek-v3.2"))
+    assert kv_bytes(model, QUANTS["bf16"], Parallel(), 1) == 61 * (2 * 576 + 128)
+    found = {op.name: op for op in ops(model, QUANTS["bf16"], Parallel(), Step.prefill(1, 8192))}
+    assert found["kv_write"].kv_bytes == 8192 * (2 * 576 + 128)
+    indexer = found["indexer"]
+    assert indexer.flops == 2 * 64 * 128 * comb(8193, 2)
+    for name, peak in (("h200-sxm-141g", "fp8"), ("a100-sxm4-80g", "bf16")):
+        device = load_device(name)
+        seconds = indexer.count * indexer.flops / device.peaks[peak]
+        assert predict(indexer, device, None).seconds == pytest.approx(seconds)
+        known = load_calibration(device)
+        expected = pytest.approx(seconds / known.constants.prompt, rel=0.1)
+        assert predict(indexer, device, known).seconds == expected
 
 
 def test_a_linear_attentions_state_is_as_large_for_any_context():
