@@ -186,13 +186,14 @@ def _shape(
     **other: Any,
 ) -> ModelShape:
     """The shape of these layers, each (attention, feed-forward); equal ones are gathered by first use."""
-    order = list(dict.fromkeys(layers))
+    kinds = list(dict.fromkeys(layers))
     return ModelShape(
         name=name,
         family=config.family,
         d=other.pop("d", None) or config.count("hidden_size"),
         vocab=config.count("vocab_size"),
-        layers=tuple(Layer(attention, ffn, list(layers).count((attention, ffn))) for attention, ffn in order),
+        layers=tuple(Layer(attention, ffn, list(layers).count((attention, ffn))) for attention, ffn in kinds),
+        order=tuple(map(kinds.index, layers)),
         tied=bool(config.get("tie_word_embeddings", False)),
         max_context=config.get("max_position_embeddings"),
         dtype=_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),

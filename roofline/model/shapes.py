@@ -305,7 +305,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder-only transformer's shape. `n_positions` counts learned positions (0: rotary)."""
+    """A decoder-only transformer's shape. `n_positions` counts learned positions (0: rotary).
+
+    `order`: which of `layers` each of its layers is, where kinds alternate; empty: one kind after the other.
+    """
 
     name: str
     family: str
@@ -318,6 +321,7 @@ class ModelShape:
     n_positions: int = 0
     max_context: int | None = None
     dtype: str = "bf16"
+    order: tuple[int, ...] = ()
 
     @property
     def n_layers(self) -> int:

@@ -61,7 +61,7 @@ def weight_bytes(model: ModelShape, quant: Quant, parallel: Parallel) -> float:
     """The fullest device's weights: with pipeline stages, the heaviest layers and the larger end."""
     check_parallel(model, parallel)
     stream = ELEMENT_BYTES[quant.stream]
-    per_layer = [(_layer_bytes(model, layer, quant, parallel), layer.count) for layer in model.layers]
+    per_layer = [_layer_bytes(model, layer, quant, parallel) for layer in model.layers]
     embedding = (math.ceil(model.vocab / parallel.tp) + model.n_positions) * model.d * stream
     head = 0.0 if model.tied else math.ceil(model.vocab / parallel.tp) * model.d * stream
     if parallel.pp > 1:
@@ -70,7 +70,7 @@ def weight_bytes(model: ModelShape, quant: Quant, parallel: Parallel) -> float:
     else:
         ends = embedding + head
     norm = model.norm_params * stream
-    return ends + norm + _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
+    return ends + norm + _heaviest(model, parallel.pp, per_layer)
 
 
 def _layer_bytes(model: ModelShape, layer: Layer, quant: Quant, parallel: Parallel) -> float:
@@ -86,39 +86,29 @@ def _is_quantised(linear: Linear, quant: Quant) -> bool:
     return linear.quantised and (not quant.experts_only or linear.name.startswith("experts_"))
 
 
-def _heaviest(weighed: list[tuple[float, int]], n: int) -> float:
-    total = 0.0
-    for weight, count in sorted(weighed, reverse=True):
-        taken = min(n, count)
-        total, n = total + taken * weight, n - taken
-    return total
+def _heaviest(model: ModelShape, pp: int, by_kind: list[float]) -> float:
+    """The most that neighbouring layers of one of `pp` stages weigh; `by_kind`: one of each of `layers`."""
+    n = math.ceil(model.n_layers / pp)
+    order = model.order or [kind for kind, layer in enumerate(model.layers) for _ in range(layer.count)]
+    weights = [by_kind[kind] for kind in order]
+    return max(sum(weights[first : first + n]) for first in range(len(weights) - n + 1))
 
 
 def kv_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int) -> float:
     """What the cache of one request of `n_tok` tokens takes on the fullest device; windows keep no more."""
     per_layer = [
-        (
-            token_kv_bytes(layer.attention, parallel.tp, quant.kv)
-            * min(n_tok, layer.attention.window or layer.attention.chunk or n_tok),
-            layer.count,
-        )
+        token_kv_bytes(layer.attention, parallel.tp, quant.kv)
+        * min(n_tok, layer.attention.window or layer.attention.chunk or n_tok)
         for layer in model.layers
-    ]  # fmt: skip
-    return _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
+    ]
+    return _heaviest(model, parallel.pp, per_layer)
 
 
 def state_bytes(model: ModelShape, parallel: Parallel) -> float:
     """What one request keeps on the fullest device however long it is: linear attention's states, in fp32."""
-    per_layer = [
-        (
-            4.0 * layer.attention.state_elements(parallel.tp)
-            if isinstance(layer.attention, DeltaNet)
-            else 0.0,
-            layer.count,
-        )
-        for layer in model.layers
-    ]
-    return _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
+    kinds = [layer.attention for layer in model.layers]
+    per_layer = [4.0 * of.state_elements(parallel.tp) if isinstance(of, DeltaNet) else 0.0 for of in kinds]
+    return _heaviest(model, parallel.pp, per_layer)
 
 
 def largest_batch(model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, n_tok: int) -> int:

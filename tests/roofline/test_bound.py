@@ -16,7 +16,14 @@ from burstline.roofline.model.ops import Op, Step, matmul, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
 from burstline.roofline.predict.bound import ceiling, ceilings, classify, classify_step, working_set_bytes
-from burstline.roofline.predict.capacity import check_batch, kv_bytes, largest_batch, room, weight_bytes
+from burstline.roofline.predict.capacity import (
+    check_batch,
+    kv_bytes,
+    largest_batch,
+    room,
+    state_bytes,
+    weight_bytes,
+)
 
 MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]
@@ -240,6 +247,17 @@ def test_ranks_and_stages_share_the_weights():
     assert weight_bytes(shape, BF16, Parallel(pp=8)) == pytest.approx(whole / 8, rel=0.03)
     sparse = model("qwen3-30b-a3b")
     assert weight_bytes(sparse, BF16, Parallel(dp=8, ep=8)) < 0.2 * weight_bytes(sparse, BF16, Parallel())
+
+
+def test_stages_of_alternating_layers_hold_some_of_each_kind():
+    """Maverick: experts in every other layer; Qwen3-Next: a cache in every fourth."""
+    shape = model("llama-4-maverick")
+    end, norm = 2 * shape.vocab * shape.d, 2 * shape.d
+    in_layers = weight_bytes(shape, BF16, Parallel()) - 2 * end - norm
+    assert weight_bytes(shape, BF16, Parallel(pp=2)) == in_layers / 2 + end + norm
+    shape = model("qwen3-next-80b-a3b")
+    assert 4 * kv_bytes(shape, BF16, Parallel(pp=4), 1) == kv_bytes(shape, BF16, Parallel(), 1)
+    assert 4 * state_bytes(shape, Parallel(pp=4)) == state_bytes(shape, Parallel())
 
 
 def test_the_cache_is_what_weights_and_reserve_leave_in_whole_blocks():
