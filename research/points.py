@@ -131,12 +131,18 @@ def _loop(row: Row) -> Load | None:
     budget = streams + prompt_tok + _SPARE_TOK
     if backend == "sglang" or not scripted:
         budget = max(_BUDGET, prompt_tok if backend == "sglang" else budget)
+    # InferenceX starts vLLM with `async-scheduling: true`, `max-num-batched-tokens: 8192` and
+    # `no-enable-prefix-caching: true` (benchmarks/70b_fp8_h100_slurm.sh @2a205bb, 70b_fp8_h200_slurm.sh
+    # @409e9a4, 70b_fp8_b200_docker.sh and 70b_fp4_b200_docker.sh @bb4c7f9; gptoss_fp4_h100_slurm.sh and
+    # gptoss_fp4_b200_docker.sh @2e46dba).
+    budget = _BUDGET if backend == "vllm" and not scripted else budget
     # One of TensorRT-LLM's slots was missing in the loops of Llama-3.1-8B (docs/roofline.md).
     lost = int(scripted and backend == "trtllm" and model == "llama-3.1-8b")
     # InferenceX's scripts of Llama-70B, for 1,024 tokens in and out on fewer GPUs than 8
     of_kind = not scripted and backend == "trtllm" and model == "llama-3.1-70b"
     held = of_kind and tp < 8 and prompt_tok == output_tok == 1024
-    ahead = backend != "vllm" or version >= (0, 14)  # vLLM schedules a step ahead by default since 0.14
+    # vLLM schedules a step ahead by default since 0.14, and InferenceX's older ones are asked to.
+    recent = backend != "vllm" or version >= (0, 14)
     try:
         limits = Limits(
             max(1, streams - lost),
@@ -145,7 +151,7 @@ def _loop(row: Row) -> Load | None:
             chunked_prefill=backend != "trtllm",
             # SGLang's since the scripts ask for it (January 2026)
             mixed_steps=backend != "sglang" or (scripted and version >= (0, 5, 6)),
-            ahead=ahead,
+            ahead=recent or not scripted,
             hold_steps=_HOLD_STEPS if held else 0,
         )
     except RooflineError:
@@ -153,7 +159,7 @@ def _loop(row: Row) -> Load | None:
     measured = {"TTFT": float(row["silicon_ttft_ms"]) / 1e3, "TPOT": float(row["silicon_tpot_ms"]) / 1e3}
     measured["E2E"] = measured["TTFT"] + measured["TPOT"] * (output_tok - 1)
     asked = _asked(backend, scripted, streams, prompt_tok, output_tok)
-    stack = "default" if ahead else "synchronous"
+    stack = "default" if recent else "synchronous"
     return Load("loop", backend, deployment, stack, asked, limits, streams, measured)
 
 

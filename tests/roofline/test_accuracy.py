@@ -10,7 +10,7 @@ from burstline.roofline.device.calibration import load_calibration, shared, stac
 from burstline.roofline.device.device import load_device
 from research.__main__ import fit, is_set_on, loads
 from research.kernels import beaten, read_tables, slopes
-from research.points import trace
+from research.points import read_loops, trace
 from research.published import replayed
 from research.tried import Change, Tried
 
@@ -44,6 +44,20 @@ def test_points_that_set_nothing_are_predicted_within_their_goals(tried):
     ratio = tried.ratios()
     assert errors(tried, ratio, "TPOT").mean() <= 9
     assert errors(tried, ratio, "throughput").mean() <= 10
+
+
+def test_inferencex_starts_vllm_with_steps_of_8192_tokens_scheduled_ahead():
+    """As its scripts say, whose points the file has without a version."""
+    rows = (DATA / "serving" / "aic_operating_points.csv").read_text().splitlines()
+    stated = [row.startswith("InferenceX,vllm,,") for row in rows]
+    assert sum(stated) == 60
+    found = [
+        load
+        for load in read_loops(DATA / "serving" / "aic_operating_points.csv")
+        if load.backend == "vllm" and load.asked[0] != load.asked[1]
+    ]  # lengths are drawn
+    assert len(found) >= 60
+    assert {(load.limits.max_num_batched_tokens, load.limits.ahead) for load in found} == {(8192, True)}
 
 
 def test_many_traces_at_once_are_what_the_model_says_of_each(tried):
