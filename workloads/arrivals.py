@@ -21,6 +21,8 @@ from burstline.workloads.request import WorkloadError
 
 Times = NDArray[np.float64]
 
+STEADY_PATTERNS: Final = ("constant", "poisson", "gamma")
+"""Arrivals at one rate: only there is a drift the server's own."""
 MOST_S: Final = 1e9
 """Thirty years: nanoseconds of it are far from the end of an int64."""
 MAX_REQUESTS: Final = 10_000_000

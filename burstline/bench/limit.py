@@ -21,7 +21,6 @@ from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.metrics.slo_evidence import bounds_of, evidence_of
-from burstline.loadgen.metrics.steady_state import STEADY_PATTERNS
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.decode import Share
 from burstline.loadgen.record.files import write_json
@@ -30,7 +29,7 @@ from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.loadgen.record.tables import RECORDS
 from burstline.loadgen.stats.limit_search import Ask, Evidence, Found, search
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page
-from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec

@@ -12,7 +12,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from burstline.loadgen.metrics.steady_state import STEADY_PATTERNS
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.manifest import LoadFacts
 from burstline.loadgen.record.rundir import FORECAST, Run, RunDir
@@ -31,6 +30,7 @@ from burstline.roofline.predict.forecast import (
 )
 from burstline.roofline.predict.simulate import Asked, Limits
 from burstline.roofline.reconcile.inputs import Setup
+from burstline.workloads.arrivals import STEADY_PATTERNS
 from burstline.workloads.plan import Plan
 from burstline.workloads.request import RequestKind, WorkloadError
 

@@ -30,9 +30,8 @@ from burstline.loadgen.record.verdict import MOST_SHARE, Reason, time_text, tole
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import Trend, mann_kendall, theil_slope, warm_up_end
+from burstline.workloads.arrivals import STEADY_PATTERNS
 
-STEADY_PATTERNS: Final = ("constant", "poisson", "gamma")
-"""Arrivals at one rate: only there is a drift the server's own."""
 LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01

@@ -205,6 +205,9 @@ class Exchange:
         written_ns, left_ns = self.sent_ns, offsets.moment(self.left)
         if written_ns is not None and left_ns is not None:
             written_ns = max(written_ns, left_ns)
+        # Where we lost the CPU between the send and its stamp, the reply may have come before that stamp.
+        if written_ns is not None and len(came_ns):
+            written_ns = min(written_ns, int(came_ns[0]))
 
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns

@@ -77,18 +77,18 @@ def steady_window(of: Simulation, concurrency: int | None) -> tuple[float, float
     """From when until when a run's rate is measured, by the rule of `loadgen/metrics/steady_state.py`.
 
     An open loop counts once it has filled, for which half of it is the limit; a closed loop from its C-th
-    end, if enough requests follow. None: as in a burst, the whole run counts.
+    end over whole waves of C ends, if enough requests follow. None: as in a burst, the whole run counts.
     """
     end_s = float(of.due_s.max())
     if concurrency is None:
         first_s = float(of.due_s.min())
         start_s = first_s + min(float(np.quantile(of.e2e_s, FILLED)), (end_s - first_s) / 2)
-    elif len(of.due_s) > concurrency:
-        start_s = float(np.sort(of.due_s + of.e2e_s)[concurrency - 1])
-        if (of.due_s >= start_s).sum() < LEAST_IN_PLATEAU:
-            return None
     else:
-        return None
+        ends_s = np.sort(of.due_s + of.e2e_s)
+        n_waves = int(np.searchsorted(ends_s, end_s, side="right")) // concurrency
+        if n_waves < 2 or (of.due_s >= ends_s[concurrency - 1]).sum() < LEAST_IN_PLATEAU:
+            return None
+        start_s, end_s = float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1])
     return (start_s, end_s) if end_s > start_s else None
 
 

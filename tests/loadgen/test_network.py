@@ -8,7 +8,7 @@ import pytest
 
 from burstline.loadgen.wire import clock
 from burstline.loadgen.wire.clock import Offsets
-from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.exchange import READ, Exchange
 from burstline.loadgen.wire.network import Network, is_remote
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="transmit stamps are Linux's")
@@ -54,6 +54,15 @@ def test_the_send_of_a_long_request_is_when_its_last_byte_left():
         exchange.sent_ns = 1_000
         exchange.left = None if left_ns is None else (left_ns + offsets.offset_ns[0], 50_000)
         assert exchange.capture(0, offsets).sent_ns == sent_ns
+
+
+def test_no_request_is_sent_after_its_reply_began():
+    """Who loses the CPU between the send and its stamp would print a TTFT below 0."""
+    offsets, exchange = Offsets(), Exchange()
+    offsets.observe(0)
+    exchange.sent_ns = 574_000
+    exchange.reads += READ.pack(300_000, bytes(16), 0, 0) + READ.pack(900_000, bytes(16), 0, 0)
+    assert exchange.capture(0, offsets).sent_ns == 300_000
 
 
 def test_a_step_of_the_wall_clock_moves_no_send(monkeypatch):
