@@ -382,6 +382,9 @@ def _contradictions(spec: LoadSpec) -> Iterator[str]:
         yield f"--audit: replies with --temperature {spec.temperature:g} differ by chance; drop one of them"
     if spec.audit is not None and spec.request_kind != RequestKind.GENERATE:
         yield f"--audit compares generated text: --request-kind {spec.request_kind} has none"
+    if spec.request_kind != RequestKind.GENERATE and (spec.trace is not None or spec.of_sessions):
+        source = "--trace" if spec.trace is not None else "--sessions"
+        yield f"{source} sends generate requests: drop --request-kind {spec.request_kind}"
     if spec.request_kind == RequestKind.RERANK and spec.data is None:
         yield "--request-kind rerank needs --data FILE whose rows have a query and documents"
 

@@ -18,7 +18,7 @@ from burstline.suites.toml_table import TomlTable
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.options import options_of, words_of
 from burstline.workloads.prompts import rng
-from burstline.workloads.request import WorkloadError
+from burstline.workloads.request import RequestKind, WorkloadError
 from burstline.workloads.spec import DataSource, Goals, HangUps, LoadSpec, Sharing, TraceSource
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
@@ -86,6 +86,11 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(concurrency=0), "--concurrency 0"),
         (LoadSpec(concurrency=4, arrival=parse_arrival("poisson")), "--arrival poisson"),
         (LoadSpec(arrival=parse_arrival("poisson")), "--rate"),
+        (
+            LoadSpec(trace=TraceSource("t.csv"), request_kind=RequestKind.RERANK),
+            "--trace sends generate requests: drop --request-kind rerank",
+        ),
+        (LoadSpec(sessions=2, request_kind=RequestKind.EMBED), "--sessions sends .*--request-kind embed"),
     ],
 )
 def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
