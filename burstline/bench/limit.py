@@ -84,14 +84,16 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
     if not prober.folders:
         raise WorkloadError(f"--budget-s {options.budget_s:g}: not one probe began; allow more")
     found, runs = prober.found(), [open_run(path) for path in prober.folders.values()]
-    per_s = prober.n_requests / max(prober.load_s, 1e-9)
+    more, n_requests = found.more_requests, prober.n_requests
+    # Interrupted in its first probe, the search knows no pace.
+    more_s = more * prober.load_s / n_requests if more is not None and n_requests else None
     result = LimitResult(
         engine=runs[0].manifest.engine,
         kind="rate" if settings.spec.concurrency is None else "concurrency",
         targets=settings.goals.slo,
         budget_s=options.budget_s,
         found=found,
-        more_s=None if found.more_requests is None else found.more_requests / per_s,
+        more_s=more_s,
         runs=tuple(run.name for run in runs),
         verdicts=tuple(str(run.summary.verdict.state) for run in runs if run.summary),
     )

@@ -129,7 +129,7 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
         elif not (held and missed):
             code = "highest.above" if held else "highest.below" if missed else code
         sentence = say("highest.open", who=who, known=say(code, **shown))
-        details = [basis, limit, say("highest.more", **shown)]
+        details = [basis, limit, "" if result.more_s is None else say("highest.more", **shown)]
     return Answer(
         sentence, tuple(filter(None, details)), tuple((f"limit.{what}", text) for what, text in shown.items())
     )

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.bench.limit import CODES
+from burstline.bench.limit import CODES, run_limit
+from burstline.bench.run import Ended
+from burstline.bench.run_settings import Settings
+from burstline.console.server_options import ServerOptions
+from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.typed_json import to_json
 from burstline.loadgen.stats.figure import Result
 from burstline.loadgen.stats.limit_search import Found, LatencyBound, LateShare, LoadProbe, ProbeLook, Purpose
@@ -21,6 +25,7 @@ from burstline.reports.page.limit_page import (
 from burstline.suites.limits import limit_in, report_limits
 from burstline.suites.suite import parse_suite, schedule
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 from tests.reports.test_one_number import _Page, of_blocks, value_of
 
 BOUNDS = (LatencyBound("ttft.p50<=2s", 0.5, 2.0), LatencyBound("tpot.p50<=50ms", 0.5, 0.05))
@@ -59,6 +64,16 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
     assert "The limit of vLLM is between 2 req/s (holds) and 4 req/s (misses), not confirmed." in shown
     assert "--budget-s 690; about 5,000 more requests (90.0 s)" in shown
     assert CODES[result.state] == 4
+
+
+def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, monkeypatch, capsys):
+    ended = Ended(RunDir(burst_run.path), lambda: 0, interrupted=True, error=None)
+    monkeypatch.setattr("burstline.bench.limit.carry_out", lambda *_: ended)
+    spec, goals = LoadSpec(rate=2.0, salt="5eed"), Goals(slo=("ttft.p90<=1s",))
+    settings = Settings(ServerOptions(), spec, goals, tmp_path, quiet=True)
+    assert run_limit(settings, LimitOptions()) == 130
+    assert "more requests" not in capsys.readouterr().out, "no pace is known"
+    assert len(list(tmp_path.glob("*-limit/report.html"))) == 1
 
 
 def test_where_no_load_holds_the_slo_that_is_missed_most_is_named(result):
