@@ -6,11 +6,12 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from burstline.console.server_options import START, ServerOptions
 from burstline.loadgen.record.files import TRACES
@@ -104,6 +105,7 @@ def check_requests(where: ServerOptions) -> None:
         if not isinstance(extra, dict):
             raise WorkloadError(f"--extra-body {where.extra_body}: expected a JSON object, such as {{}}")
         learn_body(extra)
+        _check_own(extra)
     if where.ca_bundle is not None and not Path(where.ca_bundle).is_file():
         raise WorkloadError(f"--ca-bundle {where.ca_bundle} is not a file; expected certificates in PEM")
     if where.insecure and where.ca_bundle is not None:
@@ -120,6 +122,30 @@ def check_requests(where: ServerOptions) -> None:
         except ValueError as error:
             shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
             raise WorkloadError(f"--url {shown}: {error}") from None
+
+
+_ANSWERS: Final = "drop it: Burstline reads one streamed reply to each request"
+_LENGTH: Final = "set it with --output-tokens"
+_PROMPT: Final = "set it with --prompt-tokens, --data or --trace"
+OWN_FIELDS: Final = {
+    **dict.fromkeys(("stream", "stream_options", "n", "best_of", "echo", "return_full_text"), _ANSWERS),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict"), _LENGTH),
+    **dict.fromkeys(("min_tokens", "min_new_tokens", "ignore_eos", "generation_config"), _LENGTH),
+    **dict.fromkeys(("prompt", "messages", "input", "inputs", "input_ids", "text"), _PROMPT),
+    **dict.fromkeys(("query", "documents"), _PROMPT),
+}
+"""Fields that Burstline sets and measures by, in the words of all engines, and what to do instead."""
+
+
+def _check_own(extra: Mapping[str, object]) -> None:
+    for name, value in extra.items():
+        if name in OWN_FIELDS:
+            raise WorkloadError(
+                f"--extra-body: Burstline sets {name} itself; expected fields that it does not set: "
+                f"{OWN_FIELDS[name]}"
+            )
+        if name in ("parameters", "sampling_params") and isinstance(value, dict):
+            _check_own(value)
 
 
 def choose_engine(where: ServerOptions) -> Engine:

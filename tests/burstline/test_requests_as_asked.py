@@ -227,6 +227,13 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
     [
         (("--extra-body", "{"), "--extra-body is not JSON"),
         (("--extra-body", "[1]"), "--extra-body [1]: expected a JSON object"),
+        (("--extra-body", '{"stream": false}'), "--extra-body: Burstline sets stream itself"),
+        (
+            ("--extra-body", '{"max_tokens": 1}'),
+            "does not set: set it with --output-tokens",
+        ),
+        (("--extra-body", '{"parameters": {"max_new_tokens": 1}}'), "Burstline sets max_new_tokens itself"),
+        (("--extra-body", '{"prompt": "x"}'), "Burstline sets prompt itself"),
         (("--header", "nonsense"), "expected 'NAME: VALUE'"),
         (("--insecure",), "--insecure would be ignored: it applies only to an https --url"),
         (("--ca-bundle", "/nowhere.pem"), "--ca-bundle /nowhere.pem is not a file"),
