@@ -17,7 +17,7 @@ from burstline.console.server_options import START, ServerOptions
 from burstline.loadgen.record.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
-from burstline.servers.host.process import Server, free_port, require_free_port, start
+from burstline.servers.host.process import Server, free_port, require_free_port, require_host, start
 from burstline.servers.host.ready import (
     PAGE_TIMEOUT_S,
     RefusalError,
@@ -42,7 +42,7 @@ from burstline.workloads.request import WorkloadError
 ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
-EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 only where a user asks for it
+EVERYWHERE = {"0.0.0.0": HOST, "::": "::1"}  # noqa: S104 only where a user asks for it
 SLOW_STOP_S = 3.0
 """Report a stop that takes longer: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
@@ -187,9 +187,13 @@ def check_where(where: ServerOptions) -> None:
             )
         return
     check_settings(where.settings)
+    try:
+        require_host(where.host)
+    except EngineError as error:
+        raise WorkloadError(f"--host {where.host!r}: {error}") from None
     if where.port is not None:
         try:
-            require_free_port(HOST, where.port)
+            require_free_port(where.host, where.port)
         except EngineError as error:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
@@ -339,7 +343,8 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
         kept = f"the server runs on {launch.n_cores} of this machine's cores: one is reserved for the client"
         launch = replace(launch, notes=(*launch.notes, kept))
     served_name = launch.served_name or _our_name(engine, where)
-    near = HOST if where.host in EVERYWHERE else where.host
+    near = EVERYWHERE.get(where.host, where.host)
+    near = f"[{near}]" if ":" in near else near
     target = dressed(Target(f"http://{near}:{port}", served_name), where)
     for note in launch.notes:
         say(note)

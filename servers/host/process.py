@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -162,14 +162,38 @@ def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> li
     """Different TCP ports without a listener at this moment, none of them `but`."""
     found: list[int] = []
     begin = int.from_bytes(os.urandom(4), "big")
+    family, (ip, _, *rest) = _address(host)
     for k in range(len(OUR_PORTS)):
         port = OUR_PORTS[(begin + k) % len(OUR_PORTS)]
         with contextlib.suppress(OSError):
-            socket.create_server((host, port)).close()
+            socket.create_server((ip, port, *rest), family=family).close()
             found += [port] if port != but else []
         if len(found) == n:
             break
     return found
+
+
+def require_host(host: str) -> None:
+    """EngineError if this machine has no such address to listen on."""
+    try:
+        if not host.strip():
+            raise OSError(0, "it is empty")
+        family, address = _address(host)
+        with socket.socket(family) as listener:
+            listener.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise EngineError(
+            f"no server can listen there: {why}; expected an address of this machine, such as 127.0.0.1, or "
+            "0.0.0.0 for all of them"
+        ) from error
+
+
+def _address(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """The family and address of the host, looked up once; an IPv4 one where it has both."""
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = min(found, key=lambda row: row[0] != socket.AF_INET)
+    return family, address
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -177,7 +201,8 @@ def require_free_port(host: str, port: int) -> None:
     if not 0 < port < 65536:
         raise EngineError(f"there is no port {port}; expected 1 to 65535")
     try:
-        socket.create_server((host, port)).close()
+        family, (ip, _, *rest) = _address(host)
+        socket.create_server((ip, port, *rest), family=family).close()
     except OSError as error:
         raise EngineError(
             f"port {port} on {host} cannot be used: {error.strerror}{_holder(port)}. "

@@ -39,7 +39,8 @@ class TruthServer:
         self._heap: list[tuple[int, int, Serving]] = []
         self._connections: dict[int, ClientSocket] = {}
         self._epoll = select.epoll()
-        self._listener = socket.create_server((host, port), backlog=4096, reuse_port=False)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=4096, reuse_port=False)
         self._listener.setblocking(False)
         # Accepted sockets inherit both.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

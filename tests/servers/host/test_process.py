@@ -334,3 +334,13 @@ def test_a_taken_port_names_its_holder_and_a_free_port_is_free() -> None:
         ):
             process.require_free_port("127.0.0.1", port)
     process.require_free_port("127.0.0.1", process.free_port())
+
+
+def test_a_host_is_looked_up_in_its_own_family_and_one_that_is_not_ours_is_refused() -> None:
+    for host, why in (("", "it is empty"), ("203.0.113.9", "assign"), ("no.invalid", "expected an address")):
+        with pytest.raises(EngineError, match=why):
+            process.require_host(host)
+    process.require_host("localhost")
+    if socket.has_ipv6:
+        process.require_host("::1")
+        process.require_free_port("::1", process.free_port("::1"))
