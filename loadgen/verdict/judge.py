@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from burstline.loadgen.record.manifest import Manifest, Status
-from burstline.loadgen.record.record import OVERLOADED, Outcome, failed, in_words
+from burstline.loadgen.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words
 from burstline.loadgen.record.summary import Instrument, Summary
 from burstline.loadgen.record.verdict import Grade, Reason, State, Verdict, worst
 from burstline.loadgen.stats.estimates import early_stopping_floor
@@ -77,7 +77,7 @@ def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause
         return []
     kinds = in_words(failures) or f"{planned - ok:,} abandoned"
     cause = f" The first error: {cause.rstrip('.')}." if cause else ""
-    advice = _what_to_do(failures)
+    advice = _what_to_do(failures, interrupted=status == "interrupted")
     if not ok:
         text = f"None of {planned:,} requests succeeded: {kinds}.{cause}"
         return [Reason("no-success", text, advice)]
@@ -90,11 +90,12 @@ def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause
     return [Reason("too-many-failures", text, advice)]
 
 
-def _what_to_do(failures: Mapping[str, int]) -> str:
+def _what_to_do(failures: Mapping[str, int], *, interrupted: bool) -> str:
     """What helps against each kind of failure, the most frequent first."""
     steps: dict[str, dict[str, int]] = {}
     for kind, n in sorted(failures.items(), key=lambda row: -row[1]):
-        steps.setdefault(_remedy(kind), {})[kind] = n
+        cut_off = interrupted and kind in CUT_OFF
+        steps.setdefault("Run it again." if cut_off else _remedy(kind), {})[kind] = n
     if len(steps) < 2:
         return next(iter(steps), _remedy(""))
     told = (f"{in_words(of)} → {step[:1].lower()}{step[1:].rstrip('.')}" for step, of in steps.items())
@@ -105,7 +106,7 @@ def _remedy(kind: str) -> str:
     if kind in OVERLOADED:
         return "Lower the load, or raise the limit of the server's queue."
     if kind == Outcome.TIMEOUT:
-        return "Lower the load, or give requests more time with --timeout-s."
+        return "Lower the load, or give requests more time with --deadline-s."
     if kind.startswith("http_4"):
         return "Read the first error: the server rejected the requests themselves."
     return "Read the server's log at the time of the first failure."

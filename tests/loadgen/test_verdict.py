@@ -138,6 +138,11 @@ def test_200_of_200_timed_out_is_failed_with_its_cause():
     )
 
 
+def test_what_an_interruption_cut_off_is_not_looked_for_in_the_servers_log():
+    counts = {"planned": 200, "ok": 3, "cancelled": 50, "not_sent": 147}
+    assert verdict_of(counts=counts, status="interrupted").reasons[0].advice == "Run it again."
+
+
 def test_others_that_take_most_of_the_servers_machine_disturb_a_run():
     assert verdict_of(others_cpu_fraction=0.8).state == State.DISTURBED
 
