@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     load = checked(read_options(LoadSpec, args))
+    if load.spec.audit is not None:
+        raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
     client = None
     if args.client is not None:
         client = Client(args.client, parse_reads(args.reads))

@@ -93,6 +93,7 @@ def test_a_client_that_opens_late_is_caught(tmp_path: Path, capsys: pytest.Captu
         (["--client", "x", "--sessions", "3"], "--sessions would be ignored"),
         (["--client", "x", "--temperature", "1"], "--temperature would be ignored"),
         (["--reads", "ttft.p50=a"], "--reads is for --client"),
+        (["--audit", "50%"], "drop --audit, and audit a run"),
         (["--concurrency", "2", "--arrival", "poisson"], "closed loop"),
     ],
 )
