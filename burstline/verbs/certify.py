@@ -134,8 +134,10 @@ def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{cost.cpu_s:.2f} s, {cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
     if cost.pss_bytes is not None:
         yield "Memory", f"{cost.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
-    yield "Before the load", f"{cost.before_s:.2f} s from the command to the first request"
-    yield "After the load", f"{cost.after_s:.2f} s from the last token to the end"
+    before_s, after_s = cost.before_s, cost.after_s
+    before = "-" if before_s is None else f"{before_s:.2f} s from the command to the first request"
+    yield "Before the load", before
+    yield "After the load", "-" if after_s is None else f"{after_s:.2f} s from the last token to the end"
 
 
 def _line(found: Certificate) -> str:
@@ -151,5 +153,6 @@ def _line(found: Certificate) -> str:
     cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
     cells.append(f"CPU {found.cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
     cells.append(f"PSS {(found.cost.pss_bytes or 0) / 1e6:,.0f} MB")
-    cells.append(f"before {found.cost.before_s:.1f} s, after {found.cost.after_s:.1f} s")
+    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.cost.before_s, found.cost.after_s))
+    cells.append(f"before {before}, after {after}")
     return f"| {found.tool} | {' | '.join(cells)} |"

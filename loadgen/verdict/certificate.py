@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -49,12 +49,15 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """What a client used: CPU and most memory (PSS) of its process tree, time around the load."""
+    """What a client used: CPU and most memory (PSS) of its process tree, time around the load.
+
+    There is no such time where no request came.
+    """
 
     cpu_s: float
     pss_bytes: float | None
-    before_s: float
-    after_s: float
+    before_s: float | None
+    after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ def certificate(
     late_ns = [ns for row in load for ns in row.lateness_ns[1:]]
     first_ns = min((row.first_byte_ns for row in load), default=0)
     last_ns = int(sent_ns.max()) if len(sent_ns) else first_ns
+    cost = cost_of(first_ns / 1e9, last_ns / 1e9)
     took_s = float(np.ptp(sent_ns)) / 1e9 if len(sent_ns) else 0.0
     return Certificate(
         tool=printed.tool,
@@ -161,7 +165,7 @@ def certificate(
         printed_ok=printed.n_ok,
         printed_failed=printed.n_failed,
         readings=readings,
-        cost=cost_of(first_ns / 1e9, last_ns / 1e9),
+        cost=cost if load else replace(cost, before_s=None, after_s=None),
         n_events=len(sent_ns),
         events_per_s=len(sent_ns) / took_s if took_s else None,
         server_late_p99_s=float(np.quantile(late_ns, 0.99)) / 1e9 if late_ns else None,

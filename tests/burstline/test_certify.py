@@ -57,6 +57,7 @@ def test_a_client_that_adds_20_ms_is_caught(tmp_path: Path, capsys: pytest.Captu
         (8, 8, 8),
     )
     assert found.offered.n_distinct == 1, "all its prompts are the same"
+    assert found.cost.before_s is not None
     assert found.cost.before_s > 0
     assert "| TTFT p50 | ms |" in (tmp_path / "certificate.md").read_text()
 

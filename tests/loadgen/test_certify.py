@@ -16,7 +16,9 @@ from burstline.loadgen.verdict.certificate import (
     Reading,
     certificate,
 )
+from burstline.reports.formats.text import text
 from burstline.servers.truth.exchanges import Served
+from burstline.verbs.certify import blocks
 
 MS = 1_000_000
 T0_NS = 7_000_000_000
@@ -107,10 +109,16 @@ def test_the_true_numbers_are_the_servers_and_what_a_tool_does_not_print_is_left
     part = Printed("ours", 10, 0, {("throughput", "requests_per_s"): 50.0}, {"throughput": "of a part"})
     assert certified(burst(), part).findings == ()
     assert found.server_late_p99_s == pytest.approx(0.002)
-    assert (found.cost.before_s, found.cost.after_s) == (
-        pytest.approx(T0_NS / 1e9 - 0.0005),
-        pytest.approx(T0_NS / 1e9 + 0.2609),
-    )
+    assert found.cost.before_s == pytest.approx(T0_NS / 1e9 - 0.0005)
+    assert found.cost.after_s == pytest.approx(T0_NS / 1e9 + 0.2609)
+
+
+def test_a_client_that_sends_nothing_has_no_time_around_its_load() -> None:
+    found = certified([], told())
+    shown = text(blocks(found))
+    assert (found.cost.before_s, found.cost.after_s) == (None, None)
+    assert "Before the load  -\n" in shown
+    assert "| before -, after - |" in shown
 
 
 def test_the_first_byte_is_held_against_the_heads_where_a_tool_prints_that() -> None:
