@@ -125,7 +125,9 @@ class Trace:
 def read_trace(source: str) -> Trace:
     """The trace in a file; WorkloadError, naming the row, where it is none of the formats above."""
     rows = read_rows(source, "--trace")
-    first = next(rows)
+    first = next(rows, None)
+    if first is None:
+        raise WorkloadError(f"--trace {source} row 1: there is only a header; expected at least one row")
     form, number = _format_of(first[1], source, first[0]), first[0]
     numbers: list[int] = []
     times: list[Any] = []

@@ -112,6 +112,7 @@ def test_a_silly_trace_names_its_row(tmp_path, content, words):
         (["2023-11-16 18:15:46.6,5,5", "yesterday,5,5"], "row 3: TIMESTAMP is 'yesterday'"),
         (["2023-11-16 18:15:46.6,5,5", "2023-11-16 18:15:45,5,5"], "row 3 is 1.6 s earlier"),
         (["2023-11-16 18:15:46.6,5"], "row 2"),
+        ([], "row 1: there is only a header; expected at least one row"),
         (["2023-11-16 18:15:46.6,nan,5"], "row 2: ContextTokens is 'nan'"),
         (["2023-11-16 18:15:46.6,,5"], "row 2: ContextTokens is None"),
     ],
