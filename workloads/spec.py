@@ -28,6 +28,8 @@ from burstline.workloads.options import (
 from burstline.workloads.request import RequestKind, WorkloadError
 
 MOST: Final = {"concurrency": 1_000_000, "workers": 1024}
+MOST_SEED: Final = 2**62
+"""So that it fits 64 bits, also where a search adds the number of its probe."""
 MOST_DEADLINE_S: Final = 604_800.0
 MAX_FAILURES: Final = 0.01
 """The share of requests that may fail where the user states no other."""
@@ -399,6 +401,8 @@ def _check_numbers(spec: LoadSpec) -> None:
             raise WorkloadError(f"{flag_of(name)} {number}: expected at least 1")
         if number > most:
             raise WorkloadError(f"{flag_of(name)} {number}: expected at most {most:,}")
+    if abs(spec.seed) > MOST_SEED:
+        raise WorkloadError(f"--seed {spec.seed}: expected at most {MOST_SEED:,}; use fewer digits")
     if isinstance(spec.warmup, int) and not 0 <= spec.warmup <= MAX_REQUESTS:
         raise WorkloadError(f"--warmup {spec.warmup}: expected 0 or more, up to {MAX_REQUESTS:,}, or auto")
     if spec.audit is not None and not 0 < spec.audit <= 1:

@@ -83,6 +83,8 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(deadline_s=0), "--deadline-s 0"),
         (LoadSpec(salt="xyz"), "--salt 'xyz'"),
         (LoadSpec(workers=0), "--workers 0"),
+        (LoadSpec(seed=10**22), "--seed 10000000000000000000000: expected at most 4,611"),
+        (LoadSpec(seed=-(2**63)), "--seed -9223372036854775808"),
         (LoadSpec(concurrency=0), "--concurrency 0"),
         (LoadSpec(concurrency=4, arrival=parse_arrival("poisson")), "--arrival poisson"),
         (LoadSpec(arrival=parse_arrival("poisson")), "--rate"),
