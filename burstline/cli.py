@@ -120,7 +120,10 @@ def _main(argv: list[str]) -> int:
 
 def _run_verb(name: str, argv: list[str]) -> int:
     module_name, summary = VERBS[name]
-    verb = importlib.import_module(module_name)
+    try:
+        verb = importlib.import_module(module_name)
+    except WorkloadError as error:  # modules of the user's own are imported with it
+        return _fail(str(error), exit_codes.USAGE)
     parser = Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
     verb.add_arguments(parser)
     parser.brief = getattr(verb, "BRIEF", frozenset())

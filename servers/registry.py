@@ -21,7 +21,7 @@ from typing import Final
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Sign
 from burstline.servers.messages import Call, EngineError, Get, Target
-from burstline.workloads.request import Request
+from burstline.workloads.request import Request, WorkloadError
 
 _BUILT_IN: Final[Mapping[str, str]] = {
     "vllm": "vllm:Vllm",
@@ -189,8 +189,8 @@ def register(modules: str) -> None:
         try:
             engine = importlib.import_module(module).ENGINE
         except (ImportError, AttributeError) as error:
-            why = f"{module} is no module with an ENGINE ({error})"
-            raise EngineError(f"{ENGINES_VARIABLE}={modules}: {why}") from error
+            why = f"{module} is no module with an ENGINE ({error}); correct the name, or unset the variable"
+            raise WorkloadError(f"{ENGINES_VARIABLE}={modules}: {why}") from error
         ENGINES[engine.name] = engine
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from burstline.servers.messages import EngineError
 from burstline.servers.registry import ENGINES, register
+from burstline.workloads.request import WorkloadError
 
 TOY = Path(__file__).parents[2] / "docs/howto/toy_engine.py"
 
@@ -79,7 +79,9 @@ def test_its_own_sign_tells_it_at_a_url(toy: Path) -> None:
     assert row.split()[:3] == ["toy", "0.1", f"http://127.0.0.1:{port}"]
 
 
-def test_a_module_that_is_no_engine_is_named() -> None:
-    with pytest.raises(EngineError, match="BURSTLINE_ENGINES=json: json is no module with an ENGINE"):
+def test_a_module_that_is_no_engine_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="BURSTLINE_ENGINES=json: json is no module with an ENGINE"):
         register("json")
     assert "json" not in ENGINES
+    code, text = burstline(tmp_path, "engines", modules="json")
+    assert (code, text.count("\n")) == (2, 1)
