@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
     if args.threads < 1:
         raise RooflineError(f"--threads {args.threads}: expected at least 1")
+    if args.out is not None:
+        _check_out(args.out)
     if args.from_run is not None:
         return _from_run(open_run(args.from_run), args.out)
     config, on_cpu = config_at(args.model), args.device == "cpu"
@@ -78,6 +80,18 @@ def run(args: argparse.Namespace) -> int:
     of_runs = "; runs of this model on this CPU use it" if out == kept else ""
     print(f"Written to {out}{of_runs}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
+
+
+def _check_out(out: Path) -> None:
+    """A place that cannot be written is refused before minutes of measuring."""
+    if out.is_dir():
+        raise RooflineError(f"--out {out} is a folder; expected a file, such as {out / 'device.toml'}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise RooflineError(f"--out {out}: {error.strerror}; name a file in a folder of yours") from None
 
 
 def _from_run(run: Run, out: Path | None) -> int:

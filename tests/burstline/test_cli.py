@@ -89,6 +89,8 @@ def test_no_verb_is_a_usage_error_and_shows_the_help(capsys):
         (["run", "--out", "/dev/null/runs"], "/dev/null/runs"),
         (["report", "--format", "text", "/nowhere"], "not a run"),
         (["report", "/nowhere"], "not a run"),
+        (["calibrate", "--out", "/"], "--out / is a folder; expected a file"),
+        (["calibrate", "--out", "/dev/null/cpu.toml"], "--out /dev/null/cpu.toml: "),
     ],
 )
 def test_a_users_mistake_gets_one_clear_line_and_exit_code_two(argv, words, tmp_path, monkeypatch, capsys):
