@@ -77,6 +77,11 @@ GONE: dict[str, str] = {
 """Commands and flags that earlier commits had (with a command: of that one only), and what replaces them."""
 
 
+PRINTED = [[name] for name in ("certify", "compare", "engines", "verify", "report", "bound", "study")]
+"""The commands whose result is what they print; those of the others are in files."""
+WITH_RESULT = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is one of `console.exit_codes`, also if stdout is closed early."""
     if argv is None:  # a process of our own: nearly all of its objects live to its end
@@ -87,10 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    with outlets():
+    with outlets() as output:
         words = list(sys.argv[1:] if argv is None else argv)
         learn_from(words, os.environ)
-        return _main(words)
+        code = _main(words)
+        output.flush()
+        if output.lost is None or code not in WITH_RESULT or words[:1] not in PRINTED:
+            return code
+        why = f"{output.lost.strerror}; make room, or write it elsewhere"
+        return _fail(f"standard output could not be written: {why}", exit_codes.USAGE)
 
 
 def _main(argv: list[str]) -> int:

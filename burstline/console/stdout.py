@@ -6,6 +6,7 @@ All that a person reads passes here, and here text loses what could steer a term
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -24,12 +25,14 @@ class Outlet:
     that is written goes nowhere, without an error: a run needs no terminal.
 
     A character that the terminal's encoding lacks, or that would steer it, is written as its escape. `raw` is
-    the same stream for a display that draws with control sequences of its own.
+    the same stream for a display that draws with control sequences of its own. `lost` is why a reader who is
+    still there lacks a part: a full disk.
     """
 
     def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
         self._stream = stream
         self._is_raw = raw
+        self.lost: OSError | None = None
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
@@ -45,17 +48,19 @@ class Outlet:
             text = printable(without_known(text))
         try:
             return self._stream.write(text)
-        except OSError:
-            self._seal()
+        except OSError as error:
+            self._seal(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self._seal()
+        except OSError as error:
+            self._seal(error)
 
-    def _seal(self) -> None:
+    def _seal(self, error: OSError) -> None:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            self.lost = error
         # What the stream still holds would raise again when Python ends, and make that the exit code.
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -69,8 +74,8 @@ def json_text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def outlets() -> Iterator[None]:
-    """Within it standard output and standard error are outlets; flushed at its end.
+def outlets() -> Iterator[Outlet]:
+    """Within it standard output, which it gives, and standard error are outlets; flushed at its end.
 
     Python has None for one that was closed before it began (`>&-`): then it leads nowhere.
     """
@@ -78,7 +83,7 @@ def outlets() -> Iterator[None]:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         sys.stdout, sys.stderr = own = [Outlet(stream or nowhere) for stream in before]
         try:
-            yield
+            yield own[0]
         finally:
             for stream in own:
                 stream.flush()

@@ -147,12 +147,16 @@ def test_a_reader_who_leaves_is_not_complained_of_when_python_ends(argv):
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
 
 
-def test_output_that_cannot_be_written_changes_no_exit_code():
+LOST = b"burstline: standard output could not be written: No space left on device; make room, or write it"
+
+
+@pytest.mark.parametrize(("argv", "code", "said"), [("--help", 0, b""), ("study", 2, LOST)])
+def test_a_full_disk_is_told_where_what_is_printed_is_the_result(argv, code, said):
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(
-            [sys.executable, "-m", "burstline", "--help"], stdout=full, stderr=subprocess.PIPE
-        )
-    assert (done.returncode, done.stderr) == (0, b"")
+        done = subprocess.run([sys.executable, "-m", "burstline", argv], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == bool(said)
 
 
 @pytest.mark.parametrize(("argv", "code"), [("--help", 0), ("fly", 2)])
