@@ -116,12 +116,16 @@ def check_requests(where: ServerOptions) -> None:
         raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
         _header(header)
+    found = set[str]()
     for url in where.urls:
         try:
-            target_at(url)
+            base = target_at(url).url
         except ValueError as error:
             shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
             raise WorkloadError(f"--url {shown}: {error}") from None
+        if base in found:
+            raise WorkloadError(f"--url names {base} twice; expected different replicas: name it once")
+        found.add(base)
 
 
 _ANSWERS: Final = "drop it: Burstline reads one streamed reply to each request"

@@ -247,6 +247,7 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
         (("--temperature", "-1"), "--temperature -1: expected 0 (greedy) or more"),
         (("--url", "http://127.0.0.1:1,http://127.0.0.1:2", "--workers", "3"), "cannot share 2 URLs evenly"),
         (("--url", "http://127.0.0.1:1", "--port", "1"), "--port would be ignored"),
+        (("--url", "http://127.0.0.1:1,http://127.0.0.1:1/v1"), "--url names http://127.0.0.1:1 twice"),
     ],
 )
 def test_what_makes_no_sense_of_a_request_is_one_line_and_exit_code_2(
