@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from burstline.console.server_options import START, ServerOptions
+from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
 from burstline.loadgen.record.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
@@ -82,9 +82,13 @@ def dressed(target: Target, where: ServerOptions) -> Target:
     )
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header may have."""
+
+
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not name.strip().isascii() or "\n" in text:
+    if not colon or not name.strip() or not name.strip().isascii() or _CONTROL.search(text):
         raise WorkloadError(f"--header {redacted(text)!r}: expected 'NAME: VALUE'")
     learn_header(name.strip(), value.strip())
     return name.strip(), value.strip()
@@ -116,6 +120,11 @@ def check_requests(where: ServerOptions) -> None:
         raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
         _header(header)
+    if _CONTROL.search(where.api_key or ""):
+        raise WorkloadError(
+            f"{API_KEY_VARIABLE} has a line break or another control character; expected a key of one line: "
+            "set it again without"
+        )
     found = set[str]()
     for url in where.urls:
         try:

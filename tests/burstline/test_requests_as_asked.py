@@ -235,6 +235,7 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
         (("--extra-body", '{"parameters": {"max_new_tokens": 1}}'), "Burstline sets max_new_tokens itself"),
         (("--extra-body", '{"prompt": "x"}'), "Burstline sets prompt itself"),
         (("--header", "nonsense"), "expected 'NAME: VALUE'"),
+        (("--header", "X-Team: blue\rX-Other: 1"), "expected 'NAME: VALUE'"),
         (("--insecure",), "--insecure would be ignored: it applies only to an https --url"),
         (("--ca-bundle", "/nowhere.pem"), "--ca-bundle /nowhere.pem is not a file"),
         (("--top-p", "0.9"), "--top-p 0.9 would be ignored: greedy decoding does not sample"),
@@ -265,6 +266,16 @@ def test_what_makes_no_sense_of_a_request_is_one_line_and_exit_code_2(
     assert not any(
         "burstline.loadgen.driver.drive" in argv for argv in left
     )  # started before the flags were checked
+
+
+def test_a_key_with_a_line_break_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BURSTLINE_API_KEY", "sk-of-mine\n")
+    assert run(tmp_path / "runs", "--url", "http://127.0.0.1:1") == 2
+    said = capsys.readouterr().err
+    assert "BURSTLINE_API_KEY has a line break" in said
+    assert "sk-of-mine" not in said
 
 
 def test_a_bundle_without_certificates_is_named(tmp_path: Path) -> None:
