@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         more = {int(port) for port in args.ports.split(",") if port}
     except ValueError:
         raise WorkloadError(f"--ports {args.ports}: expected numbers such as 8000,8080") from None
+    if wrong := sorted(port for port in more if not 0 < port < 65536):
+        raise WorkloadError(f"--ports {args.ports}: there is no port {wrong[0]}; expected 1 to 65535")
     print("\n".join(table(rows(sorted(own | more)))))
     return exit_codes.DONE
 

@@ -53,6 +53,8 @@ def test_a_named_interpreter_that_does_not_run_is_said_and_breaks_nothing(monkey
 def test_ports_that_are_no_numbers_are_the_users_slip(capsys):
     assert cli.main(["engines", "--ports", "8000,http"]) == 2
     assert "--ports 8000,http" in capsys.readouterr().err
+    assert cli.main(["engines", "--ports", "8000,99999"]) == 2
+    assert "there is no port 99999; expected 1 to 65535" in capsys.readouterr().err
 
 
 def test_the_command_prints_them_all(capsys, monkeypatch):
