@@ -18,7 +18,7 @@ test: $(VENV)/.dev  ## The quick test suite
 
 slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
 	@$(BIN)/python -m pytest -q -m slow -n 2 $(BY_FILE) --timeout 1200 --ignore tests/oracle
-	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 3 tests/oracle
+	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 2 tests/oracle
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium
 	@$(BIN)/python -m pytest -q -m browser --timeout 600

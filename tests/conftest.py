@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A neighbour spoils a measurement once; a wrong one fails each time."""
     for item in items:
         if item.get_closest_marker("measures"):
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun="AssertionError"))
+            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=2, only_rerun="AssertionError"))
 
 
 def pytest_collection_finish() -> None:
