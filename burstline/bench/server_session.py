@@ -137,7 +137,7 @@ def check_requests(where: ServerOptions) -> None:
         found.add(base)
 
 
-_ANSWERS: Final = "drop it: Burstline reads one streamed reply to each request"
+_ANSWERS: Final = "drop it, for each request gets one streamed reply"
 _LENGTH: Final = "set it with --output-tokens"
 _PROMPT: Final = "set it with --prompt-tokens, --data or --trace"
 OWN_FIELDS: Final = {
