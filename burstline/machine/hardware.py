@@ -57,10 +57,11 @@ def check_hints(hints: Hints) -> None:
         config_at(hints.model_config)
 
 
-def note_hardware(run: RunDir, hints: Hints, *, force: bool = True) -> None:
+def note_hardware(run: RunDir, hints: Hints, *, force: bool = True, needed: bool = False) -> None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
-    WorkloadError where another device than the run's own would replace it, unless `force`.
+    WorkloadError where another device than the run's own would replace it, unless `force`, and where a
+    `needed` device or its model is not known.
     `absent` says why model or device is not known; `stated` is what a person states of the engine.
     """
     manifest = run.manifest
@@ -81,6 +82,8 @@ def note_hardware(run: RunDir, hints: Hints, *, force: bool = True) -> None:
                 manifest = replace(manifest, usd_per_hour=usd * max(1, len(manifest.devices)))
             facts = replace(facts, device_from=device_from)
     except (UnknownHardwareError, RooflineError) as why:
+        if needed:
+            raise WorkloadError(f"--device {hints.device}: {why}") from None
         facts = replace(facts, absent=str(why))
     run.save_manifest(replace(manifest, hardware=facts))
 

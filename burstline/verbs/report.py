@@ -26,10 +26,15 @@ from burstline.reports.page.digest import digest
 from burstline.reports.page.files import FILES
 from burstline.reports.page.forecast_tables import predictions
 from burstline.roofline.predict.forecast import Score
+from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = tuple(FILES)
+OF_PAGE: Final = (
+    "profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode"
+)  # fmt: skip
+"""What only a report's page, and what it is made from, goes by."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,14 +81,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if (args.run is None) == (args.predictions is None):
         raise WorkloadError("report: expected a RUN, or --predictions RUNS, and not both")
+    of_page = [name for name in OF_PAGE if (given := getattr(args, name)) is not None and given is not False]
     if args.predictions is not None:
+        of_page += [name for name in ("format", "to") if getattr(args, name)]
+        if of_page:
+            raise WorkloadError(
+                f"--predictions sums up runs: {flag_of(of_page[0])} would be ignored; drop it"
+            )
         return _sum_up(args.predictions)
     if args.format or args.to:
-        if args.profile is not None:
+        if of_page:
+            other = "--format" if args.format else "--to"
             raise WorkloadError(
-                "--profile changes the page, which --format does not write; give it alone first"
+                f"{flag_of(of_page[0])} changes the page, which {other} does not write; give it alone first"
             )
         return _in_other_formats(args.run, args.format or WRITTEN, args.to)
+    if args.profile is not None and not args.profile.exists():
+        raise WorkloadError(f"--profile {args.profile}: No such file or folder; expected a PyTorch trace")
     run = open_run(args.run, check_records=not args.decode)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():
@@ -94,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     hints = read_options(Hints, args, stated=read_options(Stated, args))
     if hints.device or hints.model_config or hints.stated.to_json():
         check_hints(hints)
-        note_hardware(folder, hints, force=args.force)
+        note_hardware(folder, hints, force=args.force, needed=hints.device is not None)
     if args.profile is not None:
         keep_profile(open_run(args.run), args.profile)
     if args.usd_per_hour is not None:  # it outweighs the device's own
@@ -126,6 +140,8 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
     if written and to is None:
         raise WorkloadError(f"--format {written[0]} writes files: give --to DIR")
     if not written:
+        if to is not None:
+            raise WorkloadError(f"--format {formats[0]} is printed: --to {to} would be ignored; drop it")
         keep_pandas_out()
     run = open_run(path)
     for name in formats:

@@ -104,6 +104,31 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
     assert len(list((tmp_path / "out").iterdir())) == len(formats)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("RUN --format text --tp 0", "--tp changes the page, which --format does not write"),
+        ("RUN --to OUT --usd-per-hour 2", "--usd-per-hour changes the page, which --to does not write"),
+        ("RUN --format csv --to OUT --decode", "--decode changes the page"),
+        ("RUN --format json --to OUT", "--format json is printed: --to OUT would be ignored"),
+        ("--predictions RUN --device h100", "--device would be ignored"),
+        ("--predictions RUN --format text", "--format would be ignored"),
+        ("RUN --profile /nope", "--profile /nope: No such file"),
+        ("RUN --device cpu --force", "--device cpu: this CPU is not calibrated for this model: run `burst"),
+    ],
+)
+def test_what_a_report_would_ignore_or_lacks_is_one_line(words, said, copied, capsys, monkeypatch):
+    monkeypatch.setattr("burstline.machine.hardware.kept", lambda *_: None)
+    before = (copied / "manifest.json").read_bytes()
+    monkeypatch.chdir(copied.parent)
+    assert main(["report", *(str(copied) if word == "RUN" else word for word in words.split())]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert (copied / "manifest.json").read_bytes() == before
+    assert not (copied.parent / "OUT").exists()
+
+
 def test_it_is_compared_with_another(stored, copied, capsys):
     assert main(["compare", str(stored), str(copied)]) in (0, 4)
     assert "TTFT" in capsys.readouterr().out
