@@ -157,8 +157,10 @@ def check(options: BoundOptions) -> None:
         )
     for name in ("simulate", "max_num_seqs", "max_num_batched_tokens", "network_gb_per_s"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise RooflineError(f"{flag_of(name)} {value:g}: expected a number above 0")
+    if options.network_gb_per_s is not None and options.tp * options.pp * options.dp == 1:
+        raise RooflineError("--network-gb-per-s would be ignored: one device needs no network; add --tp")
 
 
 def _analyse_or_say_why(options: BoundOptions, model: str, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from burstline.roofline.training.memory import training_memory
 from burstline.roofline.training.recipe import Recipe, Recompute
 from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
 from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.workloads.options import flag_of
 
 SHARDINGS = ("0", "1", "2", "3", "++", "three-level")
 DEFAULTS: dict[str, Any] = {
@@ -27,13 +29,13 @@ DEFAULTS: dict[str, Any] = {
     "zero": "0",
     "seq": 2048,
     "micro_batch": 1,
-    "sequences": 0,
+    "sequences": None,
     "recompute": "none",
     "sequence_parallel": False,
-    "lora": 0,
-    "qlora": 0,
+    "lora": None,
+    "qlora": None,
     "offload": False,
-    "network_gb_per_s": 0.0,
+    "network_gb_per_s": None,
 }
 _GB = 1e9
 
@@ -82,14 +84,24 @@ def run(model: str, device: str, given: dict[str, Any], *, as_json: bool, figure
 
 def recipe_of(model_name: str, device_name: str, asked: dict[str, Any]) -> Recipe:
     """The recipe that the flags describe; raises what is wrong with it."""
-    for name in ("devices", "tp", "pp", "virtual_stages", "seq", "micro_batch"):
-        if asked[name] < 1:
-            raise RooflineError(f"--{name.replace('_', '-')} must be at least 1, not {asked[name]}")
+    counts = ("devices", "tp", "pp", "virtual_stages", "seq", "micro_batch", "sequences", "lora", "qlora")
+    for name in counts:
+        if asked[name] is not None and asked[name] < 1:
+            raise RooflineError(f"{flag_of(name)} must be at least 1, not {asked[name]}")
+    gb_per_s = asked["network_gb_per_s"]
+    if gb_per_s is not None and not 0 < gb_per_s < math.inf:
+        raise RooflineError(f"--network-gb-per-s {gb_per_s:g}: expected a number above 0")
+    if asked["virtual_stages"] > 1 and asked["pp"] == 1:
+        raise RooflineError(
+            f"--virtual-stages {asked['virtual_stages']} would be ignored: it splits stages; add --pp"
+        )
+    if asked["sequence_parallel"] and asked["tp"] == 1:
+        raise RooflineError("--sequence-parallel would be ignored: it splits over tensor ranks; add --tp")
     if asked["lora"] and asked["qlora"]:
         raise RooflineError("--lora and --qlora are two methods; give one of them")
     model, device = load_model(model_name)[0], load_device(device_name)
-    if asked["network_gb_per_s"]:
-        device = device.with_network(asked["network_gb_per_s"] * _GB)
+    if gb_per_s is not None:
+        device = device.with_network(gb_per_s * _GB)
     in_replica = asked["tp"] * asked["pp"]
     if asked["devices"] % in_replica:
         raise RooflineError(
@@ -109,7 +121,7 @@ def recipe_of(model_name: str, device_name: str, asked: dict[str, Any]) -> Recip
         asked["virtual_stages"],
         asked["sequence_parallel"],
         asked["recompute"],
-        adapter_rank=asked["lora"] or asked["qlora"],
+        adapter_rank=asked["lora"] or asked["qlora"] or 0,
         frozen="int4" if asked["qlora"] else "bf16",
         offload=asked["offload"],
     )

@@ -6,6 +6,7 @@ where they were shown to halve an error, and so has a machine that `burstline ca
 """
 
 import json
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -143,7 +144,7 @@ class Calibration:
         for name, value in values.items():
             if name not in known:
                 raise RooflineError(f"no constant {name!r}; known: {', '.join(sorted(known))}")
-            if value < 0 or (value == 0 and not name.endswith("_s") and name != "pad_8"):
+            if not 0 <= value < math.inf or (value == 0 and not name.endswith("_s") and name != "pad_8"):
                 raise RooflineError(f"constant {name} cannot be {value:g}; expected a number above 0")
         own = tuple(dict.fromkeys([*self.own, *values]))
         return replace(self, constants=replace(self.constants, **values), own=own)

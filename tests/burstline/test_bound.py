@@ -222,6 +222,10 @@ def test_a_burst_is_shown_for_every_device(capsys):
         ("--constant", "memory", "expected NAME=VALUE"),
         ("--constant", "speed=1", "no constant 'speed'"),
         ("--constant", "memory=0", "constant memory cannot be 0"),
+        ("--constant", "memory=nan", "constant memory cannot be nan; expected a number above 0"),
+        ("--constant", "memory=inf", "constant memory cannot be inf"),
+        ("--network-gb-per-s", "nan", "--network-gb-per-s nan: expected a number above 0"),
+        ("--network-gb-per-s", "50", "--network-gb-per-s would be ignored: one device"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_in_one_line(capsys, flag, value, says):
