@@ -161,6 +161,12 @@ def checked(spec: LoadSpec) -> Load:
             f"--concurrency {spec.concurrency}: expected at least {n_workers}, one for each load driver "
             "(--workers, or one for each --url)"
         )
+    if n_workers > wanted.n:
+        what = f"{wanted.n} {'conversation' if spec.of_sessions else 'request'}{'s' * (wanted.n != 1)}"
+        raise WorkloadError(
+            f"{n_workers} load drivers for {what}: expected at most one for each; lower --workers, or name "
+            "fewer servers with --url"
+        )
     return Load(replace(spec, arrival=wanted.arrival), work, wanted, n_workers)
 
 

@@ -69,6 +69,7 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(sessions=5, rate=3, duration_s=3), "--sessions sets the number of requests"),
         (LoadSpec(concurrency=2, duration_s=0), "--duration-s 0: expected seconds above 0"),
         (LoadSpec(concurrency=2, workers=3), "--concurrency 2: expected at least 3"),
+        (LoadSpec(requests=3, workers=500), "500 load drivers for 3 requests"),
         (LoadSpec(turns="5"), "--turns 5 is for conversations: give --sessions N"),
         (LoadSpec(requests=10**11), "--requests 100000000000: expected at most 10,000,000"),
         (
