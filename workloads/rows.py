@@ -42,6 +42,8 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     path = Path(source).expanduser()
     if path.is_dir() or not path.exists():
         return _of_library(source, path, what, split)
+    if split is not None:
+        raise WorkloadError(f"{what} {source},split={split}: a file has no splits; drop split={split}")
     suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     kind = suffixes[-1].lower() if suffixes else ""
     head = _head(path, what)

@@ -204,7 +204,7 @@ class LoadSpec:
     )
     data: DataSource | None = option(
         "prompts from a file (JSONL, JSON, text, CSV, Parquet) or a data set; options: "
-        "q.csv,prompt=question,split=test",
+        "q.csv,prompt=question, or NAME,split=test",
         parse=DataSource.parse,
         metavar="FILE|NAME",
     )
@@ -361,6 +361,8 @@ def _contradictions(spec: LoadSpec) -> Iterator[str]:
         yield f"{closed}{' '.join(own['arrival'])} would be ignored; give one or the other"
     if spec.concurrency is not None and spec.rate is not None:
         yield f"{closed}--rate {spec.rate:g} would be ignored; give one or the other"
+    if spec.concurrency is not None and spec.trace is not None and spec.trace.speed != 1:
+        yield f"{closed}speed={as_text(spec.trace.speed)} of --trace would be ignored; give one or the other"
     counts: list[str] = [name for name in ("requests", "sessions", "turns") if name in own]
     if spec.arrival is not None and (spec.arrival.pattern == "steps" or spec.arrival.file):
         counts.append("arrival")

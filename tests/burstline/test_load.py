@@ -70,6 +70,8 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(concurrency=2, duration_s=0), "--duration-s 0: expected seconds above 0"),
         (LoadSpec(concurrency=2, workers=3), "--concurrency 2: expected at least 3"),
         (LoadSpec(requests=3, workers=500), "500 load drivers for 3 requests"),
+        (LoadSpec(concurrency=4, trace=TraceSource("x", 8)), "speed=8 of --trace would be ignored"),
+        (LoadSpec(data=DataSource(__file__, split="x")), ",split=x: a file has no splits; drop split=x"),
         (LoadSpec(turns="5"), "--turns 5 is for conversations: give --sessions N"),
         (LoadSpec(requests=10**11), "--requests 100000000000: expected at most 10,000,000"),
         (
