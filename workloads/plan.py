@@ -34,6 +34,15 @@ BLOCK_TOK: Final = 16
 Ints = NDArray[np.int64]
 
 
+def check_shared(sharing: Sharing, n_prompt_tok: Ints) -> None:
+    """WorkloadError where a prompt is shorter than the prefix that it shares."""
+    if (short := n_prompt_tok < (sharing.shared_tok or 0)).any():
+        raise WorkloadError(
+            f"--shared-prefix {sharing.shared_tok} is longer than a prompt of "
+            f"{n_prompt_tok[short][0]} tokens; the prefix is part of --prompt-tokens: raise that"
+        )
+
+
 def shared_segments(
     sharing: Sharing, index: Ints, n_prompt_tok: Ints, seed: int, block_tok: int
 ) -> tuple[Segments, list[tuple[int, int]]]:
@@ -42,11 +51,7 @@ def shared_segments(
     group = rng(seed, "groups").integers(0, sharing.groups, n)
     if sharing.hit is None:
         shared = np.full(n, sharing.shared_tok or 0, dtype=np.int64)
-        if (short := n_prompt_tok < shared).any():
-            raise WorkloadError(
-                f"--shared-prefix {sharing.shared_tok} is longer than a prompt of "
-                f"{n_prompt_tok[short][0]} tokens; the prefix is part of --prompt-tokens: raise that"
-            )
+        check_shared(sharing, n_prompt_tok)
     else:
         shared = _blocks_for(sharing.hit, n_prompt_tok, block_tok) * block_tok
     keys = np.stack([group + OF_GROUP, index], axis=1)

@@ -30,6 +30,7 @@ from burstline.workloads.request import RequestKind, WorkloadError
 MOST: Final = {"concurrency": 1_000_000, "workers": 1024}
 MOST_SEED: Final = 2**62
 """So that it fits 64 bits, also where a search adds the number of its probe."""
+LEAST: Final = {"vocab_size": 16}
 MOST_DEADLINE_S: Final = 604_800.0
 MAX_FAILURES: Final = 0.01
 """The share of requests that may fail where the user states no other."""
@@ -399,8 +400,8 @@ def _check_numbers(spec: LoadSpec) -> None:
         if number is None or number == "auto":
             continue
         most = MOST.get(name, MAX_REQUESTS)
-        if number < 1:
-            raise WorkloadError(f"{flag_of(name)} {number}: expected at least 1")
+        if number < (least := LEAST.get(name, 1)):
+            raise WorkloadError(f"{flag_of(name)} {number}: expected at least {least}")
         if number > most:
             raise WorkloadError(f"{flag_of(name)} {number}: expected at most {most:,}")
     if abs(spec.seed) > MOST_SEED:
@@ -413,5 +414,11 @@ def _check_numbers(spec: LoadSpec) -> None:
         raise WorkloadError(f"--deadline-s {spec.deadline_s}: expected seconds above 0, at most a week")
     if any(c not in "0123456789abcdefABCDEF" for c in spec.salt):
         raise WorkloadError(f"--salt {spec.salt!r}: expected hexadecimal digits, e.g. --salt 5eed")
-    if spec.tokenizer is not None and not spec.tokenizer.is_dir():
+    if spec.shared_prefix is not None and spec.shared_prefix.hit == 1:
+        raise WorkloadError(
+            "--shared-prefix 100%: the last token of a prompt is always computed; expected less, e.g. 90%"
+        )
+    if spec.tokenizer is not None and not any(
+        (spec.tokenizer / name).is_file() for name in ("tokenizer.json", "config.json")
+    ):
         raise WorkloadError(f"--tokenizer {spec.tokenizer} is not a folder with a tokenizer.json")

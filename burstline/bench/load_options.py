@@ -15,7 +15,7 @@ from burstline.workloads import arrivals, works
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import Materials, arrival_times, read_data
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, with_sampling, with_warm_up
+from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, check_shared, with_sampling, with_warm_up
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import Sampling, WorkloadError
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
@@ -154,6 +154,11 @@ def checked(spec: LoadSpec) -> Load:
         raise WorkloadError(
             f"the last request would be due after {due_s.max():g} s; expected at most {arrivals.MOST_S:g}: "
             "are the recorded times in seconds?"
+        )
+    if spec.shared_prefix is not None:
+        check_shared(
+            spec.shared_prefix,
+            draw_both(work.shape.prompt_tok, work.shape.output_tok, wanted.n, spec.seed)[0],
         )
     n_workers = n_drivers(spec.workers, due_s, spec.concurrency)
     if spec.concurrency is not None and n_workers > spec.concurrency:

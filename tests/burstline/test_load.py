@@ -72,6 +72,11 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(requests=3, workers=500), "500 load drivers for 3 requests"),
         (LoadSpec(concurrency=4, trace=TraceSource("x", 8)), "speed=8 of --trace would be ignored"),
         (LoadSpec(data=DataSource(__file__, split="x")), ",split=x: a file has no splits; drop split=x"),
+        (
+            LoadSpec(shared_prefix=Sharing(1, 600)),
+            "--shared-prefix 600 is longer than a prompt of 512 tokens",
+        ),
+        (LoadSpec(shared_prefix=Sharing(hit=1.0)), "--shared-prefix 100%: the last token"),
         (LoadSpec(turns="5"), "--turns 5 is for conversations: give --sessions N"),
         (LoadSpec(requests=10**11), "--requests 100000000000: expected at most 10,000,000"),
         (

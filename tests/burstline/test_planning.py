@@ -96,6 +96,7 @@ def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:
 
 
 def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with (
         counting(len) as site,
         pytest.raises(WorkloadError, match=r"pass --tokenizer DIR .*no tokenizer\.json"),

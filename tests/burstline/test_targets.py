@@ -53,7 +53,8 @@ def test_a_target_nobody_can_judge_is_exit_code_4(url, tmp_path):
     [
         ("--slo", "speed>=9000", "no metric 'speed'"),
         ("--tokenizer", "nowhere", "--tokenizer nowhere is not a folder"),
-        ("--vocab-size", "0", "--vocab-size 0: expected at least 1"),
+        ("--tokenizer", "/", "--tokenizer / is not a folder with a tokenizer.json"),
+        ("--vocab-size", "10", "--vocab-size 10: expected at least 16"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(flag, value, words, tmp_path, capsys):
