@@ -103,6 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"standard output could not be written: {why}", exit_codes.USAGE)
 
 
+NEVER_EMPTY = ("--salt", "--out", "--to")
+"""Flags that would mean their default, or this folder, where a shell's variable is empty."""
+
+
 def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
@@ -148,6 +152,9 @@ def _run_verb(name: str, argv: list[str]) -> int:
         instead = GONE.get(flag) or GONE.get(f"{name} {flag}")
         if instead is not None:
             return _fail(f"{flag} is gone: {instead}", exit_codes.USAGE)
+    for flag, value in zip(own, [*own[1:], "-"], strict=False):
+        if (flag in NEVER_EMPTY and not value) or (flag.endswith("=") and flag[:-1] in NEVER_EMPTY):
+            return _fail(f"{flag.rstrip('=')} '': expected a value; give one, or drop it", exit_codes.USAGE)
     if "--help-all" in own:
         parser.brief = frozenset()
     args, unknown = parser.parse_known_args(own)

@@ -241,13 +241,13 @@ def parse_times(text: str) -> tuple[float, ...]:
 def check_rate(pattern: str, rate: float | None) -> None:
     """Refuse a rate that is missing, ignored by the pattern or out of range."""
     row = ARRIVALS[pattern]
+    if rate is not None and not 0 < rate < math.inf:
+        raise WorkloadError(f"--rate {rate:g}: expected requests per second, finite and above 0")
     if rate is None and row.rate == "needed":
         raise WorkloadError(f"{pattern} arrivals need --rate: requests per second, e.g. --rate 10")
     if rate is not None and row.rate == "ignored":
         fits = [name for name, other in ARRIVALS.items() if other.rate != "ignored"]
         raise WorkloadError(f"{pattern} arrivals would ignore --rate; it is for {', '.join(fits)}")
-    if rate is not None and not 0 < rate < math.inf:
-        raise WorkloadError(f"--rate {rate}: expected requests per second, finite and above 0")
 
 
 def _n_over(wish: Arrivals, duration_s: float | None) -> float:

@@ -248,7 +248,7 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
     elif not isinstance(prompt, str):
         if prompt is None:
             return "no prompt"
-        raise WorkloadError(f"{where}: the prompt is a {type(prompt).__name__}; expected text")
+        raise WorkloadError(f"{where}: the prompt is of type {type(prompt).__name__}; expected text")
     elif not prompt.strip():
         return "an empty prompt"
     documents = value("documents") or ()

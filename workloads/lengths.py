@@ -97,7 +97,8 @@ def parse_lengths(text: str, flag: str, least: int = 1) -> Lengths:
             raise
         raise WorkloadError(f"{flag} {text}: expected {EXPECTED}") from None
     if not least <= low <= high:
-        raise WorkloadError(f"{flag} {text}: expected at least 1 token, and the lower end first")
+        unit = "turn" if flag == "--turns" else "token"
+        raise WorkloadError(f"{flag} {text}: expected at least 1 {unit}, and the lower end first")
     if high > MAX_TOK:
         raise WorkloadError(f"{flag} {text}: expected at most {MAX_TOK:,} tokens")
     return Lengths(low, high)

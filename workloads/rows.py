@@ -160,7 +160,7 @@ def _json_list(path: Path, what: str) -> Rows:
 
 def _object(row: Any, number: int, path: Path, what: str) -> Row:
     if not isinstance(row, dict):
-        raise WorkloadError(f"{what} {path} row {number} is a {type(row).__name__}; expected an object")
+        raise WorkloadError(f"{what} {path} row {number} is of type {type(row).__name__}; expected an object")
     return row
 
 

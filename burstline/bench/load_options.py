@@ -151,9 +151,10 @@ def checked(spec: LoadSpec) -> Load:
     wanted = _arrivals(spec, work, n_most, times_s)
     due_s = wanted.due_s(rng(spec.seed, "arrivals"))
     if due_s.max(initial=0.0) > arrivals.MOST_S:
+        advice = "are the recorded times in seconds?" if wanted.times_s is not None else "raise the rate"
         raise WorkloadError(
             f"the last request would be due after {due_s.max():g} s; expected at most {arrivals.MOST_S:g}: "
-            "are the recorded times in seconds?"
+            f"{advice}"
         )
     if spec.shared_prefix is not None:
         check_shared(

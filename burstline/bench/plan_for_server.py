@@ -63,7 +63,7 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
         materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
     for reason, n in plan.dropped.items():
-        say(f"{n:,} rows left out: {reason}")
+        say(f"{n:,} row{'s' * (n != 1)} left out: {reason}")
     if words is not None:
         plan = as_text(plan, words, load.spec.salt, n_extra_tok)
     if load.has_sessions and site.engine.speaks == "chat":

@@ -33,7 +33,8 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> tuple[StageFa
         known = LoadFacts(stages=tuple(facts)).warm_up
         if stage.name.startswith("warm-up ") and known is not None and known.agree:
             continue
-        say(f"Sending {stage.name}: {len(stage.requests):,} requests, not measured")
+        n = len(stage.requests)
+        say(f"Sending {stage.name}: {n:,} request{'s' * (n != 1)}, not measured")
         # Prefixes are wanted in the cache of every replica.
         urls = (job.target.url, *(job.target.replicas if stage.name == PRIMING else ()))
         targets = [replace(job.target, url=url) for url in urls]

@@ -50,15 +50,19 @@ def _argument(row: Option) -> dict[str, Any]:
 
 
 def _parser_of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The parser with its own words for what is wrong; argparse has some for plain numbers."""
+    """The parser with its own words for what is wrong; argparse has some for other numbers."""
 
     def parsed(text: str) -> Any:
         try:
             return parse(text)
         except WorkloadError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
+        except ValueError:
+            if parse is not int:
+                raise
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number such as 1000") from None
 
-    return parse if parse in (int, float, str) else parsed
+    return parse if parse in (float, str) else parsed
 
 
 def read_options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:

@@ -73,12 +73,13 @@ def run_suite(
     dry_run: bool = False,
     ray: str | None = None,
     platform: str | None = None,
+    quiet: bool = False,
 ) -> int:
     """Run what of the suite is not done yet, then write the report over all of it; the exit code.
 
     The suite's folder is `out/<name>-<first 8 of its hash>`: another word in the file is another suite.
     `ray` is the address of a cluster: then each run goes to a node of its platform. `platform` leaves out
-    the runs of all others; without `ray` this machine is that platform.
+    the runs of all others; without `ray` this machine is that platform. `quiet`: the runs show no progress.
     """
     path = suite_file(path)
     suite = load_suite(path)
@@ -104,7 +105,7 @@ def run_suite(
     with _locked(folder) as lock, terminable():
         _keep(suite, all_slots, path, folder)
         try:
-            codes = _carry_out_all(slots, folder, environments, lock, ray)
+            codes = _carry_out_all(slots, folder, environments, lock, ray, quiet=quiet)
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
         runs, limits = _runs(slots), [slot for slot in slots if slot.workload.limit is not None]
@@ -144,11 +145,13 @@ def _carry_out_all(
     environments: Mapping[str, dict[str, str]],
     lock: int,
     ray: str | None,
+    *,
+    quiet: bool,
 ) -> list[int]:
     """The exit codes of the runs, one after another here, or on a cluster's nodes."""
 
     def carry_out(slot: Slot, call: Call) -> int:
-        return _carry_out(slot, len(slots), folder, call)
+        return _carry_out(slot, len(slots), folder, call, quiet=quiet)
 
     if ray is None:
 
@@ -225,7 +228,7 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
     write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
 
 
-def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call) -> int:
+def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: bool) -> int:
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
@@ -234,7 +237,8 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call) -> int:
         print(f"{slot_name}: done before", file=sys.stderr)
         return exit_codes.DONE
     print(slot_name, file=sys.stderr)
-    argv = slot.argv(Path(OUT))
+    verb, *flags = slot.argv(Path(OUT))
+    argv = (verb, *(["--quiet"] if quiet else []), *flags)
     code = call(argv, slot)
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt

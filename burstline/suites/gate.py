@@ -116,6 +116,8 @@ def argv_of(text: str, shared: Sequence[str]) -> list[str]:
             f"{text!r}: expected a URL, the folder of a run, or a command in quotes, such as "
             "'run --engine vllm --model DIR'"
         )
+    if len(words) > 1 and not words[1].startswith("-"):
+        raise WorkloadError(f"{text!r}: a gate compares single runs, {words[1]} is a suite; give its flags")
     at = words.index("--") if "--" in words else len(words)
     words[at:at] = shared
     for word in words:

@@ -89,6 +89,11 @@ def run(args: argparse.Namespace) -> int:
                 f"--predictions sums up runs: {flag_of(of_page[0])} would be ignored; drop it"
             )
         return _sum_up(args.predictions)
+    if (args.run / "comparison.json").is_file() and not (args.run / "manifest.json").exists():
+        raise WorkloadError(
+            f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
+            f"of these runs: for repeats they are beside it, in {args.run.parent}"
+        )
     if args.format or args.to:
         if of_page:
             other = "--format" if args.format else "--to"

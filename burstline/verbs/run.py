@@ -24,7 +24,7 @@ BRIEF = frozenset({
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]\n"
-        "       burstline run SUITE [--out DIR] [--dry-run]"
+        "       burstline run SUITE [--out DIR] [--dry-run] [-q]"
     )
     parser.add_argument(
         "suite",
@@ -156,7 +156,7 @@ def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
     return RayOptions(address, n_workers, not args.no_canary, resources)
 
 
-OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")
+OF_A_SUITE = ("suite", "out", "quiet", "dry_run", "ray", "platform")
 
 
 def _run_suite(args: argparse.Namespace) -> int:
@@ -181,4 +181,5 @@ def _run_suite(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         ray=args.ray,
         platform=args.platform,
+        quiet=args.quiet,
     )

@@ -16,9 +16,8 @@ def audit_sentence(audit: Audit) -> str:
         )
     n = load.n
     if audit.answer == Replies.SAME:
-        return (
-            f"Audit: all of {n:,} replies are the same as alone (95% CI of what differs: {_interval(load)})."
-        )
+        all_of = f"all of {n:,} replies are" if n > 1 else "the one reply is"
+        return f"Audit: {all_of} the same as alone (95% CI of what differs: {_interval(load)})."
     more = "more" if audit.answer == Replies.MORE else "not significantly more"
     return (
         f"Audit: {round(load.point * n):,} of {n:,} replies differ from the same request sent alone, and "

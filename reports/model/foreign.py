@@ -52,10 +52,15 @@ def foreign_results(path: Path) -> list[Foreign]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     try:
         document = json.loads(path.read_bytes())  # SGLang writes Infinity, which only this takes
+    except OSError as error:
+        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        document = None
+    try:
         for has, read in _TOOLS.items():
             if isinstance(document, dict) and has in document:
                 return list(read(str(path.with_suffix("")), document))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkloadError(f"{path} cannot be read as a result: {error!r}") from None
     raise WorkloadError(
         f"{path} is no run and no result that is known; expected a run's folder, or the JSON file of `vllm "

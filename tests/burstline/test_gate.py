@@ -160,7 +160,9 @@ def test_flags_of_both_go_before_those_of_the_engine():
     assert words == ["run", "--engine", "vllm", "--rate", "2", "--", "--block-size", "16"]
 
 
-@pytest.mark.parametrize("text", ["vllm", "compare a b", "run --out x", "run --repeats=3", "run 'x", ""])
+@pytest.mark.parametrize(
+    "text", ["vllm", "compare a b", "run --out x", "run --repeats=3", "run laptop", "run 'x", ""]
+)
 def test_what_is_no_contender_is_refused(text):
     with pytest.raises(WorkloadError):
         argv_of(text, ())

@@ -113,6 +113,7 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
         ("RUN --format json --to OUT", "--format json is printed: --to OUT would be ignored"),
         ("--predictions RUN --device h100", "--device would be ignored"),
         ("--predictions RUN --format text", "--format would be ignored"),
+        ("RUN --to=", "--to '': expected a value"),
         ("RUN --profile /nope", "--profile /nope: No such file"),
         ("RUN --device cpu --force", "--device cpu: this CPU is not calibrated for this model: run `burst"),
     ],
@@ -127,6 +128,14 @@ def test_what_a_report_would_ignore_or_lacks_is_one_line(words, said, copied, ca
     assert err.count("\n") == 1
     assert (copied / "manifest.json").read_bytes() == before
     assert not (copied.parent / "OUT").exists()
+
+
+def test_the_folder_of_repeats_says_where_its_page_and_runs_are(tmp_path, capsys):
+    (tmp_path / "comparison.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / "report.html") in said
+    assert f"beside it, in {tmp_path.parent}" in said
 
 
 def test_it_is_compared_with_another(stored, copied, capsys):

@@ -77,6 +77,9 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
             "--shared-prefix 600 is longer than a prompt of 512 tokens",
         ),
         (LoadSpec(shared_prefix=Sharing(hit=1.0)), "--shared-prefix 100%: the last token"),
+        (LoadSpec(rate=0.0), "--rate 0: expected requests per second"),
+        (LoadSpec(rate=1e-9, requests=9), "expected at most 1e[+]09: raise the rate"),
+        (LoadSpec(sessions=2, turns="0"), "--turns 0: expected at least 1 turn,"),
         (LoadSpec(turns="5"), "--turns 5 is for conversations: give --sessions N"),
         (LoadSpec(requests=10**11), "--requests 100000000000: expected at most 10,000,000"),
         (

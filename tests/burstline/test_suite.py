@@ -516,8 +516,9 @@ def test_platforms_are_refused_where_there_is_no_cluster_to_run_them_on(on_platf
 def test_one_platform_of_a_suite_runs_here(on_platforms, tmp_path, monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(execution, "called", lambda argv, env, _: calls.append((argv, env)) or 5)
-    code = cli.main(["run", str(on_platforms), "--platform", "cpu", "--out", str(tmp_path / "out")])
+    code = cli.main(["run", str(on_platforms), "--platform", "cpu", "-q", "--out", str(tmp_path / "out")])
     assert code == exit_codes.ENGINE_FAILED
+    assert all(argv[:2] == ["run", "--quiet"] for argv, _ in calls)
     assert len(calls) == 4
     assert all("-cpu" in " ".join(argv) and env["OMP_NUM_THREADS"] == "1" for argv, env in calls)
 

@@ -127,7 +127,8 @@ def test_what_no_known_tool_wrote_is_refused_in_one_line(
     other = tmp_path / "x.json"
     for text, words in (
         ("{}", "no result that is known"),
-        ("[1", "cannot be read"),
+        ("[1", "no result that is known"),
+        ("", "no result that is known"),
         ('{"benchmarks": [{}]}', "metr"),
     ):
         other.write_text(text)

@@ -157,7 +157,7 @@ def test_a_duration_says_how_many(pattern, given, n):
             {"n": 5, "rate_per_s": 1.0},
             "burst arrivals would ignore --rate; it is for constant, poisson",
         ),
-        ("poisson", {"n": 5, "rate_per_s": -1.0}, "--rate -1.0: expected requests per second"),
+        ("poisson", {"n": 5, "rate_per_s": -1.0}, "--rate -1: expected requests per second"),
         ("poisson", {"n": 5, "rate_per_s": float("nan")}, "--rate nan: expected"),
         ("poisson", {"n": 0, "rate_per_s": 1.0}, "0 requests; expected at least 1"),
         ("poisson", {"rate_per_s": 1.0}, "how many requests"),

@@ -140,7 +140,7 @@ SILLY = {
         "row 1: output_tokens is 'many'",
     ),
     "negative time": ("x.jsonl", GOOD + b'{"prompt": "a", "timestamp": -1}\n', "row 2: timestamp is -1"),
-    "prompt is a number": ("x.jsonl", b'{"prompt": 5}\n', "row 1: the prompt is a int"),
+    "prompt is a number": ("x.jsonl", b'{"prompt": 5}\n', "row 1: the prompt is of type int"),
     "length beyond reason": (
         "x.jsonl",
         b'{"prompt": "a", "output_tokens": 1e30}\n',
@@ -154,7 +154,7 @@ SILLY = {
     ),
     "blank lines alone": ("x.jsonl", b"\n\n", "none of the rows can be used: there are none"),
     "a header alone": ("x.csv", b"prompt\n", "none of the rows can be used: there are none"),
-    "not an object": ("x.jsonl", GOOD + b"[1]\n", "row 2 is a list"),
+    "not an object": ("x.jsonl", GOOD + b"[1]\n", "row 2 is of type list"),
     "half a line": ("x.jsonl", GOOD + b'{"prompt": "a', "row 2 is not JSON"),
     "truncated gzip": ("x.jsonl.gz", gzip.compress(GOOD * 3000)[:-20], r"row \d+: the compressed file ends"),
     "damaged gzip": ("x.jsonl.gz", gzip.compress(GOOD)[:10] + b"\xff" * 300, "row 1: cannot be decompressed"),
