@@ -152,6 +152,12 @@ def run(
     Raises WorkloadError where the options make no sense, EngineError where the server does not start or ends
     early; KeyboardInterrupt where it is interrupted. What was sent until then is kept and reported.
     """
+    if not isinstance(out, str | PathLike):
+        raise WorkloadError(f"burstline.run: out must be a folder, not {type(out).__name__} {out!r}")
+    if not isinstance(engine_args, list | tuple) or not all(isinstance(word, str) for word in engine_args):
+        raise WorkloadError(
+            f"burstline.run: engine_args must be a list of strings, e.g. ['--flag', '4'], not {engine_args!r}"
+        )
     table = _table("burstline.run", _OF_A_RUN, options)
     goals, hints = Goals(**table.options(Goals)), Hints(**table.options(Hints))
     where = ServerOptions(

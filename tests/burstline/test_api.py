@@ -94,13 +94,15 @@ def test_a_run_is_what_the_command_makes_and_progress_is_heard(tmp_path: Path) -
         ({"requests": "many"}, "burstline.run: requests must be a whole number, not str 'many'"),
         ({"engine": "reference", "concurrency": 4, "rate": 3.0}, "--rate 3 would be ignored"),
         ({"arrival": "sometimes"}, "sometimes"),
+        ({"engine_args": "--x"}, "engine_args must be a list of strings, e.g. ['--flag', '4'], not '--x'"),
+        ({"out": 5}, "burstline.run: out must be a folder, not int 5"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(
     options: dict[str, str | float], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(burstline.WorkloadError, match=re.escape(words)):
-        burstline.run(out=tmp_path, **options)
+        burstline.run(**{"out": tmp_path, **options})
     assert not list(tmp_path.iterdir())
 
 
