@@ -38,6 +38,8 @@ def test_a_search_keeps_every_probe_as_a_run_and_writes_a_page(tmp_path, capsys)
     assert loads[:2] == [2, 4]
     for number, (probe, name) in enumerate(zip(probes, found["runs"], strict=True), 1):
         run = open_run(tmp_path / "runs" / name)
+        if number == len(probes) and not run.summary.counts["planned"]:
+            continue  # the time was up before its first request
         assert run.status == "complete"
         assert run.manifest.asked.concurrency == probe["load"]
         # One whose latencies rise a little runs to its end.
