@@ -77,7 +77,7 @@ GONE: dict[str, str] = {
 """Commands and flags that earlier commits had (with a command: of that one only), and what replaces them."""
 
 
-PRINTED = [[name] for name in ("certify", "compare", "engines", "verify", "report", "bound", "study")]
+PRINTED = ("certify", "compare", "engines", "verify", "report", "bound", "study")
 """The commands whose result is what they print; those of the others are in files."""
 WITH_RESULT = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         learn_from(words, os.environ)
         code = _main(words)
         output.flush()
-        if output.lost is None or code not in WITH_RESULT or words[:1] not in PRINTED:
+        if output.lost is None or code not in WITH_RESULT or not words or words[0] not in PRINTED:
             return code
         why = f"{output.lost.strerror}; make room, or write it elsewhere"
         return _fail(f"standard output could not be written: {why}", exit_codes.USAGE)

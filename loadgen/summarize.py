@@ -211,16 +211,15 @@ def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns |
         if asked.duration_s is not None and len(needed) == len(planned):
             ran_out = _ran_out(planned, asked.duration_s)
         planned = needed
-    whole = planned.without(Outcome.ABANDONED)
-    # Requests never sent (the run was interrupted) are outside the window.
-    inside = whole.without(Outcome.NOT_SENT)
     duration_s = (manifest.ended_s or asked.duration_s) if status == "complete" else None
-    planned_then = planned
+    in_time = planned
     if manifest.lost:  # the window ends with the load that was asked for
         duration_s = min(each.at_s for each in manifest.lost)
-        inside = inside.without(Outcome.DRIVER_LOST).due_until(duration_s)
-        planned_then = planned.without(Outcome.DRIVER_LOST).due_until(duration_s)
-    lives = Lives.of(planned_then, turns.session if turns else None)
+        in_time = planned.without(Outcome.DRIVER_LOST).due_until(duration_s)
+    whole = planned.without(Outcome.ABANDONED)
+    # Requests never sent (the run was interrupted) are outside the window.
+    inside = in_time.without(Outcome.ABANDONED).without(Outcome.NOT_SENT)
+    lives = Lives.of(in_time, turns.session if turns else None)
     steady = steady_part(
         inside, asked.pattern, concurrency=asked.concurrency, duration_s=duration_s, lives=lives
     )

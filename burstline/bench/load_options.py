@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from burstline.loadgen.driver.job import Job, most_open, n_drivers
+from burstline.reports.number_format import counted
 from burstline.servers.identity import Identity
 from burstline.servers.redact import known_secrets
 from burstline.workloads import arrivals, works
@@ -168,7 +169,7 @@ def checked(spec: LoadSpec) -> Load:
             "(--workers, or one for each --url)"
         )
     if n_workers > wanted.n:
-        what = f"{wanted.n} {'conversation' if spec.of_sessions else 'request'}{'s' * (wanted.n != 1)}"
+        what = counted(wanted.n, "conversation" if spec.of_sessions else "request")
         raise WorkloadError(
             f"{n_workers} load drivers for {what}: expected at most one for each; lower --workers, or name "
             "fewer servers with --url"

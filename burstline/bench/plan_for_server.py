@@ -17,6 +17,7 @@ from huggingface_hub import constants
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.machine.host_facts import cached_config
+from burstline.reports.number_format import counted
 from burstline.servers.host.ready import send
 from burstline.servers.identity import Identity
 from burstline.servers.messages import EngineError
@@ -63,7 +64,7 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
         materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
     for reason, n in plan.dropped.items():
-        say(f"{n:,} row{'s' * (n != 1)} left out: {reason}")
+        say(f"{counted(n, 'row')} left out: {reason}")
     if words is not None:
         plan = as_text(plan, words, load.spec.salt, n_extra_tok)
     if load.has_sessions and site.engine.speaks == "chat":

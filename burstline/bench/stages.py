@@ -16,6 +16,7 @@ from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.manifest import LoadFacts, StageFacts
 from burstline.loadgen.record.record import Outcome, Record, record_of
 from burstline.loadgen.record.rundir import RunDir
+from burstline.reports.number_format import counted
 from burstline.servers.engine import Engine
 from burstline.workloads.plan import PRIMING, Plan, Stage
 from burstline.workloads.prompts import Vocabulary
@@ -33,8 +34,7 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> tuple[StageFa
         known = LoadFacts(stages=tuple(facts)).warm_up
         if stage.name.startswith("warm-up ") and known is not None and known.agree:
             continue
-        n = len(stage.requests)
-        say(f"Sending {stage.name}: {n:,} request{'s' * (n != 1)}, not measured")
+        say(f"Sending {stage.name}: {counted(len(stage.requests), 'request')}, not measured")
         # Prefixes are wanted in the cache of every replica.
         urls = (job.target.url, *(job.target.replicas if stage.name == PRIMING else ()))
         targets = [replace(job.target, url=url) for url in urls]

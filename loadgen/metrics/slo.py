@@ -245,7 +245,7 @@ def _held_against(goal: Goal, figure: Figure, c: Columns | None) -> tuple[Result
             return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason
     if figure.level is None:
-        return _by_margin(goal, figure.point, figure.n)
+        return _by_margin(goal, figure)
     near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
     sign = 1 if goal.op == "<=" else -1
     if near is not None and sign * near <= sign * goal.bound:
@@ -254,7 +254,7 @@ def _held_against(goal: Goal, figure: Figure, c: Columns | None) -> tuple[Result
         return Result.FAIL, "the whole interval misses it"
     if near is None:
         # What serial correlation leaves unbounded is one observation, as a burst is.
-        result, reason = _by_margin(goal, figure.point, figure.n)
+        result, reason = _by_margin(goal, figure)
         decided = result == Result.PASS
         return (result, reason) if decided else (Result.INCONCLUSIVE, figure.note or reason)
     side = near if sign * figure.point <= sign * goal.bound else far
@@ -268,21 +268,23 @@ def _held_against(goal: Goal, figure: Figure, c: Columns | None) -> tuple[Result
     return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
 
 
-def _by_margin(goal: Goal, reading: float, n: int) -> tuple[Result, str]:
+def _by_margin(goal: Goal, figure: Estimate) -> tuple[Result, str]:
     """One run is one observation: it decides where its margin exceeds how far runs of one system differ.
 
     That is not known: identical bursts have differed by a quarter. Of a share the rest to 1 counts, and as
     many requests drawn by chance must decide it too.
     """
+    reading, n = figure.point, figure.n
     met = reading <= goal.bound if goal.op == "<=" else reading >= goal.bound
     result = Result.PASS if met else Result.FAIL
     if goal.metric.endswith("_bytes"):
         return result, "one value without an interval"
+    ends = (reading, goal.bound)
     if goal.metric == "attainment":
         low, high = clopper_pearson(reading * n, n)
         if low < goal.bound <= high:
             return Result.INCONCLUSIVE, f"{n:,} requests are too few to decide it"
-    ends = (1 - reading, 1 - goal.bound) if goal.metric == "attainment" else (reading, goal.bound)
+        ends = (1 - reading, 1 - goal.bound)
     low, high = min(ends), max(ends)
     margin = f"by {high / low - 1:.0%}" if low > 0 else "entirely"
     reason = f"one run {'meets' if met else 'misses'} it {margin}"

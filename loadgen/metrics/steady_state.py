@@ -30,6 +30,7 @@ from burstline.loadgen.record.verdict import MOST_SHARE, Reason, time_text, tole
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import Trend, mann_kendall, theil_slope, warm_up_end
+from burstline.roofline.predict.forecast import FILLED, whole_waves
 from burstline.workloads.arrivals import STEADY_PATTERNS
 
 LEAST_REQUESTS: Final = 80
@@ -42,8 +43,6 @@ NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst
 LIVES_A_BLOCK: Final = 3
 """Requests of a closed loop that run together share their delays: blocks hold three times as many as run at a
 time, which is what intervals need to cover (tests/loadgen/test_closed_loop.py)."""
-FILLED: Final = 0.95
-"""The quantile of E2E after which an open loop has filled (tests/loadgen/test_stationary.py)."""
 FLAT: Final = 1e-3
 """A series that varies by less than a thousandth has no warm-up."""
 LEAST_BACKLOG: Final = 0.03
@@ -82,17 +81,12 @@ class Steady:
 
 
 def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
-    """A closed loop from the C-th completion to the last k x C later that came before the last dispatch.
-
-    What is alike ends in waves. The last dispatch cuts one somewhere, and whole waves are the loop's rate.
-    In a loop of sessions whole sessions are completions and dispatches. None without a whole wave, or where
-    no median is behind the first.
-    """
-    ends_s, last_s = np.sort(lives.end_s), float(lives.begun_s.max(initial=-np.inf))
-    n_waves = int(np.searchsorted(ends_s, last_s, side="right")) // concurrency
-    if n_waves < 2 or not c.ok.any():
+    """A closed loop over whole waves of requests or sessions; None where no median is behind the first."""
+    begun_s = lives.begun_s
+    waves = whole_waves(begun_s, lives.end_s, concurrency) if len(begun_s) else None
+    if waves is None or not c.ok.any():
         return None
-    window = Window(float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1]))
+    window, last_s = Window(*waves), float(begun_s.max())
     later = (c.due_s >= window.start_s) & (c.due_s <= last_s)
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None

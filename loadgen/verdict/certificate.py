@@ -37,7 +37,7 @@ class Printed:
     """What a client says it measured: seconds, tokens or requests a second, by place in the summary.
 
     `defines` says how it defines a metric, and `throughput` where it counts over a part of the load alone:
-    that is shown beside the whole load's and not held against it. Counts are None where it does not say.
+    that is shown beside the whole load's truth and is not judged. Counts are None where the tool gives none.
     """
 
     tool: str

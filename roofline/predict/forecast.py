@@ -17,13 +17,15 @@ import numpy as np
 from burstline.roofline.device.calibration import Calibration, interval_factors
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Deployment
-from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simulate
+from burstline.roofline.predict.simulate import Asked, Floats, Limits, Simulation, simulate
 
 CONFIDENCE: Final = 0.8
 TURNAROUND_S: Final = 1e-4
 """In a closed loop a client that sends again so soon misses the step that begins meanwhile."""
 FILLED: Final = 0.95
+"""The quantile of E2E after which an open loop has filled (tests/loadgen/test_stationary.py)."""
 LEAST_IN_PLATEAU: Final = 11
+"""As many requests as a median needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,19 @@ class PlannedLoad:
         return float(((ended_s > start_s) & (ended_s <= end_s)).sum()) / (end_s - start_s)
 
 
+def whole_waves(begun_s: Floats, over_s: Floats, concurrency: int) -> tuple[float, float] | None:
+    """From when until when a closed loop of C is full, in whole waves of C ends; None where there is none.
+
+    From the C-th end to the last k x C later that came before the last begin. What is alike ends in waves,
+    and the last begin cuts one somewhere.
+    """
+    ends_s = np.sort(over_s)
+    n_waves = int(np.searchsorted(ends_s, begun_s.max(), side="right")) // concurrency
+    if n_waves < 2:
+        return None
+    return float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1])
+
+
 def steady_window(of: Simulation, concurrency: int | None) -> tuple[float, float] | None:
     """From when until when a run's rate is measured, by the rule of `loadgen/metrics/steady_state.py`.
 
@@ -84,11 +99,10 @@ def steady_window(of: Simulation, concurrency: int | None) -> tuple[float, float
         first_s = float(of.due_s.min())
         start_s = first_s + min(float(np.quantile(of.e2e_s, FILLED)), (end_s - first_s) / 2)
     else:
-        ends_s = np.sort(of.due_s + of.e2e_s)
-        n_waves = int(np.searchsorted(ends_s, end_s, side="right")) // concurrency
-        if n_waves < 2 or (of.due_s >= ends_s[concurrency - 1]).sum() < LEAST_IN_PLATEAU:
+        waves = whole_waves(of.due_s, of.due_s + of.e2e_s, concurrency)
+        if waves is None or (of.due_s >= waves[0]).sum() < LEAST_IN_PLATEAU:
             return None
-        start_s, end_s = float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1])
+        start_s, end_s = waves
     return (start_s, end_s) if end_s > start_s else None
 
 

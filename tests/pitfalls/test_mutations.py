@@ -17,11 +17,12 @@ from types import FunctionType
 import pytest
 
 from burstline.loadgen.driver import drive, self_measurement
-from burstline.loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
+from burstline.loadgen.metrics import definitions, server_histograms, slo, throughput
 from burstline.loadgen.record import columns, record, telemetry
 from burstline.loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
 from burstline.loadgen.verdict import factors, grades, judge
 from burstline.loadgen.wire import clock, exchange
+from burstline.roofline.predict import forecast
 from burstline.servers.protocol import openai, sse
 from burstline.workloads import arrivals
 
@@ -182,7 +183,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the start wave of a closed loop counts",
-        steady_state.plateau,
+        forecast.whole_waves,
         "ends_s[concurrency - 1]",
         "ends_s[0] * 0",
         LOADGEN + "test_closed_loop.test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch",
