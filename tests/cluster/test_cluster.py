@@ -319,7 +319,7 @@ def test_workers_auto_are_one_on_each_node_and_each_machine_is_on_the_page(clust
 def test_a_cluster_that_cannot_do_it_is_one_line(cluster, tmp_path, flags, said):
     truth = Truth(cluster, tmp_path, ttft_ms=20, gap_ms=2)
     done = subprocess.run(
-        burst(cluster, truth.url, tmp_path / "runs", *flags, n=9),
+        burst(cluster, truth.url, tmp_path / "runs", *flags, n=40),
         capture_output=True,
         text=True,
         env=cluster.env(),
