@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.scale import IN_CI
+
 settings.register_profile(
     "untimed",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=400 if "CI" in os.environ else 25,
+    max_examples=100 if IN_CI else 25,
 )
 settings.load_profile("untimed")
 

@@ -18,6 +18,7 @@ from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from tests.burstline.calibrated import calibrated
+from tests.scale import at_most
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -117,9 +118,9 @@ def test_an_honest_server_is_never_condemned_whatever_is_wrong_or_unknown_about_
     outcomes = run.records["outcome"].value_counts().to_dict()
     assert outcomes == {"ok": 24}, outcomes
     assert condemned(run) == []
+    tried = at_most(3 if engine == "vllm" else 10, [*WRONG_OR_MISSING.items()])
     verdicts = {
-        name: judged_with(run, tmp_path / f"copy{k}", *facts)
-        for k, (name, facts) in enumerate(WRONG_OR_MISSING.items())
+        name: judged_with(run, tmp_path / f"copy{k}", *facts) for k, (name, facts) in enumerate(tried)
     }
     assert {name: found for name, found in verdicts.items() if found} == {}
 

@@ -33,7 +33,7 @@ PREFIXES = ("--prompt-tokens", "200", "--output-tokens", "8", "--shared-prefix")
 TURNS = ("--prompt-tokens", "128", "--turn-tokens", "32..64", "--output-tokens", "8")
 LOADS = {
     "burst": ("--requests", "40", *PREFIXES, "96,groups=6"),
-    "prefixes": ("--requests", "60", *PREFIXES, "128,groups=12", "--concurrency", "4"),
+    "prefixes": ("--requests", "150", *PREFIXES, "128,groups=12", "--concurrency", "4"),
     "sessions": ("--sessions", "16", "--turns", "4", *TURNS, "--rate", "6", "--think-s", "1"),
     "preempted": ("--requests", "60", "--prompt-tokens", "150..250", "--output-tokens", "60",
                   "--shared-prefix", "128,groups=8"),
