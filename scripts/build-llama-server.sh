@@ -7,13 +7,12 @@
 # It needs a C++17 compiler (on Debian and Ubuntu: apt install g++). CMake and Ninja are taken from PyPI where
 # they are not installed. Models are GGUF files: `burstline make-model DIR --like tiny --format gguf`.
 #
-# PYTHON names the interpreter whose pip fetches the source (default python3), JOBS how many compilers run,
-# CMAKE_ARGS more of CMake's arguments: -DGGML_CUDA=on.
+# PYTHON names the interpreter whose pip fetches the source (default python3), JOBS how many compilers run.
 set -eu
 
 VERSION=0.3.36
 
-[ $# -eq 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -eq 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 dir=$1
 stamp=$dir/.llama-cpp-python-$VERSION
 
@@ -54,8 +53,7 @@ if ! {
     cmake -S "$build"/llama_cpp_python-"$VERSION"/vendor/llama.cpp -B "$build/out" -G Ninja \
         -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_TOOLS=ON \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
-        -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
-        ${CMAKE_ARGS:-} &&
+        -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF &&
         cmake --build "$build/out" --target llama-server ${JOBS:+--parallel "$JOBS"}
 } >"$log" 2>&1; then
     tail -n 20 "$log" >&2

@@ -9,6 +9,7 @@ from burstline.cli import main
 from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.verdict import Replies
 from burstline.models.model_folder import make_model
+from tests.scale import at_most
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ENGINES = {
@@ -24,7 +25,7 @@ def model(tmp_path_factory) -> Path:
     return make_model(folder, "tiny", formats=("safetensors", "gguf"), dtype="float32")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", at_most(2, [*ENGINES]))
 def test_a_real_engines_replies_are_those_that_it_gives_alone(engine, model, tmp_path):
     variable, args = ENGINES[engine]
     if variable not in os.environ:

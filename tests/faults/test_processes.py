@@ -25,6 +25,7 @@ from burstline.loadgen.record.files import PARTIAL
 from burstline.loadgen.record.rundir import open_run
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Command, Ended, burstline, counted, files_with, noted, verb
+from tests.scale import at_most
 
 SMALL = ("--requests", "40", "--prompt-tokens", "8", "--output-tokens", "4")
 N_SIGNALS = int(os.environ.get("LAB_SIGNALS", "6"))
@@ -525,7 +526,9 @@ def attach(url: str, tmp_path: Path) -> Ended:
     )
 
 
-@pytest.mark.parametrize("name", ["a byte a second", "a head that never ends", "a gzip bomb", "hangs"])
+@pytest.mark.parametrize(
+    "name", at_most(2, ["a byte a second", "a head that never ends", "a gzip bomb", "hangs"])
+)
 def test_attaching_to_a_server_that_dawdles_ends_in_time_and_small(name: str, tmp_path: Path) -> None:
     import gzip
 
