@@ -16,6 +16,7 @@ import pytest
 
 from burstline.loadgen.record.rundir import open_run
 from tests.faults.lab import REPOSITORY, Command, Ended, noted
+from tests.scale import at_most
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
