@@ -15,7 +15,7 @@ settings.register_profile(
     "untimed",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=100 if IN_CI else 25,
+    max_examples=50 if IN_CI else 25,
 )
 settings.load_profile("untimed")
 
