@@ -21,7 +21,7 @@ slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a C
 	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 2 tests/oracle
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium
-	@$(BIN)/python -m pytest -q -m browser -n 2 --dist loadfile --timeout 600
+	@$(BIN)/python -m pytest -q -m browser -n 2 $(BY_FILE) --timeout 600
 
 lint: $(VENV)/.dev  ## Style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

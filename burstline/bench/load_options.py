@@ -66,7 +66,7 @@ class Load:
         n, what = self.arrivals.n, self.work.title
         if self.until_s is not None:
             return f"requests of {what}, concurrency {self.spec.concurrency} for {self.until_s:g} s"
-        many = f"{n:,}" if self.has_sessions else f"{n:,} request{'s' * (n != 1)} of"
+        many = f"{n:,}" if self.has_sessions else f"{counted(n, 'request')} of"
         rate = f" at {self.arrivals.rate_per_s:g} req/s" if self.arrivals.rate_per_s else ""
         if self.arrivals.pattern == "ramp":
             first, last = self.arrivals.arrival.parameter

@@ -80,10 +80,8 @@ class NodeActor:
     def pack(self) -> int:
         """Pack what the command wrote, be it nothing; the archive's size in bytes."""
         out = self._folder / "out"
-        with zipfile.ZipFile(self._folder / "out.zip", "w") as archive:
-            for path in sorted(out.rglob("*")):
-                archive.write(path, path.relative_to(out))
-        return (self._folder / "out.zip").stat().st_size
+        out.mkdir(exist_ok=True)
+        return Path(shutil.make_archive(str(out), "zip", out)).stat().st_size
 
     def piece(self, at: int) -> bytes:
         with (self._folder / "out.zip").open("rb") as archive:

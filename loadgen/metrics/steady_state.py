@@ -82,11 +82,10 @@ class Steady:
 
 def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
     """A closed loop over whole waves of requests or sessions; None where no median is behind the first."""
-    begun_s = lives.begun_s
-    waves = whole_waves(begun_s, lives.end_s, concurrency) if len(begun_s) else None
+    waves = whole_waves(lives.begun_s, lives.end_s, concurrency)
     if waves is None or not c.ok.any():
         return None
-    window, last_s = Window(*waves), float(begun_s.max())
+    window, last_s = Window(*waves), float(lives.begun_s.max())
     later = (c.due_s >= window.start_s) & (c.due_s <= last_s)
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None

@@ -82,7 +82,7 @@ def whole_waves(begun_s: Floats, over_s: Floats, concurrency: int) -> tuple[floa
     and the last begin cuts one somewhere.
     """
     ends_s = np.sort(over_s)
-    n_waves = int(np.searchsorted(ends_s, begun_s.max(), side="right")) // concurrency
+    n_waves = int(np.searchsorted(ends_s, begun_s.max(initial=-np.inf), side="right")) // concurrency
     if n_waves < 2:
         return None
     return float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1])

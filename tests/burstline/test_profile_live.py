@@ -63,12 +63,12 @@ class Load(NamedTuple):
     output_tok: int
 
 
-LOADS = [
+LOADS = (
     Load(3, 1, 508, 8),
     Load(16, 8, 64, 8),
     Load(32, 32, 32, 8),
     Load(128, 128, 16, 5),
-]
+)
 
 
 @pytest.fixture(scope="module", params=TRIED)
