@@ -21,6 +21,7 @@ COPY servers servers
 COPY workloads workloads
 COPY roofline roofline
 COPY reports reports
+COPY suites suites
 RUN if [ -n "$CA_BUNDLE" ]; then export PIP_CERT="/src/${CA_BUNDLE##*/}"; fi \
     && /opt/burstline/bin/pip install --no-cache-dir --quiet .
 

@@ -264,6 +264,29 @@ def test_compose_itself_accepts_every_profile():
     assert {f"burstline-{profile}" for profile in PROFILES} <= set(yaml.safe_load(done.stdout)["services"])
 
 
+def test_what_is_prepared_for_every_profile_runs(services, tmp_path):
+    """The shell and the Python of `prepare`, on folders of this machine."""
+    folders = {name: tmp_path / name for name in ("runs", "models", "endless")}
+    (script,) = services["prepare"]["command"]
+    script = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", script)
+    for name, folder in folders.items():
+        folder.mkdir()
+        script = re.sub(rf"(?<![\w.])/{name}\b", str(folder), script)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for _ in range(2):  # `up` comes more than once
+        done = subprocess.run(
+            ["sh", "-ec", script],
+            env={**os.environ, "PATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    served = json.loads((folders["endless"] / "model/generation_config.json").read_text())
+    config = json.loads((folders["models"] / "tiny/config.json").read_text())
+    assert served["eos_token_id"] == [config["vocab_size"]]
+
+
 # ---- for real
 
 BURST = "--requests 40 --prompt-tokens 64 --output-tokens 8"

@@ -254,10 +254,7 @@ def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
 
 
 def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
-    """The folder to serve, and what the user must know of it.
-
-    The id that ends a text is the first that the model has no logit for. The original is left as it is.
-    """
+    """The folder to serve, and what the user must know of it."""
     folder, copy = Path(options.model), options.run_dir / "tgi-model"
     if not (folder / "config.json").is_file():
         note = (
@@ -265,21 +262,30 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
             "requests that end early are reported as `short`"
         )
         return options.model, (note,)
-    unused = read_json(folder / "config.json").get("vocab_size")
-    if not isinstance(unused, int):
-        raise EngineError(f"{folder / 'config.json'} has no vocab_size; expected a number of token ids")
-    copy.mkdir(parents=True)
-    for entry in folder.resolve().iterdir():
-        if entry.name != _GENERATION:
-            (copy / entry.name).symlink_to(entry)
-    config = read_json(folder / _GENERATION) | {"eos_token_id": [unused]}
-    (copy / _GENERATION).write_text(json.dumps(config, indent=2), "utf-8")
+    unused = endless_copy(folder, copy)
     note = (
         f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
         f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
         "where they end early, it is reported as `short`"
     )
     return str(copy.resolve()), (note,)
+
+
+def endless_copy(folder: Path, to: Path) -> int:
+    """Make a new folder of links to a model in which no id that can be sampled ends a text; return the id that does.
+
+    It is the first that the model has no logit for. The original is left as it is.
+    """
+    unused = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(unused, int):
+        raise EngineError(f"{folder / 'config.json'} has no vocab_size; expected a number of token ids")
+    to.mkdir(parents=True)
+    for entry in folder.resolve().iterdir():
+        if entry.name != _GENERATION:
+            (to / entry.name).symlink_to(entry)
+    config = read_json(folder / _GENERATION) | {"eos_token_id": [unused]}
+    (to / _GENERATION).write_text(json.dumps(config, indent=2), "utf-8")
+    return unused
 
 
 _GENERATION = "generation_config.json"
