@@ -16,12 +16,6 @@ RUN if [ -n "$CA_BUNDLE" ]; then export PIP_CERT="/src/${CA_BUNDLE##*/}"; fi \
         >requirements.txt \
     && /opt/burstline/bin/pip install --no-cache-dir --quiet -r requirements.txt
 COPY burstline burstline
-COPY loadgen loadgen
-COPY servers servers
-COPY workloads workloads
-COPY roofline roofline
-COPY reports reports
-COPY suites suites
 RUN if [ -n "$CA_BUNDLE" ]; then export PIP_CERT="/src/${CA_BUNDLE##*/}"; fi \
     && /opt/burstline/bin/pip install --no-cache-dir --quiet .
 

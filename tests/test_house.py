@@ -38,7 +38,7 @@ def trees() -> Mapping[str, ast.Module]:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
             path.read_text("utf-8")
         )
-        for package in PACKAGES
+        for package in ("burstline", "research")
         for path in (ROOT / package).rglob("*.py")
     }
 

@@ -125,7 +125,7 @@ def test_a_chat_with_an_image_reaches_the_server_as_it_stands_in_the_file(folder
 @pytest.mark.timeout(600)
 def test_the_suite_of_loads_runs_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
-    assert main(["run", "suites/loads.toml", "--out", str(tmp_path)]) in (0, 4)
+    assert main(["run", "burstline/suites/shipped/loads.toml", "--out", str(tmp_path)]) in (0, 4)
     (suite,) = tmp_path.glob("loads-*")
     runs = [open_run(manifest.parent) for manifest in sorted(suite.glob("0*/*/manifest.json"))]
     assert len(runs) == 5

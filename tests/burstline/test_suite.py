@@ -24,7 +24,8 @@ from burstline.workloads.request import WorkloadError
 from tests.burstline.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted((ROOT / "suites").glob("*.toml"))
+SUITES = ROOT / "burstline/suites/shipped"
+SHIPPED = sorted(SUITES.glob("*.toml"))
 ENGINE = {"engine": "reference"}
 WORKLOAD = {"name": "burst", "requests": 20}
 
@@ -182,7 +183,7 @@ def test_the_shipped_suites_can_be_run(path):
 
 
 def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
-    paper = load_suite(ROOT / "suites/llm-serving-2311.03687.toml")
+    paper = load_suite(SUITES / "llm-serving-2311.03687.toml")
     assert [engine.name for engine in paper.engines] == ["vllm", "tgi", "lightllm"]
     assert [model.name for model in paper.models] == ["llama-2-7b", "llama-2-13b", "llama-2-70b"]
     slots = schedule(paper)
@@ -202,7 +203,7 @@ def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
 
 
 def test_a_dry_run_says_what_does_not_fit_a_platform(tmp_path, capsys):
-    text = (ROOT / "suites/llm-serving-2311.03687.toml").read_text()
+    text = (SUITES / "llm-serving-2311.03687.toml").read_text()
     assert text.count(" tensor_parallel_size = 2 ") == 2
     (tmp_path / "s.toml").write_text(text.replace(" tensor_parallel_size = 2 ", " tensor_parallel_size = 1 "))
     assert cli.main(["run", str(tmp_path / "s.toml"), "--dry-run"]) == 0
@@ -265,7 +266,7 @@ def test_flags_beside_a_suite_are_refused_because_they_would_be_ignored(capsys):
 
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path, capsys):
-    assert cli.main(["run", str(ROOT / "suites/laptop.toml"), "--dry-run", "--out", str(tmp_path)]) == 0
+    assert cli.main(["run", str(SUITES / "laptop.toml"), "--dry-run", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 12
     assert all(line.startswith("burstline run --engine ") for line in lines)
@@ -275,7 +276,7 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path, capsys):
 def test_a_missing_key_is_found_before_anything_is_started(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(WorkloadError, match="OPENAI_API_KEY, which is not set"):
-        run_suite(ROOT / "suites/openai-endpoint.toml", tmp_path)
+        run_suite(SUITES / "openai-endpoint.toml", tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -285,7 +285,7 @@ def check_suite(text: bytes, folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Traceback" not in said.err, said.err[-3000:]
 
 
-SUITES = sorted((Path(__file__).parents[2] / "suites").glob("*.toml"))
+SUITES = sorted((Path(__file__).parents[2] / "burstline/suites/shipped").glob("*.toml"))
 
 
 def test_a_few_mutated_suites_are_refused_in_plain_words(

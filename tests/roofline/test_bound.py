@@ -25,7 +25,7 @@ from burstline.roofline.predict.capacity import (
     weight_bytes,
 )
 
-MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
+MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]
 
 

@@ -17,7 +17,7 @@ from burstline.roofline.model.shapes import QUANTS, ModelShape
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
-MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
+MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 DENSE = [
     *("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"),
     *("gemma-2-9b", "gpt2", "opt-6.7b"),

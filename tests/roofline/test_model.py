@@ -16,7 +16,7 @@ from burstline.roofline.model.shapes import QUANTS, Dense, Moe, Quant
 from burstline.roofline.predict.capacity import kv_bytes, state_bytes, weight_bytes
 from burstline.roofline.predict.predict import predict
 
-MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
+MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,

@@ -18,7 +18,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Moe
 from burstline.roofline.predict.bound import ceiling
 
-MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
+MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 EXAMPLE = Path(__file__).parents[1] / "golden" / "roofline" / "worked_example.csv"
 BF16 = QUANTS["bf16"]
 
