@@ -272,7 +272,7 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
 
 
 def endless_copy(folder: Path, to: Path) -> int:
-    """Make a new folder of links to a model in which no id that can be sampled ends a text; return the id that does.
+    """Make a folder of links to a model that never samples an end of text; return the id that ends one.
 
     It is the first that the model has no logit for. The original is left as it is.
     """
