@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One worker per file: what its tests share is made once.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test slow browser lint types contract check accuracy clean
+.PHONY: help run test slow timing browser lint types contract check accuracy clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -16,9 +16,11 @@ run: $(VENV)/.run  ## Fire 1000 x 512 tokens at the embedded engine and write th
 test: $(VENV)/.dev  ## The quick test suite
 	@$(BIN)/python -m pytest -q -n auto $(BY_FILE)
 
-slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
-	@$(BIN)/python -m pytest -q -m slow -n 2 $(BY_FILE) --timeout 1200 --ignore tests/oracle
-	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 2 tests/oracle
+slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real engines on a CPU, long simulations
+	@$(BIN)/python -m pytest -q -m 'slow and not measures and not thorough' -n 2 $(BY_FILE) --timeout 1200
+
+timing: $(VENV)/.slow  ## Tests that judge times, one at a time; undecided on a busy machine
+	@$(BIN)/python -m pytest -q -m 'measures and not thorough' --timeout 1200
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium
 	@$(BIN)/python -m pytest -q -m browser -n 2 $(BY_FILE) --timeout 600

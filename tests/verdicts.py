@@ -1,0 +1,30 @@
+"""What runs of the product say of themselves on a machine that others share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from burstline.loadgen.record.verdict import State
+
+UNSURE: Final = frozenset({State.CLIENT_BOUND, State.DISTURBED, State.COLD})
+"""The verdicts by which a run says that the machine, not the server, may have made its times."""
+
+
+class Undecided(AssertionError):
+    """A test of times that the machine was too busy for."""
+
+
+def unsure(folder: Path | None) -> str | None:
+    """The first run below a folder that says it cannot judge times, and why; None if each run can."""
+    for path in sorted(folder.rglob("summary.json")) if folder else ():
+        verdict = json.loads(path.read_text("utf-8")).get("verdict") or {}
+        if verdict.get("state") in UNSURE:
+            return f"{path.parent.name} is {verdict['state']}"
+    return None
+
+
+def done(code: int, folder: Path) -> bool:
+    """Whether a command ended with 0, or with 4 because a run below `folder` says the machine was busy."""
+    return code == 0 or (code == 4 and unsure(folder) is not None)
