@@ -2,15 +2,15 @@
 # check-lowest.sh [PYTHON]: installs each direct dependency at the lowest version that pyproject.toml allows, on Python
 # 3.11, and makes a run, its report in every format, a comparison and a bound with them.
 set -eu
+. "$(dirname "$0")/virtualenv.sh"
 python=${1:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export HF_HUB_OFFLINE=1
 unset PYTHONPATH
-"$python" -m venv "$work/env"
-"$work/env/bin/pip" install --quiet uv
-"$work/env/bin/uv" pip install --quiet --python "$work/env/bin/python" --resolution lowest-direct "$here"
+make_venv "$python" "$work/env"
+uv_pip --resolution lowest-direct "$here"
 PATH="$work/env/bin:$PATH"
 cd "$work"
 burstline run -q --engine reference --requests 24 --prompt-tokens 16 --output-tokens 4 --repeats 2 >out 2>&1 || [ $? -eq 4 ] || {
@@ -26,4 +26,4 @@ run = burstline.load('$1')
 assert len(run.requests) == 24 and run.numbers.point.notna().any() and run.figure('ttft_cdf').png
 assert burstline.bound('llama-3.1-8b', 'h100-sxm5-80g').ops.ideal_us.sum() > 0
 "
-uv pip list --python "$work/env/bin/python" 2>/dev/null | grep -E '^(numpy|scipy|pandas|pyarrow|matplotlib|huggingface|httpx) '
+"$uv" pip list --python "$work/env/bin/python" 2>/dev/null | grep -E '^(numpy|scipy|pandas|pyarrow|matplotlib|huggingface|httpx) '

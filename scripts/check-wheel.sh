@@ -2,6 +2,7 @@
 # check-wheel.sh [PYTHON]: builds the sdist and the wheel, installs the wheel alone into an empty environment, and
 # runs every verb there: from an empty folder, and from one with packages called like ours, beside PyPI's `reports`.
 set -eu
+. "$(dirname "$0")/virtualenv.sh"
 python=${1:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
@@ -9,14 +10,13 @@ trap 'rm -rf "$work"' EXIT
 export HF_HUB_OFFLINE=1
 unset PYTHONPATH
 
-"$python" -m venv "$work/tools"
-"$work/tools/bin/pip" install --quiet build
-(cd "$here" && "$work/tools/bin/python" -m build --outdir "$work/dist" . >"$work/build.log" 2>&1) || {
-    cat "$work/build.log" >&2
-    exit 1
-}
-"$python" -m venv "$work/env"
-"$work/env/bin/pip" install --quiet "$work"/dist/*.whl
+# Of a copy without links, as a zip file or Windows may make one.
+mkdir "$work/copy"
+(cd "$here" && git ls-files -z | tar --create --null --files-from - | tar --extract --directory "$work/copy")
+find "$work/copy" -type l -delete
+make_venv "$python" "$work/env"
+"$uv" build --quiet --python "$python" --out-dir "$work/dist" "$work/copy"
+uv_pip "$work"/dist/*.whl
 PATH="$work/env/bin:$PATH"
 
 # passes CODES COMMAND...: it ends with one of these codes ("0 4": a run that is not VALID on a busy machine is done, too).
@@ -65,6 +65,6 @@ mkdir "$work/hostile" && cd "$work/hostile"
 for name in loadgen servers workloads reports roofline research; do
     mkdir "$name" && echo 'raise SystemExit("a module of the working folder was imported")' >"$name/__init__.py"
 done
-"$work/env/bin/pip" install --quiet reports
+uv_pip reports
 export PYTHONPATH=.
 verbs

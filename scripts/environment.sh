@@ -2,6 +2,7 @@
 # environment.sh PYTHON VENV [GROUP...]: a virtual environment with Burstline (editable) and dependency groups,
 # by uv where it is installed, else by venv and pip.
 set -eu
+. "$(dirname "$0")/virtualenv.sh"
 python=$1 venv=$2
 shift 2
 
@@ -16,9 +17,9 @@ for group in "$@"; do groups="$groups --group $group"; done
 echo "Installing Burstline${groups:+ with$groups} into $venv (once)"
 
 if command -v uv >/dev/null 2>&1; then
-    [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
+    make_venv "$python" "$venv"
     # shellcheck disable=SC2086
-    uv pip install --quiet --python "$venv/bin/python" --editable . $groups
+    uv_pip --editable . $groups
 else
     if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv"; then
         echo "'$python -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2

