@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -245,14 +246,24 @@ def test_an_engines_own_parser_takes_its_profiles_command_and_every_setting(serv
     assert [line for line in rest if line.startswith("refused:")] == []
 
 
-def test_burstline_runs_as_nobody_special_and_sends_little_to_the_daemon():
+def test_burstline_runs_as_nobody_special():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     assert "USER burstline" in lines
     assert "ARG CA_BUNDLE=" in lines
-    packages = re.findall(r"^packages = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
-    for package in re.findall(r'"(\w+)"', packages):
-        assert f"COPY {package} {package}" in lines
-        assert f"!{package}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_what_the_image_is_made_of_is_the_whole_package(tmp_path):
+    """A wheel is built from what the Dockerfile copies of what is sent to the daemon, and nothing else."""
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for name in set(" ".join(copied).split()) & set(sent):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", "dist"]
+    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    inside = {name for name in ZipFile(wheel).namelist() if name.startswith("burstline/")}
+    files = filter(Path.is_file, (ROOT / "burstline").rglob("*"))
+    assert inside == {str(file.relative_to(ROOT)) for file in files if file.suffix != ".pyc"}
 
 
 @pytest.mark.skipif(compose() is None, reason="neither docker compose nor docker-compose is installed")

@@ -6,11 +6,17 @@ Imports in functions and under TYPE_CHECKING count: a reader follows them too.
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Set
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -26,6 +32,9 @@ MOST_IN_FUNCTIONS = 39
 """Each for a heavy library that is optional or rarely needed, or for the time of a start."""
 STILL_BACKWARDS: Set[tuple[str, str]] = set()
 """Folders that import from one that imports from them, the wrong way round: to be cut, never to grow."""
+
+LINKS = {"loadgen", "reports", "roofline", "servers", "suites", "workloads"}
+"""At the top level, the names that people open (docs/decisions/0017-one-import-name.md)."""
 
 UNTIED = frozenset({"burstline.reports"})
 """Packages whose own modules count as one folder: a knot cannot hide in them."""
@@ -115,3 +124,37 @@ def test_imports_hidden_in_functions_only_become_fewer() -> None:
         if isinstance(inner, ast.Import | ast.ImportFrom)
     ]
     assert len(hidden) <= MOST_IN_FUNCTIONS
+
+
+def files() -> list[Path]:
+    """What git knows of, and what it would take."""
+    argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in listed.splitlines() if os.path.lexists(ROOT / line)]
+
+
+def test_links_lead_into_the_package_and_nothing_else_is_one() -> None:
+    links = [path for path in files() if path.is_symlink()]
+    assert {str(path.relative_to(ROOT)) for path in links} == LINKS
+    assert all((ROOT / "burstline") in path.resolve().parents for path in links)
+
+
+@pytest.mark.slow
+def test_a_copy_without_links_works(tmp_path: Path) -> None:
+    """A zip file, Windows or an artefact store makes one; `scripts/check-wheel.sh` builds a wheel of one."""
+    for path in files():
+        if not path.is_symlink():
+            copy = tmp_path / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    tests = ("tests/test_documentation.py", "tests/test_containers.py", "tests/burstline/test_suite.py")
+    more = ("tests/roofline/test_model.py", "tests/workloads", "tests/loadgen/test_method.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, *more],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
