@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One worker per file: what its tests share is made once.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test slow timing browser lint types contract check accuracy clean
+.PHONY: help run test slow timing browser thorough lint types contract check accuracy clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ timing: $(VENV)/.slow  ## Tests that judge times, one at a time; undecided on a 
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium
 	@$(BIN)/python -m pytest -q -m browser -n 2 $(BY_FILE) --timeout 600
+
+thorough: $(VENV)/.slow  ## What CI has no time for: PARTS="oracle faults ..." of docs/thorough.md
+	@$(BIN)/python scripts/thorough.py $(PARTS)
 
 lint: $(VENV)/.dev  ## Style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.seeds import SEED
 from tests.verdicts import Undecided, unsure
 from tests.witness import Witness
 
@@ -78,6 +79,10 @@ def pytest_runtest_makereport(
         report.outcome, report.longrepr = "skipped", (path, line or 0, f"undecided: {call.excinfo.value}")
         _undecided.add(item.nodeid)
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(f"TEST_SEED={SEED}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import VERBS, Parser
-from tests.scale import IN_CI
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -122,8 +121,6 @@ def gist(text: str) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("text", blocks(README, "console"), ids=lambda text: text.split()[2])
 def test_the_outputs_of_readme_are_todays(text: str, tmp_path: Path) -> None:
-    if IN_CI and "--engine" in text:
-        pytest.skip("other tests run beside it")
     output, expected = "", []
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command = re.match(r"(?:.*\\\n)*.*\n", part)
@@ -140,8 +137,6 @@ def test_the_outputs_of_readme_are_todays(text: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_how_to_for_slos_ends_in_the_limit_that_it_prints(tmp_path: Path) -> None:
-    if IN_CI:
-        pytest.skip("other tests run beside it")
     (command, *_), (limit, *_) = blocks(SLO, "sh"), blocks(SLO, "text")
     code, output = shell(command, tmp_path)
     if code == 4:

@@ -23,7 +23,6 @@ from burstline.loadgen.record.capture import Reads, read_captures
 from burstline.loadgen.record.rundir import open_run
 from tests.bench.wire import build
 from tests.cluster.lab import SHIFT_S, Lab, can_make_namespaces, lab, sh
-from tests.scale import at_most
 
 pytestmark = [
     pytest.mark.slow,
@@ -389,7 +388,7 @@ def test_a_suite_of_two_platforms_runs_side_by_side_and_only_once(cluster, tmp_p
     assert [path.stat().st_mtime_ns for path in runs] == before
 
 
-@pytest.mark.parametrize("n_workers", at_most(1, [3, 2, 1]))
+@pytest.mark.parametrize("n_workers", [3, 2, 1])
 def test_a_rate_adds_up_over_nodes_and_its_union_is_poisson(cluster, tmp_path, n_workers):
     truth = Truth(cluster, tmp_path, ttft_ms=20, gap_ms=1)
     argv = burst(cluster, truth.url, tmp_path / "runs", "--workers", str(n_workers), n=600)

@@ -1,6 +1,6 @@
 """Random shots at whole runs: signals, children that are killed or stopped, a terminal that goes away.
 
-`LAB_SHOTS=200 pytest -m slow tests/faults/test_shots.py` for a thorough search; `LAB_SEED` for other shots.
+`LAB_SHOTS=200 pytest -m slow tests/faults/test_shots.py` for a thorough search; `TEST_SEED` for the same shots.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.rundir import open_run
 from tests.faults.lab import Command, noted, verb
 from tests.faults.test_processes import FROM_LOAD_ON, phase_of, runs_in
+from tests.seeds import SEED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -158,7 +159,7 @@ def test_random_shots_end_in_time_with_every_captured_request_reported(tmp_path:
     whole = Command(tmp_path / "whole", "run", "--out", str(tmp_path / "whole"), *LOAD, "-q").end()
     assert whole.code in (0, 4), whole.out
     slowness = max(1.0, whole.time_s / WHOLE_S)
-    rng = random.Random(f"shots {os.environ.get('LAB_SEED', 0)}")
+    rng = random.Random(f"shots {SEED}")
     shots = [(KINDS[k % len(KINDS)], whole.time_s * 1.2 * rng.random(), rng.random()) for k in range(N_SHOTS)]
     with ThreadPoolExecutor(N_AT_ONCE) as pool:
         fired = list(

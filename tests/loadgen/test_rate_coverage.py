@@ -17,14 +17,13 @@ from burstline.loadgen.stats.estimates import Estimate
 from burstline.loadgen.stats.serial_correlation import ratio_interval
 from tests.loadgen.queueing import queued
 from tests.loadgen.test_closed_loop import loop
-from tests.scale import at_most
 
 TPOT_S, TTFT_S = 0.02, 0.1
 TOK = (4, 60)
 """Replies have so many tokens, each length alike."""
 RATES = ("requests_per_s", "output_tok_per_s")
 
-LOOPS = at_most(3, [(8, 160), (8, 500), (8, 2000), (64, 1000), (64, 2000), (256, 4000)])
+LOOPS = [(8, 160), (8, 500), (8, 2000), (64, 1000), (64, 2000), (256, 4000)]
 """Requests at a time, and in all."""
 
 
@@ -124,7 +123,7 @@ def rate_of_sessions(c: int) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("c", "n"), at_most(2, [(4, 100), (16, 400), (16, 1000)]))
+@pytest.mark.parametrize(("c", "n"), [(4, 100), (16, 400), (16, 1000)])
 def test_rates_of_closed_loops_of_sessions_cover(c: int, n: int) -> None:
     truth = rate_of_sessions(c)
     found = covered(lambda random: sessions(c, n, random), truth, 300, pattern=None, concurrency=c)
@@ -211,7 +210,7 @@ def test_rates_of_loops_whose_steps_slow_all_in_flight_cover(c: int, n: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("e2e_s", "n"), at_most(2, [((4, 6), 600), ((5, 15), 1000), ((10, 20), 1500)]))
+@pytest.mark.parametrize(("e2e_s", "n"), [((4, 6), 600), ((5, 15), 1000), ((10, 20), 1500)])
 def test_rates_of_open_loops_with_long_replies_cover(e2e_s: tuple[int, int], n: int) -> None:
     """10 requests a second, one token each 0.1 s."""
     low, high = (round(each / 0.1) for each in e2e_s)
@@ -227,7 +226,7 @@ def test_rates_of_open_loops_with_long_replies_cover(e2e_s: tuple[int, int], n: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("e2e_s", "n"), at_most(2, [((5, 15), 600), ((15, 25), 600), ((8, 12), 1000)]))
+@pytest.mark.parametrize(("e2e_s", "n"), [((5, 15), 600), ((15, 25), 600), ((8, 12), 1000)])
 def test_a_rate_that_is_held_is_seldom_called_overloaded(e2e_s: tuple[int, int], n: int) -> None:
     """No queue at all, but a load that takes up to a third of the run to fill up."""
     low, high = (round(each / 0.1) for each in e2e_s)

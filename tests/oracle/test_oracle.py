@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import subprocess
@@ -20,9 +21,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
-from tests.oracle.draws import KINDS, WORDS, Draw, draw
+from tests.oracle.draws import WORDS, Draw, draw
 from tests.oracle.figures import EDGE_S, LATE_S, Truth, truth
-from tests.scale import at_most
+from tests.seeds import SEED
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import script_from
@@ -30,9 +31,8 @@ from tests.truth.serve import Served
 
 pytestmark = pytest.mark.measures
 
-N = 300
-QUICK = [KINDS.index("burst")]
-"""Draws of the quick suite; the slow one has all the others."""
+N = int(os.environ.get("ORACLE_DRAWS", "40"))
+"""New draws each time, each kind of load in turn; `make thorough` draws 300."""
 KEPT = 0.93
 """The least share of the concurrency asked for that several drivers keep up, in the mean."""
 TOKENIZER = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token=WORDS[0]))
@@ -126,27 +126,17 @@ def _rates(summary: dict, found: Truth) -> list[str]:
 def a_page_for_some_draws(request: pytest.FixtureRequest) -> None:
     """Of the draws, which run in this process, one has its page: no figure is read from it here."""
     call = getattr(request.node, "callspec", None)
-    if call is not None and call.params["seed"] != 0:
+    if call is not None and call.params["k"] != 0:
         request.getfixturevalue("without_page")
 
 
-def holds(seed: int, folder: Path) -> None:
-    wanted = draw(seed)
-    run, rows, command = fired(wanted, folder)
+@pytest.mark.parametrize("k", range(N))
+def test_the_page_says_what_the_servers_did(k: int, tmp_path: Path) -> None:
+    wanted = draw(SEED + k)
+    run, rows, command = fired(wanted, tmp_path)
     wrong = disagreements(run, rows, wanted)
     assert cli.main(["verify", str(run)]) == 0, command
     assert not wrong, "\n".join([command, *wrong])
-
-
-@pytest.mark.parametrize("seed", QUICK)
-def test_the_page_says_what_the_servers_did(seed: int, tmp_path: Path) -> None:
-    holds(seed, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", at_most(50, sorted({*range(N)} - {*QUICK})))
-def test_the_page_says_what_the_servers_did_in_many_loads(seed: int, tmp_path: Path) -> None:
-    holds(seed, tmp_path)
 
 
 ENDLESS = ("--rate", "40", "--requests", "400", "--prompt-tokens", "8", "--output-tokens", "4..20")
@@ -165,7 +155,6 @@ def begun(folder: Path, server: TruthRig, n: int) -> Iterator[psutil.Popen]:
         yield process
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_says_what_the_servers_did_until_then(tmp_path: Path) -> None:
     with truth_server(STEADY) as server:
         with begun(tmp_path, server, 120) as process:
@@ -178,7 +167,6 @@ def test_an_interrupted_run_says_what_the_servers_did_until_then(tmp_path: Path)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
 def test_a_killed_run_says_what_had_come_until_then(tmp_path: Path) -> None:
     """The load's own processes are killed too: what was in flight then has left no trace at the client."""
     with truth_server(STEADY) as server, begun(tmp_path, server, 120) as process:

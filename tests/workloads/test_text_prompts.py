@@ -10,7 +10,6 @@ from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.text_prompts import Words, as_text, make_texts, words_of
-from tests.scale import IN_CI
 
 
 @cache
@@ -199,8 +198,7 @@ def test_what_a_chat_template_puts_around_a_text_adds_the_same_to_every_one(name
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ten_thousand_texts_are_all_exact(name: str) -> None:
-    """In CI a fifth of them."""
-    words, n = words_for(name), 2_000 if IN_CI else 10_000
+    words, n = words_for(name), 10_000
     draw = np.random.Generator(np.random.PCG64(9))
     n_toks = (words.count([""])[0] + draw.integers(1, 200, n)).tolist()
     texts = make_texts(n_toks, words, 2, "5eed", range(n))
