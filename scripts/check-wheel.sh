@@ -34,29 +34,31 @@ passes() {
     esac
 }
 
-verbs() {
-    small="--requests 24 --prompt-tokens 16 --output-tokens 4"
+# What imports most: every verb's help, a run and its report.
+short() {
     for verb in $(burstline --help | sed -n 's/^  \([a-z-]\{1,\}\)  .*/\1/p'); do passes 0 burstline "$verb" --help; done
-    passes 0 burstline make-model tiny --like tiny
     # shellcheck disable=SC2086
     passes "0 4" burstline run --engine reference $small --repeats 2 --out runs
     # A set of repeats has a folder of its own.
     set -- $(for run in runs/*/manifest.json; do dirname "$run"; done)
     passes 0 burstline report "$1" --format text
-    passes 0 burstline report "$1" --to exported --format csv
-    passes 0 burstline verify "$1"
     passes "0 4" burstline compare "$1" "$2" --anyway
-    passes 0 burstline report "$1" --to exported
-    passes 0 burstline run laptop --dry-run
-    passes 0 python -P -c "import burstline; print(burstline.load('$1').numbers, burstline.bound('llama-3.1-8b', 'h100-sxm5-80g'))"
-    passes 0 python -P -c "import importlib.resources as r; r.files('burstline.loadgen.record').joinpath('summary.schema.json').read_text()"
     passes 0 burstline bound --model llama-3.1-8b --device h100-sxm5-80g --batch 32
-    passes 0 burstline engines
-    passes 130 timeout --signal INT --preserve-status 8 burstline serve reference
+    passes 0 python -P -c "import burstline; print(burstline.load('$1').numbers, burstline.bound('llama-3.1-8b', 'h100-sxm5-80g'))"
 }
 
+small="--requests 24 --prompt-tokens 16 --output-tokens 4"
 echo "From an empty folder"
-mkdir "$work/empty" && cd "$work/empty" && verbs
+mkdir "$work/empty" && cd "$work/empty" && short
+run=$(dirname "$(echo runs/*/manifest.json | cut -d' ' -f1)")
+passes 0 burstline make-model tiny --like tiny
+passes 0 burstline report "$run" --to exported --format csv
+passes 0 burstline verify "$run"
+passes 0 burstline report "$run" --to exported
+passes 0 burstline run laptop --dry-run
+passes 0 python -P -c "import importlib.resources as r; r.files('burstline.loadgen.record').joinpath('summary.schema.json').read_text()"
+passes 0 burstline engines
+passes 130 timeout --signal INT --preserve-status 8 burstline serve reference
 passes "0 4" burstline certify --requests 24 --prompt-tokens 16 --output-tokens 4
 passes 0 burstline study --figures study
 passes 0 burstline calibrate --device cpu --quick --out cpu.toml
@@ -67,4 +69,4 @@ for name in loadgen servers workloads reports roofline research; do
 done
 uv_pip reports
 export PYTHONPATH=.
-verbs
+short
