@@ -50,35 +50,6 @@ def test_the_real_parser_takes_each_command_of_the_documentation(page: Path, wor
     parser_of(verb).parse_args(own)  # an unknown flag or a bad value ends it
 
 
-def test_commands_within_the_text_have_flags_that_there_are() -> None:
-    unknown = []
-    for page in PAGES:
-        for verb, rest in re.findall(r"`burstline ([a-z-]+)([^`]*)`", page.read_text("utf-8")):
-            assert verb in VERBS, f"{page.name}: burstline {verb}"
-            known = {*parser_of(verb).flags(), "--help-all"}  # type: ignore[attr-defined]
-            own = rest.partition(" -- ")[0]
-            unknown += [
-                f"{page.name}: {verb} {flag}"
-                for flag in re.findall(r"--[a-z][a-z-]*", own)
-                if flag not in known
-            ]
-    assert not unknown
-
-
-def test_files_that_the_documentation_names_are_there() -> None:
-    named = {
-        path
-        for page in PAGES
-        for path in re.findall(
-            r"\b((?:tests|suites|scripts|docs)/[\w/.-]+\.(?:py|sh|toml|md|csv|json\w*|parquet))",
-            page.read_text(),
-        )
-    }
-    assert len(named) > 30
-    links = re.compile("^suites/")  # a copy may have lost them
-    assert not [path for path in named if not (ROOT / links.sub("burstline/suites/shipped/", path)).exists()]
-
-
 def test_readme_and_the_how_to_compare_a_setting_by_the_same_commands() -> None:
     in_readme = list(commands(README))
     how_to = list(commands(ROOT / "docs/howto/compare-a-setting.md"))[:3]

@@ -85,7 +85,7 @@ def judged(run: MeasuredRun, setup: Setup) -> tuple[list[Suspicion], list[Explai
 _EXPLANATIONS = {
     "devices": "more devices than assumed (state them: `burstline report RUN --tp N`, --pp, --dp)",
     "weights": "fewer bits than assumed (state them: `burstline report RUN --quant NAME`)",
-    "compute": "products in a faster type than was measured (`burstline calibrate --dtype` measures another)",
+    "compute": "products in a faster type than `burstline calibrate` measured",
     "kv": "a KV cache of fewer bits than assumed (state it: `burstline report RUN --kv-dtype DTYPE`)",
     "speculation": "speculative decoding (state it: `burstline report RUN --draft-tokens N`, 0 for none)",
 }
