@@ -48,6 +48,7 @@ def test_28_tokens_that_others_take_from_the_server_are_seen() -> None:
     assert codes == {"conservation"}
 
 
+@pytest.mark.measures
 def test_28_the_servers_own_histogram_and_the_client_agree_unless_something_stands_between() -> None:
     with truth_server(SCRIPT, thread=True) as truth:
         direct = _watched(truth)
