@@ -526,7 +526,7 @@ def attach(url: str, tmp_path: Path) -> Ended:
         "--model",
         "m",
         *SMALL,
-        timeout_s=60,
+        timeout_s=120,
     )
 
 
@@ -562,7 +562,7 @@ def test_attaching_to_a_server_that_dawdles_ends_in_time_and_small(name: str, tm
         ended.time_s,
     )
     assert ended.code == 5, ended.out
-    assert ended.time_s < 40
+    assert ended.time_s < 90
     assert peak < 500
     assert "Traceback" not in ended.out
 
