@@ -118,12 +118,19 @@ def gist(text: str) -> str:
     return text.strip()
 
 
+OUTPUTS = [
+    pytest.param(text, marks=[pytest.mark.measures] if "--engine" in text else [], id=text.split()[2])
+    for text in blocks(README, "console")
+]
+"""Of the README; those of runs are judged, and that by times."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("text", blocks(README, "console"), ids=lambda text: text.split()[2])
+@pytest.mark.parametrize("text", OUTPUTS)
 def test_the_outputs_of_readme_are_todays(text: str, tmp_path: Path) -> None:
     if IN_CI and "--engine" in text:
-        pytest.skip("other tests run beside it")
+        pytest.skip("CI has no time for it")
     output, expected = "", []
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command = re.match(r"(?:.*\\\n)*.*\n", part)
@@ -138,10 +145,11 @@ def test_the_outputs_of_readme_are_todays(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.timeout(1800)
 def test_the_how_to_for_slos_ends_in_the_limit_that_it_prints(tmp_path: Path) -> None:
     if IN_CI:
-        pytest.skip("other tests run beside it")
+        pytest.skip("CI has no time for it")
     (command, *_), (limit, *_) = blocks(SLO, "sh"), blocks(SLO, "text")
     code, output = shell(command, tmp_path)
     if code == 4:
