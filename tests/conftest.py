@@ -52,14 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """A test that judges times is undecided where it fails on a busy machine."""
-    if not pyfuncitem.get_closest_marker("measures"):
+    measures = pyfuncitem.get_closest_marker("measures")
+    if measures is None:
         return (yield)
     _witness[:] = _witness or [Witness()]
     began_s = time.monotonic()
     try:
         return (yield)
-    except AssertionError as error:
-        reason = unsure(pyfuncitem.funcargs.get("tmp_path"))
+    except Undecided:
+        raise
+    except (Exception, pytest.fail.Exception) as error:
+        reason = unsure(pyfuncitem.funcargs.get("tmp_path"), but=measures.args)
         foreign = _witness[0].most(began_s, time.monotonic())
         if reason is None and foreign >= BUSY:
             reason = f"other processes took {foreign:.0%} of the CPU"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +17,14 @@ class Undecided(AssertionError):
     """A test of times that the machine was too busy for."""
 
 
-def unsure(folder: Path | None) -> str | None:
-    """The first run below a folder that says it cannot judge times, and why; None if each run can."""
+def unsure(folder: Path | None, but: Collection[str] = ()) -> str | None:
+    """The first run below a folder that says it cannot judge times, and why; None if each run can.
+
+    `but`: verdicts that the test means to get.
+    """
     for path in sorted(folder.rglob("summary.json")) if folder else ():
         verdict = json.loads(path.read_text("utf-8")).get("verdict") or {}
-        if verdict.get("state") in UNSURE:
+        if verdict.get("state") in UNSURE - set(but):
             return f"{path.parent.name} is {verdict['state']}"
     return None
 

@@ -14,6 +14,7 @@ from burstline.servers.registry import ENGINES
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
+from tests.verdicts import done
 
 N = 300
 FAST = Script(ttft_s=0.001, gaps_s=(0.0,))
@@ -24,7 +25,7 @@ def audited(out, setup: TruthSetup, *argv: str, engine: str = "truth", n: int = 
     load = f"--requests {n} --concurrency 30 --prompt-tokens 16 --output-tokens 8 --audit 100%"
     with truth_server(setup=replace(setup, scripts=(FAST,)), thread=True) as truth:
         where = ["--engine", engine, "--url", truth.url, "--vocab-size", "32000"]
-        assert main(["run", *where, *load.split(), *argv, "--no-canary", "--out", str(out)]) in (0, 4)
+        assert done(main(["run", *where, *load.split(), *argv, "--no-canary", "--out", str(out)]), out)
         n_served = len(truth.log())
     (path,) = out.iterdir()
     return open_run(path), n_served
@@ -86,7 +87,7 @@ def test_only_the_first_turns_of_sessions_are_audited(tmp_path):
     load = "--sessions 6 --turns 3 --prompt-tokens 16 --output-tokens 8 --audit 1 --no-canary -q"
     with truth_server(FAST, thread=True) as truth:
         argv = ["run", "--engine", "truth", "--url", truth.url, *load.split(), "--out", str(tmp_path)]
-        assert main(argv) in (0, 4)
+        assert done(main(argv), tmp_path)
     (path,) = tmp_path.iterdir()
     run = open_run(path)
     assert (run.summary.audit.answer, run.summary.audit.under_load.n) == (Replies.SAME, 6)

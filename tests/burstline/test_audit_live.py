@@ -32,7 +32,7 @@ def test_a_real_engines_replies_are_those_that_it_gives_alone(engine, model, tmp
         pytest.skip(f"{variable} names none")
     load = "--requests 60 --concurrency 8 --prompt-tokens 64 --output-tokens 24 --audit 50% --no-canary -q"
     argv = ["run", "--engine", engine, "--model", str(model), *load.split(), "--out", str(tmp_path), *args]
-    assert main(argv) in (0, 4)
+    assert main(argv) in (0, 4)  # 4: llama.cpp truncates some replies of random weights, which are failures
     (path,) = tmp_path.iterdir()
     audit = open_run(path).summary.audit
     print(audit)

@@ -52,6 +52,7 @@ def counts(run: Run) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_the_last_asked_token(
     tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -81,7 +82,7 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
 def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    setup = TruthSetup((Script(ttft_s=0.3, text=" w1"),), native="tgi", max_in_flight=6)
+    setup = TruthSetup((Script(ttft_s=2.0, text=" w1"),), native="tgi", max_in_flight=6)
     with truth_server(setup=setup) as truth:
         load = ("--requests", "20", "--prompt-tokens", "16", "--output-tokens", "8")
         where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))

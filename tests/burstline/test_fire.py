@@ -101,14 +101,14 @@ def beating(job: Job, n: int, then_s: float) -> Callable[[Connection], None]:
 def test_a_driver_that_stands_still_in_the_load_is_lost_and_what_it_captured_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fire, "STILL_LIMIT_S", 0.5)
+    monkeypatch.setattr(fire, "STILL_LIMIT_S", 1.5)
     job, told = job_in(tmp_path), []
     spool = CaptureWriter(job.captures)
     spool.put(lambda: Capture(3, 0, None, None, None, None, (), "reset", "before"))
     spool.close()
     drivers = a_driver(beating(job, 6, 0.2))
     load = fire.fire(job, 1, lambda pids: None, lambda snapshot: None, drivers, told.append)
-    assert told == ["driver 0 made no progress for 0.5 s; 0 of its 7 requests had been sent"]
+    assert told == ["driver 0 made no progress for 1.5 s; 0 of its 7 requests had been sent"]
     assert load.lost[0].at_s > 0.2, "a run with drivers elsewhere begins after 1 s; it beat for as long"
     failures = {capture.index: capture.failure for capture in read_captures(job.captures)}
     assert failures == {k: "reset" if k == 3 else "driver_lost" for k in range(7)}

@@ -31,7 +31,8 @@ def test_4_against_32_requests_in_a_batch_is_told_within_8_runs(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.parametrize("trial", at_most(1, range(2)))
 def test_the_same_setting_twice_is_never_called_different(tmp_path, trial):
     code, found = gate(tmp_path, MANY, MANY, "--max-runs", "8")
-    assert code in (0, 4), found["sentence"]
+    assert code in (0, 4), found["sentence"]  # 4: undecided

@@ -149,6 +149,7 @@ def test_a_burst_that_is_not_answered_in_time_says_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_a_real_burst_measures_what_a_python_server_can_cost():
     found = measured_host(LoadSpec(requests=64, prompt_tokens="128", output_tokens="8..64", deadline_s=30.0))
     assert 1e-6 < found.token_s < 1e-3

@@ -72,7 +72,7 @@ def condemned(run: Run) -> list[str]:
 def judged_with(run: Run, copy: Path, *facts: str) -> list[str]:
     """The same run under other facts."""
     shutil.copytree(run.path, copy)
-    assert cli.main(["report", str(copy), *facts]) in (0, 4)
+    assert cli.main(["report", str(copy), *facts]) == 0
     judged = open_run(copy)
     assert judged.manifest.hardware is not None
     assert bool(judged.manifest.hardware.stated) == bool(facts)

@@ -19,6 +19,7 @@ from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from tests.scale import at_most
 from tests.servers.tiny_model import make_tiny_model
+from tests.verdicts import done
 from tests.workloads import made_files
 
 pytestmark = [
@@ -49,7 +50,7 @@ def ran(url: str, folder: Path, out: Path, *load: str) -> Run:
     """The run of such a load at the server."""
     where = ["--engine", "vllm", "--url", url, "--tokenizer", str(folder), "--out", str(out)]
     code = main(["run", "-q", *where, *map(str, load)])
-    assert code in (0, 4)
+    assert done(code, out)
     (path,) = out.iterdir()
     return open_run(path)
 

@@ -19,6 +19,7 @@ from burstline.servers.registry import ENGINES
 from tests.burstline.test_run import burstline, finished, the_run, wait_until
 from tests.pitfalls.proxy import late_proxy
 from tests.servers.tiny_model import make_tiny_model
+from tests.verdicts import done
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -69,7 +70,7 @@ def large(tmp_path_factory):
 
 def ran(out, url, *load, engine="reference") -> Run:
     code, output = finished(out, "--engine", engine, "--url", url, *load)
-    assert code in (0, 4), output
+    assert done(code, out), output
     return open_run(the_run(out))
 
 

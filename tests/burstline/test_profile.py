@@ -29,6 +29,7 @@ def profiled_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     load = "--requests 12 --concurrency 4 --prompt-tokens 64 --output-tokens 8"
     argv = ["run", "--engine", "reference", *load.split(), "--profile", "--device", f"{RECORDED}/cpu.toml"]
+    # 4: this machine may be faster than the one whose device file this is.
     assert main([*argv, "--no-canary", "-q", "--out", str(out)]) in (0, 4)
     (path,) = out.iterdir()
     return path

@@ -129,6 +129,7 @@ def test_each_product_of_a_real_engine_against_the_calibrated_cpu(engine, model,
     print_bounds(products)
 
 
+@pytest.mark.measures
 def test_the_embedded_engines_profile_is_its_own_step_log(tmp_path):
     cpu = Path("tests/golden/profile/cpu.toml")  # only its prediction would depend on the machine
     load = Load(32, 8, 64, 16)
@@ -157,7 +158,7 @@ def profiled(
         --device {cpu} --profile {writes_to} --out {out} --requests {load.n} --concurrency {load.concurrency}
         --prompt-tokens {load.prompt_tok} --output-tokens {load.output_tok}
     """
-    assert main(words.split()) in (0, 4)
+    assert main(words.split()) in (0, 4)  # 4: of the golden device, this machine may be faster
     (path,) = out.iterdir()
     return path
 

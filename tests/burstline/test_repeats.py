@@ -22,6 +22,7 @@ def run(url, out, *flags):
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_three_repeats_give_intervals_between_runs(tmp_path, capsys):
     with truth_server(Script(ttft_s=0.1, gaps_s=(0.01,))) as server:
         code = run(server.url, tmp_path / "runs", "--repeats", "3", "--slo", "ttft.p50<=130ms")

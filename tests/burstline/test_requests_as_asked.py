@@ -26,6 +26,7 @@ from tests.servers.tiny_model import make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
+from tests.verdicts import done
 
 pytestmark = pytest.mark.usefixtures("without_page")
 TARGET = Target("http://x", "m")
@@ -128,7 +129,7 @@ def test_a_load_asks_as_it_was_told(tmp_path: Path) -> None:
     with completions(asked) as url:
         words = ("--engine", "vllm", "--vocab-size", "1000", "--temperature", "0.7", "--top-p", "0.9")
         extra = ("--extra-body", '{"min_p": 0.2}', "--lora", "one,two", "--header", "X-Team: blue")
-        assert run(tmp_path / "runs", "--url", url, *words, *extra) in (0, 4)
+        assert done(run(tmp_path / "runs", "--url", url, *words, *extra), tmp_path)
     load = [body for path, body in asked if path == "/v1/completions" and body["max_tokens"] == 4]
     assert len(load) == 12
     assert {(body["temperature"], body["top_p"], body["min_p"]) for body in load} == {(0.7, 0.9, 0.2)}
@@ -149,7 +150,7 @@ def test_clients_that_hang_up_are_no_failures_and_the_server_frees_what_it_held(
             "--cancel-share",
             "25%,after=3..5",
         )
-        assert run(tmp_path / "runs", "--url", truth.url, *words) in (0, 4)
+        assert done(run(tmp_path / "runs", "--url", truth.url, *words), tmp_path)
         after, log = truth.metrics(), truth.log()
     (folder,) = (tmp_path / "runs").iterdir()
     one = open_run(folder)
@@ -174,7 +175,7 @@ def test_clients_that_hang_up_are_no_failures_and_the_server_frees_what_it_held(
 def test_replicas_share_the_requests_evenly_and_their_counters_add_up(tmp_path: Path) -> None:
     with truth_server(thread=True) as one, truth_server(thread=True) as two:
         words = ("--engine", "truth", "--url", f"{one.url},{two.url}")
-        assert run(tmp_path / "runs", *words) in (0, 4)
+        assert done(run(tmp_path / "runs", *words), tmp_path)
         shares = [sum(row.index is not None for row in truth.log()) for truth in (one, two)]
     assert shares == [6, 6]
     (folder,) = (tmp_path / "runs").iterdir()
@@ -217,7 +218,8 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
         words = ("run", "-q", "--out", str(tmp_path / "runs"))
         how = ("--temperature", "0.7", "--top-p", "0.9", "--extra-body", '{"min_p": 0.2}')
         server = ("--engine", "vllm", "--vocab-size", "1000", "--url", url, "--header", "X-Team: blue")
-        assert cli.main([*words, "--requests", "8", "--seed", "3", *rows, *how, *server]) in (0, 4)
+        code = cli.main([*words, "--requests", "8", "--seed", "3", *rows, *how, *server])
+        assert done(code, tmp_path)
     drawn = [(b["temperature"], b["top_p"], b["seed"]) for _, b in asked if b["temperature"] and b["min_p"]]
     assert Counter(drawn) == {(0.7, 0.9, 3): 8}
 

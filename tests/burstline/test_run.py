@@ -18,9 +18,9 @@ from burstline import cli
 from burstline.bench import run as run_module
 from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.record.verdict import State
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
+from tests.verdicts import done
 
 SMALL = ("--prompt-tokens", "64", "--output-tokens", "8")
 BARE = ()
@@ -93,7 +93,7 @@ def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
     code, said = finished(tmp_path, "--engine", "reference", "--requests", "20", *SMALL)
     run = the_run(tmp_path)
     assert counts_of(run)["ok"] == 20
-    assert code in (0, 4), said  # a busy machine may make it CLIENT-BOUND, and that is said
+    assert done(code, tmp_path), said
     assert {path.name for path in run.iterdir()} == {
         "captures",
         "forecast.json",
@@ -206,8 +206,7 @@ def test_replies_that_nobody_counted_are_counted_by_a_tokenizer_and_again_from_t
         flags = ("--tokenizer", str(tmp_path), "--requests", "20", *SMALL)
         code, said = finished(out, "--engine", "openai", "--url", server.url, *flags)
     run = open_run(the_run(out))
-    # A busy machine may disturb this short burst; that judges the machine, not the counts.
-    assert code == 0 or run.summary.verdict.state in (State.CLIENT_BOUND, State.DISTURBED), said
+    assert done(code, out), said
     assert set(run.record_table.column("output_tok").to_pylist()) == {8}
     assert set(run.record_table.column("output_source").to_pylist()) == {"tokenizer"}
     assert run.decoded() == run.record_table
@@ -250,11 +249,12 @@ def test_every_run_has_a_canary_but_one_that_was_told_not_to(tmp_path, monkeypat
 
     monkeypatch.setattr(run_module, "canary", watched)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with truth_server(Script(ttft_s=0.4, gaps_s=(0.02,))) as server:
+    with truth_server(Script(ttft_s=1.0, gaps_s=(0.02,))) as server:
         where = ("--engine", "truth", "--url", server.url, "--requests", "10", "--output-tokens", "10")
         for name, *flags in (("with",), ("without", "--no-canary")):
             out = ("--out", str(tmp_path / name))
-            assert cli.main(["run", *BARE, "-q", *where, "--prompt-tokens", "8", *out, *flags]) in (0, 4)
+            code = cli.main(["run", *BARE, "-q", *where, "--prompt-tokens", "8", *out, *flags])
+            assert done(code, tmp_path / name)
     assert started == [True]
     (client, bare) = (open_run(the_run(tmp_path / name)).summary.instrument for name in ("with", "without"))
     assert client.canary_p99_s.n >= 10
@@ -275,7 +275,7 @@ def test_a_run_needs_no_terminal(tmp_path):
         time.sleep(0.7)
         os.close(ours)
         code = process.wait(60)
-    assert code in (0, 4)
+    assert done(code, tmp_path)
     run = open_run(the_run(tmp_path))
     assert run.status == "complete"
     assert len(run.records) == 45

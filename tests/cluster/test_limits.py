@@ -39,7 +39,7 @@ def test_placed_workers_that_do_not_come_home_are_not_waited_for(monkeypatch):
 
 def test_who_comes_without_the_key_or_says_nothing_is_passed_over(monkeypatch):
     """Then one comes that knows the key, and takes nothing of what it is sent."""
-    monkeypatch.setattr(workers, "SILENCE_S", 0.2)
+    monkeypatch.setattr(workers, "SILENCE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as door:
         mute = socket.create_connection(door.getsockname())
         peers = [socket.create_connection(door.getsockname()) for _ in range(2)]

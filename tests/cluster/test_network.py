@@ -16,6 +16,7 @@ import pytest
 
 from burstline.loadgen.metrics.definitions import METRICS, latencies
 from burstline.loadgen.record.rundir import open_run
+from tests import verdicts
 from tests.cluster.lab import Lab, lab
 
 DELAY_S = 0.020
@@ -24,6 +25,7 @@ N = 40
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.measures,
     pytest.mark.skipif(
         os.geteuid() != 0 or not shutil.which("ip") or not Path("/dev/net/tun").exists(),
         reason="no root, no iproute2 or no TUN device here",
@@ -54,7 +56,7 @@ def run_at(made: Lab, folder: Path, prompt_tok: int, name: str):
             done = made.run(near, argv)
         finally:
             server.send_signal(signal.SIGTERM)
-    assert done.returncode in (0, 4), done.stderr
+    assert verdicts.done(done.returncode, folder / name), done.stderr
     (path,) = (folder / name).iterdir()
     return open_run(path)
 

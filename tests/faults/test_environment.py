@@ -27,6 +27,7 @@ from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Shot, burstline, counted, noted, shoot, verb
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
+from tests.verdicts import done
 
 # The network: a driver alone.
 
@@ -36,7 +37,7 @@ def restarted(folder: Path) -> Shot:
     shots: list[Shot] = []
     with hostile.serving(hostile.honest) as first:
         port = int(first.url.rpartition(":")[2])
-        load = threading.Thread(target=lambda: shots.append(shoot(first.url, folder, 60, every_ms=10)))
+        load = threading.Thread(target=lambda: shots.append(shoot(first.url, folder, 200, every_ms=10)))
         load.start()
         while first.n_load < 20:
             time.sleep(0.002)
@@ -87,7 +88,7 @@ def over_ipv6(folder: Path) -> Shot:
 
 
 NETWORK: dict[str, tuple[Callable[[Path], Shot], int, set[str]]] = {
-    "the server restarts in mid-load": (restarted, 60, {"ok", "connect", "reset", "truncated"}),
+    "the server restarts in mid-load": (restarted, 200, {"ok", "connect", "reset", "truncated"}),
     "the reply comes before the request is whole": (answers_early, 4, {"ok"}),
     "413 before the request is whole": (refuses_early, 4, {"http_413", "reset"}),
     "the server is at [::1]": (over_ipv6, 6, {"ok"}),
@@ -114,6 +115,7 @@ def _has_ipv6() -> bool:
     return False
 
 
+@pytest.mark.measures
 def test_connections_that_tls_closes_while_they_idle_cost_no_request(
     tls: ssl.SSLContext, tmp_path: Path
 ) -> None:
@@ -160,7 +162,7 @@ def test_a_run_is_whole_whatever_lies_around_it(name: str, tmp_path: Path) -> No
         ended = burstline(tmp_path / "out", *ATTACH, "--url", server.url, **VARIABLES.get(name, {}))
     seen = Counter(open_run(ended.run).request_table.column("outcome").to_pylist())
     noted(name, "20 ok", f"exit {ended.code}, {counted(seen)}", ended.time_s)
-    assert ended.code in (0, 4), ended.out
+    assert done(ended.code, ended.out_dir), ended.out
     assert seen == Counter(ok=20)
     assert "Traceback" not in ended.out
     assert not ended.orphans
@@ -202,36 +204,36 @@ def shell(line: str, **env: str) -> tuple[int, str, float]:
         "setpriv --bounding-set -dac_override,-dac_read_search" if os.geteuid() == 0 else ""
     )
     began_s = time.monotonic()
-    done = subprocess.run(
+    ended = subprocess.run(
         ["sh", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         env=environment, timeout=60, check=False,
     )  # fmt: skip
-    return done.returncode, done.stdout, time.monotonic() - began_s
+    return ended.returncode, ended.stdout, time.monotonic() - began_s
 
 
-SHELLS: dict[str, tuple[str, set[int], bool]] = {
-    "closed stdin": ("$RUN --out $OUT <&-", {0, 4}, True),
-    "closed stdout": ("$RUN --out $OUT >&-", {0, 4}, True),
-    "closed stdin, stdout and stderr": ("$RUN --out $OUT <&- >&- 2>&-", {0, 4}, True),
-    "stdout is a pipe whose reader has gone": ("$RUN --out $OUT | true", {0}, True),
-    "HOME unset": ("unset HOME XDG_CACHE_HOME; $RUN --out $OUT", {0, 4}, True),
-    "a HOME that is not there": ("unset XDG_CACHE_HOME; HOME=/nonexistent $RUN --out $OUT", {0, 4}, True),
-    "900 MiB of addresses": ("ulimit -v 921600; $RUN --out $OUT", {0, 4}, True),
-    "read-only --out": ("mkdir $OUT; chmod 555 $OUT; $UNPRIVILEGED $RUN --out $OUT", {2}, False),
+SHELLS: dict[str, tuple[str, int, bool]] = {
+    "closed stdin": ("$RUN --out $OUT <&-", 0, True),
+    "closed stdout": ("$RUN --out $OUT >&-", 0, True),
+    "closed stdin, stdout and stderr": ("$RUN --out $OUT <&- >&- 2>&-", 0, True),
+    "stdout is a pipe whose reader has gone": ("$RUN --out $OUT | true", 0, True),
+    "HOME unset": ("unset HOME XDG_CACHE_HOME; $RUN --out $OUT", 0, True),
+    "a HOME that is not there": ("unset XDG_CACHE_HOME; HOME=/nonexistent $RUN --out $OUT", 0, True),
+    "900 MiB of addresses": ("ulimit -v 921600; $RUN --out $OUT", 0, True),
+    "read-only --out": ("mkdir $OUT; chmod 555 $OUT; $UNPRIVILEGED $RUN --out $OUT", 2, False),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHELLS)
 def test_a_shell_of_any_kind(name: str, tmp_path: Path) -> None:
-    line, allowed, is_whole = SHELLS[name]
+    line, expected, is_whole = SHELLS[name]
     if "UNPRIVILEGED" in line and os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     code, said, time_s = shell(line, OUT=str(tmp_path / "out"))
     reports = list((tmp_path / "out").glob("*/report.html"))
-    wish = f"exit {' or '.join(map(str, sorted(allowed)))}, {'a' if is_whole else 'no'} report"
+    wish = f"exit {expected}, {'a' if is_whole else 'no'} report"
     noted(name, wish, f"exit {code}, {len(reports)} reports", time_s)
-    assert code in allowed, said
+    assert code == expected or (expected == 0 and done(code, tmp_path / "out")), said
     assert "Traceback" not in said
     assert bool(reports) == is_whole
     if name == "read-only --out":

@@ -106,7 +106,7 @@ FAULTS: dict[str, tuple[hostile.Fault, str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_bad_reply_ends_its_own_request_as_expected_and_no_other(name: str, tmp_path: Path) -> None:
     fault, outcome = FAULTS[name]
-    deadline_s = 0.6 if outcome == "timeout" else 10.0
+    deadline_s = 2.0 if outcome == "timeout" else 60.0
     with hostile.serving(hostile.for_some(fault, 3)) as server:
         shot = shoot(server.url, tmp_path, 6, deadline_s=deadline_s)
     expected = Counter(ok=4) + Counter({outcome: 2})
@@ -140,7 +140,7 @@ CUTS: dict[str, tuple[hostile.Fault, bool]] = {
 def test_a_reply_that_is_cut_behind_its_end_is_ok_and_counted(name: str, tmp_path: Path) -> None:
     fault, is_cut = CUTS[name]
     with hostile.serving(hostile.for_some(fault, 3)) as server:
-        shot = shoot(server.url, tmp_path, 6, deadline_s=0.6)
+        shot = shoot(server.url, tmp_path, 6, deadline_s=2.0)
     cut = lengths(columns_of(record_table(shot.records))).cut_behind
     assert isinstance(cut, Estimate)
     n = int(cut.point)
@@ -153,7 +153,7 @@ def test_a_reply_that_is_cut_behind_its_end_is_ok_and_counted(name: str, tmp_pat
 @pytest.mark.parametrize("greet", [hostile.closes_at_once, hostile.resets_at_once])
 def test_a_server_that_hangs_up_at_once_is_asked_ever_more_slowly(greet, tmp_path: Path) -> None:
     with hostile.serving(hostile.honest, greet=greet) as server:
-        shot = shoot(server.url, tmp_path, 10)
+        shot = shoot(server.url, tmp_path, 10, deadline_s=60.0)
     per_request = server.n_connections / 10
     name = greet.__name__.replace("_", " ")
     seen = f"{counted(shot.outcomes)}; {per_request:.1f} connections a request"
@@ -161,7 +161,7 @@ def test_a_server_that_hangs_up_at_once_is_asked_ever_more_slowly(greet, tmp_pat
     assert per_request < 20
     assert shot.outcomes["ok"] == 0
     assert sum(shot.outcomes.values()) == 10
-    assert shot.time_s < 10
+    assert shot.time_s < 40
 
 
 def test_nothing_listens(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def problems(run: Path, *, must_be_whole: bool) -> list[str]:
         wrong.append("the manifest says that it still runs")
     if not (run / "report.html").exists():
         code, said = verb("report", run)
-        if must_be_whole and (code not in (0, 4) or not (run / "report.html").exists()):
+        if must_be_whole and (code != 0 or not (run / "report.html").exists()):
             wrong.append(f"no report, and `report RUN` exits {code}: {said[-600:]}")
         if "Traceback" in said:
             wrong.append(f"`report RUN`: {said[-600:]}")
@@ -157,7 +157,7 @@ def problems(run: Path, *, must_be_whole: bool) -> list[str]:
 
 def test_random_shots_end_in_time_with_every_captured_request_reported(tmp_path: Path) -> None:
     whole = Command(tmp_path / "whole", "run", "--out", str(tmp_path / "whole"), *LOAD, "-q").end()
-    assert whole.code in (0, 4), whole.out
+    assert whole.code in (0, 4), whole.out  # 4: a busy machine may serve no 700 a second
     slowness = max(1.0, whole.time_s / WHOLE_S)
     rng = random.Random(f"shots {SEED}")
     shots = [(KINDS[k % len(KINDS)], whole.time_s * 1.2 * rng.random(), rng.random()) for k in range(N_SHOTS)]

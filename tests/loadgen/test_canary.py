@@ -147,11 +147,9 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
         assert server.pid > 0
         t0_ns = time.monotonic_ns()
         wire.watch_canary(exchange, server.port)
-        limit_s = time.monotonic() + 20
+        limit_s = time.monotonic() + 40
         while len(exchange.data) < 1200 and time.monotonic() < limit_s:
             time.sleep(0.1)
-            if time.monotonic_ns() - t0_ns > 2_000_000_000:
-                break
         wire.close()
     assert ended == [], "it is no request of the plan"
     report = reported(exchange.capture(t0_ns, wire.offsets), t0_ns)
@@ -260,12 +258,9 @@ def test_the_summary_says_what_the_canary_found_and_what_it_cost():
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_the_canary_uses_less_than_half_a_percent_of_the_machines_cpu():
-    """By its CPU time, of which a busy machine can only add: cold caches cost more."""
-    assert 0 < min(_cpu_share() for _ in range(3)) < 0.005
-
-
-def _cpu_share() -> float:
+    """By its CPU time, to which a busy machine adds: cold caches cost more."""
     wire, exchange = Wire([], lambda ended: None), Exchange(INDEX)
     exchange.payload = REQUEST
     wire.start()
@@ -277,4 +272,4 @@ def _cpu_share() -> float:
         lasted_s = (time.monotonic_ns() - t0_ns) / 1e9
     report = reported(exchange.capture(t0_ns, wire.offsets), t0_ns)
     assert report.n > 100
-    return report.cpu_s / lasted_s / (os.cpu_count() or 1)
+    assert 0 < report.cpu_s / lasted_s / (os.cpu_count() or 1) < 0.005

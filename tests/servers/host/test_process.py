@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,12 @@ def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def family_of(folder: Path) -> list[int]:
@@ -129,8 +136,10 @@ def test_an_answer_without_a_token_is_not_ready(tmp_path: Path) -> None:
     port = process.free_port()
     target = Target(f"http://127.0.0.1:{port}", "m")
     given_up = pytest.raises(EngineError, match="returns none")
-    with process.start(fake("generates_nothing", port), tmp_path / "log") as server, given_up:
-        wait_ready(Vllm(), server, target, timeout_s=0.8)
+    with process.start(fake("generates_nothing", port), tmp_path / "log") as server:
+        assert eventually(lambda: listens(port))
+        with given_up:
+            wait_ready(Vllm(), server, target, timeout_s=2)
 
 
 def test_a_server_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
@@ -248,6 +257,8 @@ def test_what_an_engine_prints_of_our_secrets_is_in_no_log_and_its_last_line_ste
 def test_a_keeper_that_starts_nothing_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mute = partial(child.Child, "tests.servers.host.obedient")
+    monkeypatch.setattr(process, "Child", lambda _, *args, **kwargs: mute(*args, **kwargs))
     monkeypatch.setattr(process, "START_S", 0.01)
     with pytest.raises(EngineError, match=r"cannot start .*: the keeper did not answer within 0\.01 s"):
         process.start(fake("sleeps"), tmp_path / "log")
