@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One worker per file: what its tests share is made once.
-BY_FILE := --dist loadfile --no-loadscope-reorder
+# One worker per file, and one for all tests of an engine that lives once: what they share is made once.
+BY_FILE := --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help run test slow timing browser thorough lint types contract check accuracy clean
 

@@ -17,15 +17,10 @@ import psutil
 import pytest
 
 from burstline.models.model_folder import make_model
-from tests.scale import IN_CI, at_most
+from tests.servers.lives import VARIABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-VARIABLES = {
-    "vllm": "BURSTLINE_VLLM_PYTHON",
-    "sglang": "BURSTLINE_SGLANG_PYTHON",
-    "llamacpp": "BURSTLINE_LLAMA_SERVER",
-}
 CORES = {"vllm": "VLLM::EngineCore", "sglang": "sglang::scheduler", "llamacpp": "llama-server"}
 """What the process that computes calls itself."""
 CAUSES = {
@@ -42,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(folder, "tiny", formats=("safetensors", "gguf"), dtype="float32")
 
 
-@pytest.fixture(params=at_most(2, [*VARIABLES]))
+@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.thorough), "llamacpp"])
 def name(request: pytest.FixtureRequest) -> str:
     if VARIABLES[request.param] not in os.environ:
         pytest.skip(f"{VARIABLES[request.param]} names no installation")
@@ -131,19 +126,29 @@ def test_a_broken_checkpoint_is_one_line_with_its_cause(name: str, model: Path, 
 def test_a_start_without_a_program_that_it_needs_is_told_by_that_program(
     name: str, model: Path, tmp_path: Path
 ) -> None:
-    """vLLM compiles its model two minutes after its start; in CI it lacks itself, as the others do."""
     out = tmp_path / "runs"
     argv = command(out, name, model, "--requests", "4")
-    if name == "vllm" and not IN_CI:
-        argv.remove("--cuda-graphs=0")
-        env, words = {"CXX": "/nowhere/c++", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}, "C++ compiler"
-    elif name == "llamacpp":
+    if name == "llamacpp":
         env, words = {VARIABLES[name]: "/nowhere/llama-server"}, "/nowhere/llama-server"
     else:
         env, words = {VARIABLES[name]: sys.executable}, "is not installed"
     code, _, stderr = ended(argv, **env)
     assert code == 5
     assert words in stderr
+    assert not left_of(out)
+
+
+@pytest.mark.thorough
+def test_vllm_without_a_compiler_for_its_model_is_told(model: Path, tmp_path: Path) -> None:
+    """It compiles its model two minutes after its start."""
+    if VARIABLES["vllm"] not in os.environ:
+        pytest.skip(f"{VARIABLES['vllm']} names no installation")
+    out = tmp_path / "runs"
+    argv = command(out, "vllm", model, "--requests", "4")
+    argv.remove("--cuda-graphs=0")
+    code, _, stderr = ended(argv, CXX="/nowhere/c++", VLLM_CACHE_ROOT=str(tmp_path / "cache"))
+    assert code == 5
+    assert "C++ compiler" in stderr
     assert not left_of(out)
 
 

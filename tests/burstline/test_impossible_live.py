@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
@@ -18,7 +19,7 @@ from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from tests.burstline.calibrated import calibrated
-from tests.scale import at_most
+from tests.servers.lives import group
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -91,31 +92,39 @@ def _model(folder: Path, **other: object) -> Path:
 VLLM = pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM")
 
 
-@pytest.mark.parametrize(
-    ("engine", "config", "args"),
-    at_most(
-        2,
-        [
-            pytest.param("reference", {}, (), id="embedded"),
-            pytest.param("vllm", {}, EAGER, id="vllm", marks=VLLM),
-            pytest.param(
-                "vllm", {}, (*EAGER, "--speculative-config", NGRAM), id="vllm-speculating", marks=VLLM
-            ),
-            pytest.param("vllm", MOE, EAGER, id="vllm-experts", marks=VLLM),
-        ],
-    ),
-)
-def test_an_honest_server_is_never_condemned_whatever_is_wrong_or_unknown_about_it(
-    tmp_path, engine, config, args
-):
-    """Attached as an endpoint of which only the API is known, on the one core that was named."""
+@contextmanager
+def _served(engine, config, args, folder):
+    """The URL and the model of a server of its own."""
     # Products of a CPU are measured in 32 bits only: such a model, so that there is a ceiling to beat.
     bits = {"dtype": "float32", "torch_dtype": "float32"}
-    model, port = _model(tmp_path / "model", **config, **bits), process.free_port()
+    model, port = _model(folder / "model", **config, **bits), process.free_port()
     adapter, url = ENGINES[engine], f"http://127.0.0.1:{port}"
-    options = LaunchOptions(str(model), "127.0.0.1", port, "tiny", tmp_path, None, args)
-    with process.start(adapter.launch(options), tmp_path / "server.log") as server:
+    options = LaunchOptions(str(model), "127.0.0.1", port, "tiny", folder, None, args)
+    with process.start(adapter.launch(options), folder / "server.log") as server:
         wait_ready(adapter, server, Target(url, "tiny"), timeout_s=300)
+        yield url, model
+
+
+@contextmanager
+def _living(lives):
+    yield lives("vllm").url, lives.model
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "args"),
+    [
+        pytest.param("reference", {}, (), id="embedded"),
+        pytest.param("vllm", None, (), id="vllm", marks=group("vllm")),
+        pytest.param("vllm", {}, (*EAGER, "--speculative-config", NGRAM), id="vllm-speculating", marks=VLLM),
+        pytest.param("vllm", MOE, EAGER, id="vllm-experts", marks=(VLLM, pytest.mark.thorough)),
+    ],
+)
+def test_an_honest_server_is_never_condemned_whatever_is_wrong_or_unknown_about_it(
+    tmp_path, engine, config, args, lives
+):
+    """Attached as an endpoint of which only the API is known, on the one core that was named."""
+    here = _living(lives) if config is None else _served(engine, config, args, tmp_path)
+    with here as (url, model):
         where = ("--engine", "openai", "--url", url, "--tokenizer", str(model))
         load = ("--requests", "24", "--prompt-tokens", "256", "--output-tokens", "32")
         on = ("--device", "cpu", "--model-config", str(model))

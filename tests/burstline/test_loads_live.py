@@ -52,9 +52,12 @@ def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", [0.0, 0.3, 0.6, 0.9])
-def test_the_embedded_engines_cache_serves_the_planned_share_within_a_point(hit, tmp_path):
+def test_the_embedded_engines_cache_serves_the_planned_share_within_a_point(hit, lives, tmp_path):
     load = ("--engine", "reference", "--requests", "60", "--prompt-tokens", "400", "--output-tokens", "2")
-    code, output = finished(tmp_path / "runs", *load, "--concurrency", "4", "--shared-prefix", f"{hit:.0%}")
+    url = lives("reference").url
+    code, output = finished(
+        tmp_path / "runs", *load, "--url", url, "--concurrency", "4", "--shared-prefix", f"{hit:.0%}"
+    )
     assert done(code, tmp_path / "runs"), output
     summary = json.loads((the_run(tmp_path / "runs") / "summary.json").read_text())
     served = summary["lengths"]["cached_fraction"]["point"]

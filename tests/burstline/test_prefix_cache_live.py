@@ -1,7 +1,6 @@
 """Prefix-cache hits as expected and as counted with a small KV cache, and what makes them differ."""
 
 import contextlib
-import os
 import random
 import re
 
@@ -10,7 +9,6 @@ import pytest
 
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.stats.figure import known
-from burstline.servers.engines.vllm import PYTHON_VARIABLE
 from burstline.servers.host import process
 from burstline.servers.host.ready import wait_ready
 from burstline.servers.launch import LaunchOptions
@@ -18,18 +16,11 @@ from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from tests.burstline.test_run import burstline, finished, the_run, wait_until
 from tests.pitfalls.proxy import late_proxy
-from tests.servers.tiny_model import make_tiny_model
+from tests.servers import lives as lived
 from tests.verdicts import done
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SMALL_CACHE = {
-    "reference": ("--kv-tokens", "2048", "--max-num-batched-tokens", "512"),
-    "vllm": (
-        *("--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "65"),
-        *("--max-model-len", "1024", "--max-num-batched-tokens", "512"),
-    ),
-}
 PREFIXES = ("--prompt-tokens", "200", "--output-tokens", "8", "--shared-prefix")
 TURNS = ("--prompt-tokens", "128", "--turn-tokens", "32..64", "--output-tokens", "8")
 LOADS = {
@@ -42,30 +33,27 @@ LOADS = {
 
 
 @contextlib.contextmanager
-def serving(name, folder, *flags, port=None):
-    """The URL of a server of this engine, with a tiny model."""
-    engine, port = ENGINES[name], port or process.free_port()
-    url, model = f"http://127.0.0.1:{port}", "" if name == "reference" else str(make_tiny_model(folder))
-    options = LaunchOptions(model, "127.0.0.1", port, "tiny", folder, None, flags)
+def serving(folder, *flags, port=None):
+    """The URL of an embedded engine of its own."""
+    engine, port = ENGINES["reference"], port or process.free_port()
+    url = f"http://127.0.0.1:{port}"
+    options = LaunchOptions("", "127.0.0.1", port, "tiny", folder, None, flags)
     with process.start(engine.launch(options), folder / "server.log") as server:
         wait_ready(engine, server, Target(url, "tiny"), timeout_s=300)
         yield url
 
 
-@pytest.fixture(scope="module", params=SMALL_CACHE)
-def small(request, tmp_path_factory):
+@pytest.fixture(params=[lived.of("reference-small-cache"), lived.of("vllm-small-cache")])
+def small(request, lives):
     """An engine's name and the URL of its server, whose KV cache holds 2,048 tokens."""
-    if request.param == "vllm" and PYTHON_VARIABLE not in os.environ:
-        pytest.skip(f"{PYTHON_VARIABLE} names no vLLM")
-    with serving(request.param, tmp_path_factory.mktemp("server"), *SMALL_CACHE[request.param]) as url:
-        yield request.param, url
+    life = lives(request.param)
+    return life.engine, life.url
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
+@pytest.fixture
+def large(lives):
     """The URL of an embedded engine whose cache has room for everything."""
-    with serving("reference", tmp_path_factory.mktemp("server")) as url:
-        yield url
+    return lives("reference").url
 
 
 def ran(out, url, *load, engine="reference") -> Run:
@@ -115,7 +103,7 @@ def _other(n_digits: int) -> int:
 
 
 def test_a_cache_that_is_off_is_told(tmp_path):
-    with serving("reference", tmp_path, "--no-enable-prefix-caching") as url:
+    with serving(tmp_path, "--no-enable-prefix-caching") as url:
         run = ran(tmp_path / "runs", url, "--requests", "40", *PREFIXES, "96,groups=6")
     assert causes(run) == ["prefix-off"]
 
@@ -124,10 +112,10 @@ def test_an_engine_that_restarts_in_the_middle_is_told(tmp_path):
     port, load = process.free_port(), ("--requests", "80", *PREFIXES, "96,groups=6", "--rate", "10")
     where = ("--engine", "reference", "--url", f"http://127.0.0.1:{port}")
     with contextlib.ExitStack() as client:
-        with serving("reference", tmp_path, port=port) as url:
+        with serving(tmp_path, port=port) as url:
             running = client.enter_context(burstline(tmp_path / "runs", *where, *load))
             wait_until(lambda: _hit_tok(url) > 1000)
-        with serving("reference", tmp_path, port=port):
+        with serving(tmp_path, port=port):
             running.communicate(timeout=100)
     assert causes(open_run(the_run(tmp_path / "runs"))) == ["prefix-restarted"]
 

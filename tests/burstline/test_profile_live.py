@@ -7,7 +7,9 @@ folder that keeps the calibrations.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -36,19 +38,17 @@ from burstline.roofline.reconcile.reconciliation import OpRow, Profiled
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import Settings
-from tests.scale import at_most
+from tests.servers.lives import Lives, of
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-PYTHONS = {"vllm": "BURSTLINE_VLLM_PYTHON", "sglang": "BURSTLINE_SGLANG_PYTHON"}
 MODELS = {
-    "tiny": {},
     "310M": {
         "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 24, "num_attention_heads": 16,
         "num_key_value_heads": 8,
     },
 }  # fmt: skip
-TRIED = MODELS if "PROFILE_LARGE" in os.environ else ["tiny"]
+TRIED = ["tiny", *(MODELS if "PROFILE_LARGE" in os.environ else ())]
 """The large one takes a quarter of an hour."""
 SIZES = (1, 8, 32, 128, 512, 2048)
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
@@ -72,7 +72,9 @@ LOADS = (
 
 
 @pytest.fixture(scope="module", params=TRIED)
-def model(request, tmp_path_factory) -> Path:
+def model(request, tmp_path_factory, lives) -> Path:
+    if request.param == "tiny":
+        return lives.model
     folder = make_tiny_model(tmp_path_factory.mktemp("models") / request.param)
     (folder / "config.json").write_bytes(
         orjson.dumps(CONFIG | MODELS[request.param] | {"torch_dtype": "float32"})
@@ -81,33 +83,44 @@ def model(request, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cpu(model, tmp_path_factory) -> Path:
-    """The device file of one core of this CPU, for the model's products."""
+def cpu(model, lives, tmp_path_factory) -> Path:
+    """The device file of one core of this CPU, for the model's products; measured by one worker for all."""
     kept = os.environ.get("BURSTLINE_CALIBRATIONS")
-    path = (Path(kept) if kept else tmp_path_factory.mktemp("cpu")) / f"{model.name}.toml"
+    path = (Path(kept) if kept else lives.of_all_workers) / f"{model.name}.toml"
     if not path.exists():
-        assert main(["calibrate", "--device", "cpu", "--model", str(model), "--out", str(path)]) == 0
+        made = tmp_path_factory.mktemp("cpu") / path.name
+        assert main(["calibrate", "--device", "cpu", "--model", str(model), "--out", str(made)]) == 0
+        shutil.move(made, path)
     return path
 
 
-@pytest.mark.parametrize("engine", PYTHONS)
-def test_each_product_of_a_real_engine_against_the_calibrated_cpu(engine, model, cpu, tmp_path):
-    if PYTHONS[engine] not in os.environ:
-        pytest.skip(f"{PYTHONS[engine]} names none")
+@contextmanager
+def served(engine: str, model: Path, lives: Lives, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The URL of an engine that has the model, and where its profiler writes."""
+    life = lives(engine)
+    if model == life.model:
+        yield life.url, life.traces
+        return
+    where = ServerOptions(
+        model=str(model), profile=Path(), settings=Settings(dtype="float32"), n_concurrent=128
+    )
+    with serving(ENGINES[engine], where, folder, lambda _: None) as site:
+        yield site.target.url, folder / TRACES
+
+
+@pytest.mark.parametrize("engine", [of("vllm"), of("sglang")])
+def test_each_product_of_a_real_engine_against_the_calibrated_cpu(engine, model, cpu, lives, tmp_path):
     shape = load_model(str(model))[0]
     setup = Setup(
         Deployment(shape, QUANTS["fp32"], Parallel(), load_device(str(cpu))), load_calibration(str(cpu))
     )
     products: list[OpRow] = []
     gaps, unknown = list[float](), list[float]()
-    where = ServerOptions(
-        model=str(model), profile=Path(), settings=Settings(dtype="float32"), n_concurrent=128
-    )
     print(f"\n{engine}, {model.name}: {shape.params() / 1e6:.0f} million parameters, {cpu}")
-    with serving(ENGINES[engine], where, tmp_path, lambda _: None) as site:
-        writes_to, of = tmp_path / TRACES, f"--tokenizer {model} --model-config {model}"
-        for i, load in enumerate(at_most(2, LOADS)):
-            path = profiled(engine, site.target.url, writes_to, cpu, load, tmp_path / f"load{i}", of)
+    with served(engine, model, lives, tmp_path) as (url, writes_to):
+        files = f"--tokenizer {model} --model-config {model}"
+        for i, load in enumerate(LOADS):
+            path = profiled(engine, url, writes_to, cpu, load, tmp_path / f"load{i}", files)
             found = open_run(path).summary.profile
             assert isinstance(found, Profiled)
             for sentence in found.sentences:

@@ -1,89 +1,36 @@
 """How requests are asked, at a real vLLM on a CPU: adapters, chat, headers, TLS behind nginx, hanging up."""
 
-import json
 import os
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from burstline import cli
 from burstline.loadgen.record.rundir import Run, open_run
-from burstline.models.model_folder import make_model
-from burstline.servers.engines import vllm
 from burstline.servers.host import process
-from burstline.servers.host.ready import send, wait_ready
-from burstline.servers.launch import LaunchOptions
+from burstline.servers.host.ready import send
 from burstline.servers.messages import Target
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
+from tests.servers.lives import ADAPTERS, Life, Lives, group
 from tests.verdicts import done
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        vllm.PYTHON_VARIABLE not in os.environ, reason=f"{vllm.PYTHON_VARIABLE} names no vLLM"
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), group("vllm")]
 
-RANK = 8
-ADAPTERS = ("one", "two")
 N = 12
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
-def make_adapter(folder: Path, config: dict[str, int], seed: int) -> Path:
-    """A LoRA adapter of random weights for the query projections, as PEFT writes one."""
-    folder.mkdir(parents=True)
-    draws = np.random.Generator(np.random.PCG64(seed))
-    hidden = config["hidden_size"]
-    tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        tensors[f"{name}.lora_A.weight"] = draws.normal(0, 0.5, (RANK, hidden)).astype(np.float32)
-        tensors[f"{name}.lora_B.weight"] = draws.normal(0, 0.5, (hidden, RANK)).astype(np.float32)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    facts = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(facts | {"target_modules": ["q_proj"]}))
-    return folder
-
-
-@dataclass(frozen=True)
-class Server:
-    url: str
-    target: Target
-    model: Path
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("vllm")
-    model = make_model(folder / "tiny", "tiny", formats=("safetensors",), dtype="float32")
-    config = json.loads((model / "config.json").read_text())
-    adapters = [f"{name}={make_adapter(folder / name, config, k)}" for k, name in enumerate(ADAPTERS)]
-    (folder / "chat.jinja").write_text(TEMPLATE)
-    extra = (
-        *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "16", "--enforce-eager"),
-        *("--no-enable-prefix-caching", "--chat-template", str(folder / "chat.jinja")),
-        *("--enable-lora", "--max-lora-rank", str(RANK), "--max-loras", "2", "--lora-modules", *adapters),
-    )
-    options = LaunchOptions(str(model), "127.0.0.1", process.free_port(), "tiny", folder, extra_args=extra)
-    engine = ENGINES["vllm"]
-    target = Target(f"http://127.0.0.1:{options.port}", "tiny")
-    with process.start(engine.launch(options), folder / "server.log") as started:
-        wait_ready(engine, started, target, timeout_s=600)
-        yield Server(target.url, target, model)
+@pytest.fixture
+def server(lives: Lives) -> Life:
+    return lives("vllm")
 
 
 def run(out: Path, *words: str) -> Run:
@@ -99,7 +46,7 @@ def outcomes(made: Run) -> Counter[str]:
     return Counter(made.records["outcome"])
 
 
-def test_adapters_answer_differently_and_requests_name_them_in_turn(server: Server, tmp_path: Path) -> None:
+def test_adapters_answer_differently_and_requests_name_them_in_turn(server: Life, tmp_path: Path) -> None:
     request = Request(0, tuple(range(5, 37)), None, 32, 8)
     texts = {}
     for name in ("tiny", *ADAPTERS):
@@ -116,14 +63,14 @@ def test_adapters_answer_differently_and_requests_name_them_in_turn(server: Serv
     assert lost != 0  # vLLM knows no adapter of that name, so the name reached it
 
 
-def test_the_chat_endpoint_takes_sampling_and_extra_fields(server: Server, tmp_path: Path) -> None:
+def test_the_chat_endpoint_takes_sampling_and_extra_fields(server: Life, tmp_path: Path) -> None:
     words = ("--endpoint", "chat", "--tokenizer", str(server.model), "--temperature", "0.8", "--top-p", "0.9")
     made = run(tmp_path / "runs", "--url", server.url, *words, "--extra-body", '{"top_k": 5}')
     assert outcomes(made) == {"ok": N}
     assert set(made.records["output_tok"]) == {8}
 
 
-def test_a_server_frees_the_kv_cache_of_clients_that_hang_up(server: Server, tmp_path: Path) -> None:
+def test_a_server_frees_the_kv_cache_of_clients_that_hang_up(server: Life, tmp_path: Path) -> None:
     n = 3 * N
     words = (
         "--requests",
@@ -183,7 +130,7 @@ def nginx(folder: Path, upstream: str) -> Iterator[tuple[str, Path, Path]]:
 
 @needs_nginx
 def test_tls_by_an_authority_of_ones_own_and_headers_reach_the_server_behind_nginx(
-    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    server: Life, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with nginx(tmp_path / "nginx", server.url) as (url, authority, log):
         trusted = ("--url", url, "--ca-bundle", str(authority), "--header", "X-Team: blue")

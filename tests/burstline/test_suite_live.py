@@ -100,6 +100,11 @@ def test_five_real_engines_with_equal_settings_make_one_page_and_leave_nothing_r
         assert list(run.records["outcome"]) == ["ok"] * 16, run.manifest.engine
         assert set(run.records["prompt_tok"]) == {64}
         assert set(run.records["output_tok"]) == {8}
+        # What only an engine has that Burstline started itself: its command, its log, its processes' memory.
+        assert run.manifest.server.argv, run.manifest.engine
+        assert run.manifest.server.ready_s > 0
+        assert (run.path / "server.log").stat().st_size > 0
+        assert run.summary.memory.server_peak_bytes.point > 1e8, run.manifest.engine
     print(table := settings_table(runs))
     assert table.count("\n") > 20
     for run in runs:

@@ -1,6 +1,7 @@
-"""Real engines on a CPU: each started by its adapter under the keeper, asked, identified, stopped.
+"""Real engines on a CPU: each started by its adapter under the keeper, asked, identified.
 
-An engine whose environment variable names no installation is skipped; .ci/run has all of them.
+An engine whose environment variable names no installation is skipped; .ci/run has all of them. That nothing
+of an engine is left is checked where its life ends (tests/servers/lives.py).
 """
 
 import json
@@ -8,84 +9,50 @@ import os
 import subprocess
 import sys
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.models.model_folder import make_model
-from burstline.servers.engines import llamacpp, sglang, vllm
-from burstline.servers.host import process
-from burstline.servers.host.ready import getter, wait_ready
+from burstline.servers.host.ready import getter
 from burstline.servers.identity import Identity
-from burstline.servers.launch import Launch, LaunchOptions
+from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import HttpReply, Reply, Target
 from burstline.servers.registry import ENGINES, engine_at
 from burstline.workloads.request import Request
 from tests import verdicts
+from tests.servers.lives import VARIABLES, Life, Lives, of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MAX_LEN, SLOTS, STEP_TOK, VOCAB = 1024, 16, 512, 8192
+VOCAB = 8192
 N_PROMPTS, N_GREEDY = 20, 8
 N_BURST = 200
 
 
 @dataclass(frozen=True)
-class Installed:
-    """How one engine gets the settings that all have, and where a reply of its own has token ids."""
+class Ids:
+    """Where a reply of an engine's own has token ids, and what it must be asked for them."""
 
-    variable: str
-    args: tuple[str, ...]
-    key_of_ids: str
+    key: str
     extra_fields: dict[str, object]
 
 
-ENGINES_HERE = {
-    "vllm": Installed(
-        vllm.PYTHON_VARIABLE,
-        (
-            *("--dtype", "float32", "--max-model-len", str(MAX_LEN), "--max-num-seqs", str(SLOTS)),
-            *("--max-num-batched-tokens", str(STEP_TOK), "--no-enable-prefix-caching", "--enforce-eager"),
-        ),
-        "token_ids",
-        {"return_token_ids": True, "stream_options": None},
-    ),
-    "sglang": Installed(
-        sglang.PYTHON_VARIABLE,
-        (
-            *("--dtype", "float32", "--context-length", str(MAX_LEN), "--max-running-requests", str(SLOTS)),
-            *("--chunked-prefill-size", str(STEP_TOK), "--disable-radix-cache"),
-        ),
-        "output_ids",
-        {},
-    ),
-    "llamacpp": Installed(
-        llamacpp.SERVER_VARIABLE,
-        (
-            *("-np", str(SLOTS), "-c", str(SLOTS * MAX_LEN), "-b", str(STEP_TOK)),
-            *("-ctk", "f32", "-ctv", "f32"),
-        ),
-        "tokens",
-        {},
-    ),
+IDS = {
+    "vllm": Ids("token_ids", {"return_token_ids": True, "stream_options": None}),
+    "sglang": Ids("output_ids", {}),
+    "llamacpp": Ids("tokens", {}),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return make_model(folder, "tiny", formats=("safetensors", "gguf"), dtype="float32")
 
 
 @dataclass
 class Lived:
     """What one life of an engine showed."""
 
-    launch: Launch
+    life: Life
     identity: Identity
     recognised: str | None
     reply: Reply
@@ -93,8 +60,6 @@ class Lived:
     beyond: Reply
     tokens: list[list[int]]
     burst: Run
-    left: list[psutil.Process]
-    ready_s: float
 
 
 def ask(target: Target, path: str, body: bytes, headers: dict[str, str]) -> HttpReply:
@@ -123,61 +88,47 @@ def prompt(k: int) -> Request:
     return Request(k, ids, None, 64, N_GREEDY)
 
 
-def options(name: str, model: Path, folder: Path) -> LaunchOptions:
-    extra = ENGINES_HERE[name].args
-    return LaunchOptions(str(model), "127.0.0.1", process.free_port(), "tiny", folder, extra_args=extra)
-
-
 @pytest.fixture(scope="module")
-def lives() -> dict[str, Lived]:
+def seen_of() -> dict[str, Lived]:
     return {}
 
 
-@pytest.fixture(params=ENGINES_HERE)
+@pytest.fixture(params=[of(name) for name in IDS])
 def lived(
     request: pytest.FixtureRequest,
-    lives: dict[str, Lived],
-    model: Path,
+    seen_of: dict[str, Lived],
+    lives: Lives,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[str, Lived]:
-    """Each engine lives once, for all of the tests here."""
+    """Each engine is asked once, for all of the tests here."""
     name = request.param
-    if ENGINES_HERE[name].variable not in os.environ:
-        pytest.skip(f"{ENGINES_HERE[name].variable} names no {ENGINES[name].title}")
-    if name not in lives:
-        lives[name] = live(name, model, tmp_path_factory.mktemp(name))
-    return name, lives[name]
+    if name not in seen_of:
+        seen_of[name] = asked(lives(name), tmp_path_factory.mktemp(name))
+    return name, seen_of[name]
 
 
-def live(name: str, model: Path, folder: Path) -> Lived:
-    engine, here = ENGINES[name], ENGINES_HERE[name]
-    asked = options(name, model, folder)
-    launch = engine.launch(asked)
-    target = Target(f"http://127.0.0.1:{asked.port}", "tiny")
-    with process.start(launch, folder / "server.log") as server:
-        ready = wait_ready(engine, server, target, timeout_s=300)
-        family = psutil.Process(server.keeper_pid).children(recursive=True)
-        get = getter(target)
-        identity = engine.identify(get, server.log())
-        identity = identity.completed_by(launch.fixed) if launch.fixed else identity
-        before = engine.gauges(get("/metrics").body.decode()).generation_tokens or 0
-        long = Request(0, array("I", range(100, 612)), None, 512, 32)
-        reply = engine.decode(answered(name, target, long))
-        after = engine.gauges(get("/metrics").body.decode()).generation_tokens
-        beyond = Request(0, array("I", [7] * (MAX_LEN + 16)), None, MAX_LEN + 16, 8)
-        refused = engine.decode(answered(name, target, beyond))
-        tokens = [
-            ids_in(answered(name, target, prompt(k), stream=False, **here.extra_fields), here.key_of_ids)
-            for k in range(N_PROMPTS)
-        ]
-        recognised = engine_at(get)
-        burst = fired_at(target.url, folder)
-        alive = server.alive()
-    process.require_free_port("127.0.0.1", asked.port)
-    assert alive, "the burst ended the server"
-    left = [member for member in family if member.is_running()]
+def asked(life: Life, folder: Path) -> Lived:
+    name, target, max_len = life.engine, life.target, life.setting.max_len
+    engine, ids = ENGINES[name], IDS[name]
+    assert max_len is not None
+    get = getter(target)
+    identity = engine.identify(get, life.server.log())
+    identity = identity.completed_by(life.launch.fixed) if life.launch.fixed else identity
+    before = engine.gauges(get("/metrics").body.decode()).generation_tokens or 0
+    long = Request(0, array("I", range(100, 612)), None, 512, 32)
+    reply = engine.decode(answered(name, target, long))
+    after = engine.gauges(get("/metrics").body.decode()).generation_tokens
+    beyond = Request(0, array("I", [7] * (max_len + 16)), None, max_len + 16, 8)
+    refused = engine.decode(answered(name, target, beyond))
+    tokens = [
+        ids_in(answered(name, target, prompt(k), stream=False, **ids.extra_fields), ids.key)
+        for k in range(N_PROMPTS)
+    ]
+    recognised = engine_at(get)
+    burst = fired_at(target.url, folder)
+    assert life.server.alive(), "the burst ended the server"
     counted = None if after is None else after - before
-    return Lived(launch, identity, recognised, reply, counted, refused, tokens, burst, left, ready.ready_s)
+    return Lived(life, identity, recognised, reply, counted, refused, tokens, burst)
 
 
 def fired_at(url: str, folder: Path) -> Run:
@@ -220,34 +171,31 @@ def test_an_engine_answers_with_exactly_the_tokens_asked_for(lived: tuple[str, L
     assert (reply.finish_reason, reply.terminated) == ("length", True)
     assert sum(event.n_tok or 0 for event in reply.events) == 32
     assert seen.counted in (None, 32)
-    print(f"{name}: ready after {seen.ready_s:.1f} s")
+    print(f"{name}: ready after {seen.life.ready_s:.1f} s")
 
 
 def test_an_engine_is_recognised_and_says_what_it_serves_with(lived: tuple[str, Lived]) -> None:
     name, seen = lived
-    identity = seen.identity
+    identity, asked_for = seen.identity, seen.life.setting
+    assert asked_for.max_len is not None
+    assert asked_for.slots is not None
     assert seen.recognised == name
     assert (identity.dtype, identity.kv_cache_dtype) == ("float32", "float32")
     assert (identity.max_model_len, identity.max_num_seqs, identity.max_num_batched_tokens) == (
-        MAX_LEN,
-        SLOTS,
-        STEP_TOK,
+        asked_for.max_len,
+        asked_for.slots,
+        asked_for.step_tok,
     )
-    assert (identity.prefix_cache, identity.tensor_parallel_size) == (False, 1)
+    assert (identity.prefix_cache, identity.tensor_parallel_size) == (asked_for.prefix_cache, 1)
     assert identity.version
     assert identity.kv_tok is not None
-    assert identity.kv_tok >= SLOTS * MAX_LEN
+    assert identity.kv_tok >= asked_for.slots * asked_for.max_len
 
 
 def test_a_prompt_beyond_the_limit_is_an_error_in_the_servers_words(lived: tuple[str, Lived]) -> None:
     _, seen = lived
-    assert str(MAX_LEN) in (seen.beyond.error or "")
+    assert str(seen.life.setting.max_len) in (seen.beyond.error or "")
     assert not seen.beyond.n_output_usage
-
-
-def test_a_stopped_engine_leaves_nothing_running(lived: tuple[str, Lived]) -> None:
-    _, seen = lived
-    assert seen.left == []
 
 
 def test_engines_that_clock_their_requests_split_the_time_to_the_first_token(
@@ -268,14 +216,22 @@ def test_engines_that_clock_their_requests_split_the_time_to_the_first_token(
 
 
 def test_engines_generate_the_same_tokens_from_the_same_weights(
-    lives: dict[str, Lived], lived: tuple[str, Lived]
+    lived: tuple[str, Lived], lives: Lives
 ) -> None:
-    """In float32 the order of sums is all that is left to differ. Engines that lived before are compared."""
+    """In float32 the order of sums is all that is left to differ. Engines that lived before are compared.
+
+    They may have lived in another worker: each leaves its tokens in a folder, and the last two to do so meet.
+    """
     name, seen = lived
     assert [len(ids) for ids in seen.tokens] == [N_GREEDY] * N_PROMPTS
     assert len({tuple(ids) for ids in seen.tokens}) > N_PROMPTS // 2
-    for other in (other for other in lives if other != name):
-        equal = sum(a == b for a, b in zip(seen.tokens, lives[other].tokens, strict=True))
+    folder = lives.of_all_workers / "tokens"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.part").write_text(json.dumps(seen.tokens))
+    (folder / f"{name}.part").rename(folder / f"{name}.json")
+    for other in sorted({path.stem for path in folder.glob("*.json")} - {name}):
+        others = json.loads((folder / f"{other}.json").read_text())
+        equal = sum(a == b for a, b in zip(seen.tokens, others, strict=True))
         print(f"{name} and {other}: {equal} of {N_PROMPTS} prompts give the same {N_GREEDY} tokens")
         assert equal >= N_PROMPTS - 1
 
@@ -283,7 +239,7 @@ def test_engines_generate_the_same_tokens_from_the_same_weights(
 def test_vllm_and_sglang_invent_weights_where_a_folder_has_none(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "empty", "tiny")
     for name in ("vllm", "sglang"):
-        if ENGINES_HERE[name].variable in os.environ:
-            launch = ENGINES[name].launch(replace(options(name, folder, tmp_path), extra_args=()))
+        if VARIABLES[name] in os.environ:
+            launch = ENGINES[name].launch(LaunchOptions(str(folder), "127.0.0.1", 1, "tiny", tmp_path))
             assert "--load-format" in launch.argv
             assert "holds no weights" in launch.notes[0]

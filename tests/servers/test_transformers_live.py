@@ -1,17 +1,18 @@
-"""A real `transformers serve`, started by its adapter under the keeper, asked, stopped; and a run of it."""
+"""A real `transformers serve`, started by its adapter under the keeper, asked, and measured.
 
-import os
+That nothing of it is left is checked where its life ends (tests/servers/lives.py).
+"""
+
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
-import psutil
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from burstline.servers.engines.transformers_serve import PYTHON_VARIABLE, TransformersServe
+from burstline.servers.engines.transformers_serve import TransformersServe
 from burstline.servers.host import process
 from burstline.servers.host.ready import getter, wait_ready
 from burstline.servers.launch import LaunchOptions
@@ -20,61 +21,35 @@ from burstline.servers.registry import engine_at
 from burstline.workloads.request import Request
 from burstline.workloads.text_prompts import make_texts, words_of
 from tests import verdicts
+from tests.servers.lives import SETTINGS, Life, Lives, group
 from tests.servers.tiny_model import make_tiny_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no transformers"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), group("transformers")]
 ENGINE = TransformersServe()
-# By default it takes nearly all memory of the machine for its KV cache.
-SMALL = ("--device", "cpu", "--cb-num-blocks", "64", "--cb-block-size", "32")
-ADD_WEIGHTS = """
-import sys, torch
-from transformers import AutoConfig, AutoModelForCausalLM
-torch.manual_seed(0)
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1]), dtype=torch.bfloat16)
-model.save_pretrained(sys.argv[1])
-"""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    subprocess.run([os.environ[PYTHON_VARIABLE], "-c", ADD_WEIGHTS, folder], check=True, env=environment)
-    return folder
+@pytest.fixture
+def life(lives: Lives) -> Life:
+    return lives("transformers")
 
 
-def options(model: Path, run_dir: Path, *extra_args: str) -> LaunchOptions:
-    return LaunchOptions(str(model), "127.0.0.1", process.free_port(), "m", run_dir, None, extra_args)
-
-
-def test_a_real_transformers_serve_answers_exactly_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    asked = options(model, tmp_path, *SMALL)
-    launch = ENGINE.launch(asked)
-    target = Target(f"http://127.0.0.1:{asked.port}", launch.served_name or "")
-    words = words_of(Tokenizer.from_file(str(model / "tokenizer.json")))
+def test_a_real_transformers_serve_answers_exactly(life: Life) -> None:
+    target = life.target
+    words = words_of(Tokenizer.from_file(str(life.model / "tokenizer.json")))
     (text,) = make_texts([200], words, 0, "5eed", [0])
-    with process.start(launch, tmp_path / "server.log") as server:
-        wait_ready(ENGINE, server, target, timeout_s=120)
-        family = psutil.Process(server.keeper_pid).children(recursive=True)
-        call = ENGINE.encode(Request(0, None, text, 200, 16), target)
-        raw = httpx.post(target.url + call.path, content=call.body, headers=dict(call.headers), timeout=120)
-        reply = ENGINE.decode(HttpReply(raw.status_code, dict(raw.headers), raw.content))
-        assert engine_at(getter(target)) == "transformers"
+    call = ENGINE.encode(Request(0, None, text, 200, 16), target)
+    raw = httpx.post(target.url + call.path, content=call.body, headers=dict(call.headers), timeout=120)
+    reply = ENGINE.decode(HttpReply(raw.status_code, dict(raw.headers), raw.content))
+    assert engine_at(getter(target)) == "transformers"
     assert (reply.n_prompt_tok, reply.n_output_usage, reply.finish_reason) == (200, 16, "length")
     assert (reply.terminated, reply.error) == (True, None)
-    assert (launch.version or "").startswith("5.")
-    assert family
-    assert not any(member.is_running() for member in family)
-    process.require_free_port("127.0.0.1", asked.port)
+    assert (life.launch.version or "").startswith("5.")
 
 
+@pytest.mark.usefixtures("life")  # where it cannot live at all this would not be its end
 def test_a_model_without_weights_is_its_end_and_it_says_why(tmp_path: Path) -> None:
-    empty = make_tiny_model(tmp_path / "model")
-    asked = options(empty, tmp_path, *SMALL)
+    empty, extra = make_tiny_model(tmp_path / "model"), SETTINGS["transformers"].args
+    asked = LaunchOptions(str(empty), "127.0.0.1", process.free_port(), "m", tmp_path, None, extra)
     launch = ENGINE.launch(asked)
     target = Target(f"http://127.0.0.1:{asked.port}", launch.served_name or "")
     failure = pytest.raises(EngineError, match=r"exit code 1 .*no file named model\.safetensors")
@@ -82,10 +57,10 @@ def test_a_model_without_weights_is_its_end_and_it_says_why(tmp_path: Path) -> N
         wait_ready(ENGINE, server, target, timeout_s=120)
 
 
-def test_a_whole_run_sends_text_of_exactly_the_planned_tokens(model: Path, tmp_path: Path) -> None:
+def test_a_whole_run_sends_text_of_exactly_the_planned_tokens(life: Life, tmp_path: Path) -> None:
     load = ("--requests", "12", "--prompt-tokens", "20..60", "--output-tokens", "8")
-    where = ("--engine", "transformers", "--model", model, "--out", tmp_path)
-    argv = [sys.executable, "-m", "burstline", "run", *where, *load, "--", *SMALL]
+    where = ("--engine", "transformers", "--url", life.url, "--model", life.model, "--out", tmp_path)
+    argv = [sys.executable, "-m", "burstline", "run", *where, *load]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     (run,) = tmp_path.iterdir()
     records = pq.read_table(run / "records.parquet").to_pandas()
