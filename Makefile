@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One worker per file: what its tests share is made once.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Without its caches Python compiles every module again in each process.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test slow timing browser lint types contract check accuracy clean
 
