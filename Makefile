@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One worker per file, and one for all tests of an engine that lives once: what they share is made once.
 BY_FILE := --dist loadgroup --no-loadscope-reorder
+# Without its caches Python compiles every module again in each process.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test slow timing browser thorough lint types contract check accuracy clean
 

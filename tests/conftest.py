@@ -31,6 +31,12 @@ settings.register_profile(
 )
 settings.load_profile("untimed")
 
+# Without Python's caches each worker and each process that a test starts compiles every module again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Most of what is imported and collected stays: to look through it while it grows finds little.
+gc.disable()
+
 AT_MOST: Final = 5
 """Attempts at a test that judges times."""
 BUSY: Final = 0.1
@@ -109,6 +115,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 _rendering: list[Any] = []

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal
+from functools import cache
+from typing import Any, Final, Literal, cast
 
 from burstline.workloads.request import WorkloadError
 
@@ -69,6 +70,11 @@ def option(
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:
     """The options of a dataclass by name, in their order."""
+    return _options_of(cast(Any, kind))
+
+
+@cache
+def _options_of(kind: type[Any]) -> Mapping[str, Option]:
     return {
         each.name: replace(each.metadata[_KEY], name=each.name, default=each.default)
         for each in fields(kind)

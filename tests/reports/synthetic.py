@@ -35,11 +35,24 @@ def records(
 ) -> list[Record]:
     """What a burst of `n` requests left behind; the last `n_failed` ended in a timeout, a 503 or a reset."""
     rng = np.random.default_rng(seed)
-    arrivals = np.cumsum(rng.uniform(8_000, 14_000, n)).astype(np.int64)
+    arrivals = _arrivals(n, rng)
     tokens = _served(n - n_failed, prompt_tok, output_tok, max_seqs, rng)
     done = [_served_record(k, int(arrivals[k]), tokens[k], prompt_tok, rng) for k in range(n - n_failed)]
-    lost = [_lost_record(k, int(arrivals[k]), prompt_tok, output_tok) for k in range(n - n_failed, n)]
-    return done + lost
+    return done + _lost(arrivals, prompt_tok, output_tok, n_failed)
+
+
+def lost_records(n: int, prompt_tok: int, output_tok: int, n_failed: int) -> list[Record]:
+    """The last `n_failed` of `records`, without what was served."""
+    return _lost(_arrivals(n, np.random.default_rng(0)), prompt_tok, output_tok, n_failed)
+
+
+def _arrivals(n: int, rng: np.random.Generator) -> np.ndarray:
+    return np.cumsum(rng.uniform(8_000, 14_000, n)).astype(np.int64)
+
+
+def _lost(arrivals: np.ndarray, prompt_tok: int, output_tok: int, n_failed: int) -> list[Record]:
+    n = len(arrivals)
+    return [_lost_record(k, int(arrivals[k]), prompt_tok, output_tok) for k in range(n - n_failed, n)]
 
 
 def _served(

@@ -48,8 +48,9 @@ def finished_run(
     """
     due_ns = (np.arange(n) * 1e9 / rate).astype(int).tolist() if rate else [0] * n
     rows = _records(n - n_failed, due_ns, concurrency or n, speed, served_tok or output_tok, seed)
-    rows = [replace(row, planned_output_tok=output_tok) for row in rows]
-    lost = synthetic.records(n, PROMPT_TOK, output_tok, n_failed)[n - n_failed :]
+    if served_tok:
+        rows = [replace(row, planned_output_tok=output_tok) for row in rows]
+    lost = synthetic.lost_records(n, PROMPT_TOK, output_tok, n_failed)
     # In a closed loop their turn comes last: each takes the slot of a request that has ended.
     slots = sorted(row.closed_ns or 0 for row in rows)[-(concurrency or n) :]
     for row in lost:

@@ -69,7 +69,7 @@ def server(folder: Path) -> Iterator[tuple[str, Path]]:
 
 @pytest.fixture
 def client(server: tuple[str, Path]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server[0], trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=server[0], trust_env=False, verify=False, timeout=30) as client:
         yield client
 
 
@@ -347,7 +347,7 @@ def test_the_adapter_launches_what_the_server_understands(tmp_path: Path) -> Non
 def test_sigterm_ends_an_open_stream_with_abort_and_the_process_with_0() -> None:
     process, said = start("--port", "0")
     with httpx.Client(
-        base_url=said.removeprefix("Listening on ").strip(), trust_env=False, timeout=30
+        base_url=said.removeprefix("Listening on ").strip(), trust_env=False, verify=False, timeout=30
     ) as client:
         sock = _ask(client, {"max_tokens": 4000})
         assert settles(lambda: (gauge(client, "generation_tokens") or 0) > 3)
@@ -406,7 +406,9 @@ def test_a_folders_own_weights_are_served(folder: Path, tmp_path: Path, client: 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     process, said = start("--port", "0", "--model", str(tmp_path), "--seed", "99")
     try:
-        with httpx.Client(base_url=said.removeprefix("Listening on ").strip(), trust_env=False) as other:
+        with httpx.Client(
+            base_url=said.removeprefix("Listening on ").strip(), trust_env=False, verify=False
+        ) as other:
             info = other.get("/server_info").json()
             assert info["weights"] == "safetensors"
             assert complete(other)["choices"][0]["text"] == complete(client)["choices"][0]["text"]
