@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One worker per file, and one for all tests of an engine that lives once: what they share is made once.
-BY_FILE := --dist loadgroup --no-loadscope-reorder
+# One worker per file, and one for all tests of an engine that lives once (tests/conftest.py): what they share
+# is made once.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 # Without its caches Python compiles every module again in each process.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.seeds import SEED
-from tests.servers.lives import lives  # noqa: F401
+from tests.servers.lives import engine_in, lives  # noqa: F401
 from tests.verdicts import Undecided, unsure
 from tests.witness import Witness
 
@@ -50,11 +50,24 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker per file, and one for all tests of an engine that lives once.
+
+    Not xdist's `loadgroup`: with pytest 9.2 it groups nothing (pytest-dev/pytest-xdist#1386).
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrLife(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return engine_in(nodeid) or str(super()._split_scope(nodeid))
+
+    return ByFileOrLife(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not item.get_closest_marker("xdist_group"):  # then its file is one
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=AT_MOST - 1, reruns_delay=2, only_rerun="Undecided"))
 

@@ -19,7 +19,7 @@ from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from tests.burstline.calibrated import calibrated
-from tests.servers.lives import group
+from tests.servers.lives import of
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -114,7 +114,7 @@ def _living(lives):
     ("engine", "config", "args"),
     [
         pytest.param("reference", {}, (), id="embedded"),
-        pytest.param("vllm", None, (), id="vllm", marks=group("vllm")),
+        of("vllm", None, ()),
         pytest.param("vllm", {}, (*EAGER, "--speculative-config", NGRAM), id="vllm-speculating", marks=VLLM),
         pytest.param("vllm", MOE, EAGER, id="vllm-experts", marks=(VLLM, pytest.mark.thorough)),
     ],

@@ -12,18 +12,18 @@ import pytest
 from burstline.cli import main
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.summarize import summarize_run
-from tests.servers.lives import group
+from tests.servers.lives import of
 from tests.verdicts import done
 from tests.workloads import made_files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 N_ROWS = int(os.environ.get("BURSTLINE_ROWS", "40"))
 N_MOONCAKE = 4 * N_ROWS
 
 
-@pytest.fixture
-def url(lives) -> str:
-    return lives("vllm").url
+@pytest.fixture(params=[of("vllm")])
+def url(request, lives) -> str:
+    return lives(request.param).url
 
 
 @pytest.fixture

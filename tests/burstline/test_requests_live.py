@@ -18,19 +18,19 @@ from burstline.servers.messages import Target
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
-from tests.servers.lives import ADAPTERS, Life, Lives, group
+from tests.servers.lives import ADAPTERS, Life, Lives, of
 from tests.verdicts import done
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 N = 12
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
-@pytest.fixture
-def server(lives: Lives) -> Life:
-    return lives("vllm")
+@pytest.fixture(params=[of("vllm")])
+def server(request: pytest.FixtureRequest, lives: Lives) -> Life:
+    return lives(request.param)
 
 
 def run(out: Path, *words: str) -> Run:

@@ -1,8 +1,8 @@
 """One life of each engine: it starts when a test first asks for it, and ends with the session.
 
 All tests that only send requests share it. Those that start, stop or break an engine, or need settings that
-no other has, start their own. Tests of one life carry its mark (`of`, `group`), so that one worker of xdist
-runs them all.
+no other has, start their own. The ids of tests at a life name it (`of`), so that one worker of xdist runs
+them all.
 
 An idle life costs its memory and next to no CPU.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -121,14 +122,15 @@ class Life:
         return self.target.url
 
 
-def of(name: str, *values: object, marks: tuple[pytest.MarkDecorator, ...] = ()) -> Any:
+def of(name: str, *values: object) -> Any:
     """The parameter `name`, and further ones, of a test at this life."""
-    return pytest.param(name, *values, id=name, marks=(group(name), *marks))
+    return pytest.param(name, *values, id=f"@{name}")
 
 
-def group(name: str) -> pytest.MarkDecorator:
-    """The mark of tests at this life: all of an engine's go to one worker."""
-    return pytest.mark.xdist_group(SETTINGS[name].engine)
+def engine_in(nodeid: str) -> str | None:
+    """The engine whose life a test is at, by its id; None at no life."""
+    found = re.search(r"[\[-]@([a-z]+)", nodeid)
+    return found[1] if found and found[1] in SETTINGS else None
 
 
 @dataclass

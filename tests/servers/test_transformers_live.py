@@ -21,16 +21,16 @@ from burstline.servers.registry import engine_at
 from burstline.workloads.request import Request
 from burstline.workloads.text_prompts import make_texts, words_of
 from tests import verdicts
-from tests.servers.lives import SETTINGS, Life, Lives, group
+from tests.servers.lives import SETTINGS, Life, Lives, of
 from tests.servers.tiny_model import make_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), group("transformers")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENGINE = TransformersServe()
 
 
-@pytest.fixture
-def life(lives: Lives) -> Life:
-    return lives("transformers")
+@pytest.fixture(params=[of("transformers")])
+def life(request: pytest.FixtureRequest, lives: Lives) -> Life:
+    return lives(request.param)
 
 
 def test_a_real_transformers_serve_answers_exactly(life: Life) -> None:
