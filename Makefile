@@ -8,7 +8,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # Without its caches Python compiles every module again in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test slow timing browser thorough lint types contract check accuracy clean
+.PHONY: help run test slow timing browser thorough lint types contract check accuracy findings clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ check: lint types contract test  ## What a change must pass
 
 accuracy: $(VENV)/.run  ## The roofline model against measured data
 	@$(BIN)/python -m research
+
+findings:  ## Surprises in other packages: which of them changed (by hand; installs each into a temporary folder)
+	@sh findings/all.sh
 
 clean:  ## Remove the environment; runs stay
 	rm -rf $(VENV)
