@@ -16,6 +16,7 @@ from tests.servers.lives import engine_in
         ("tests/a.py::test_b[@home]", None),
         ("tests/a.py::test_b", None),
     ],
+    ids=range(7),  # else they would be ids of tests at a life themselves
 )
 def test_the_id_of_a_test_at_a_life_names_its_engine(nodeid: str, engine: str | None) -> None:
     assert engine_in(nodeid) == engine
