@@ -4,7 +4,7 @@
 # Expected: the package imports and its `amdsmi_init` fails, or the import raises ImportError or OSError.
 # Seen: KeyError: 'libamd_smi.so', and two lines on standard output.
 # For a benchmark: a tool that reads GPUs of any maker guards the import with `except ImportError`. With amdsmi
-# installed, it then ends on each machine without an AMD GPU, and its standard output, perhaps JSON, has two lines
+# installed, it then ends on each machine without AMD's library, and its standard output, perhaps JSON, has two lines
 # more. Catch Exception around this import, and do it in a child process where the output matters.
 . "$(dirname "$0")/lib.sh"
 

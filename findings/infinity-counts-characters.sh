@@ -40,7 +40,7 @@ with running(*command, *options, "--no-model-warmup", "--no-compile", ready=f"{u
         request = urllib.request.Request(f"{url}/embeddings", body, {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as reply:
             counted = json.load(reply)["usage"]["prompt_tokens"]
-        tokens, read = len(fast.tokenize(text)), min(n + 2, 64)
-        seen = f"{tokens} tokens, of which the model reads {read} with its special tokens: counted as {counted}"
-        observed(seen, counted == len(text))
+        tokens, read = len(fast.tokenize(text)), len(fast(text, truncation=True)["input_ids"])
+        seen = f"{tokens} tokens, of which the model reads {read}: counted as {counted}"
+        observed(seen, counted == len(text) and read == min(n, 64))
 EOF

@@ -2,8 +2,8 @@
 # tokenizers 0.23.3 and transformers 5.24.0 read one tokenizer.json: they count different numbers of tokens.
 #
 # Expected: both count the tokens of a text, since both run the same tokenizer from the same file.
-# Seen: a tokenizer.json can hold settings for truncation and padding, and those of models that were trained on
-# short texts do. `Tokenizer.from_file` applies them unasked: of a text of 100 tokens it returns 16, and of a text
+# Seen: a tokenizer.json can hold settings for truncation and padding, and those of several
+# embedding models do. `Tokenizer.from_file` applies them unasked: of a text of 100 tokens it returns 16, and of a text
 # of one token also 16. AutoTokenizer switches both off: 100 and 1.
 # For a benchmark: tokens counted with `tokenizers` alone are the length in the file, whatever was served. Call
 # `no_truncation()` and `no_padding()` first.

@@ -2,7 +2,7 @@
 # langchain-openai 1.7.4 and pydantic-ai-slim 2.68.0 against a server that sends its token counts with each event.
 #
 # Expected: the usage of a reply is the last count. Servers that count as they go (vLLM with
-# `continuous_usage_stats`, several hosted APIs) send the count so far in each event.
+# `continuous_usage_stats`, for example) send the count so far in each event.
 # Seen: both libraries add the counts of all events up. A reply of 10 tokens to a prompt of 20, in 13 events, is
 # counted as 75 tokens of 260. The stream helper of the openai package (3.57.0) says 10 of 20.
 # For a benchmark: tokens/s and cost from these libraries grow with the square of the length of the reply.
