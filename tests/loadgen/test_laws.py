@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from burstline.loadgen.metrics.laws import broken_laws
@@ -14,7 +15,7 @@ from burstline.loadgen.record.verdict import State
 from burstline.loadgen.stats.estimates import Estimate
 from burstline.loadgen.summarize import summarize
 from tests.loadgen.making import conditions
-from tests.loadgen.queueing import queued
+from tests.loadgen.queueing import queued, table
 
 
 def summary_of_a_rate() -> tuple[Summary, Columns]:
@@ -54,6 +55,15 @@ def test_a_figure_that_is_wrong_breaks_a_law(section: str, name: str, factor: fl
     (first, *_) = broken_laws(changed(summary, section, name, factor), columns, None)
     assert first.code == "contradiction"
     assert said in first.text
+
+
+def test_a_reply_that_was_read_with_its_request_breaks_no_law() -> None:
+    """A client that loses its CPU in a send finds the whole reply there: the request stays 0 s."""
+    due_s, stay_s = np.arange(18) / 100, np.full(18, 0.02)
+    stay_s[0] = 0.0
+    columns = columns_of(table(due_s, due_s + stay_s / 2, due_s + stay_s, 3))
+    assert columns.last_s[0] == columns.sent_s[0]
+    assert broken_laws(summarize(columns, **conditions()), columns, None) == ()
 
 
 def test_a_percentile_below_a_lower_one_and_a_lost_outcome_break_laws() -> None:

@@ -101,7 +101,8 @@ def _in_flight(summary: Summary, planned: Columns, concurrency: int | None) -> I
         return
     sent_s, last_s = planned.sent_s, planned.last_s
     served = planned.ok & ~np.isnan(sent_s)
-    ended = served & (last_s > a) & (last_s <= b)
+    # One that was sent as the window began may have ended then, too: it stayed no time, and counts.
+    ended = served & ((last_s > a) | (sent_s >= a)) & (last_s <= b)
     if not ended.any():
         return
     # Requests that came from before the window bring time that was not spent in it, and the other way round;
