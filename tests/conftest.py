@@ -131,6 +131,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+ALL_DRAWN: Final = ("drawn", "slow", "measures", "thorough", "browser", "bench")
+"""Marks of tests for which matplotlib renders."""
 _rendering: list[Any] = []
 """matplotlib's own, once it is imported."""
 
@@ -144,7 +146,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     figures = sys.modules.get("matplotlib.figure")
     if figures is not None:
         _rendering[:] = _rendering or [figures.Figure.savefig]
-        is_drawn = any(item.get_closest_marker(name) for name in ("drawn", "slow", "browser", "bench"))
+        is_drawn = any(item.get_closest_marker(name) for name in ALL_DRAWN)
         figures.Figure.savefig = _rendering[0] if is_drawn else _laid_out
 
 
