@@ -1,6 +1,6 @@
 """`run --profile` at real engines on a CPU, product by product against the calibrated CPU. The figures:
 
-    pytest -m slow -s tests/burstline/test_profile_live.py
+    pytest -m "slow or thorough" -s tests/burstline/test_profile_live.py
 
 Takes about 4 minutes a model and engine, on a machine that does nothing else; BURSTLINE_CALIBRATIONS names a
 folder that keeps the calibrations.
@@ -108,7 +108,7 @@ def served(engine: str, model: Path, lives: Lives, folder: Path) -> Iterator[tup
         yield site.target.url, folder / TRACES
 
 
-@pytest.mark.parametrize("engine", [of("vllm"), of("sglang")])
+@pytest.mark.parametrize("engine", [of("vllm"), of("sglang", marks=[pytest.mark.thorough])])
 def test_each_product_of_a_real_engine_against_the_calibrated_cpu(engine, model, cpu, lives, tmp_path):
     shape = load_model(str(model))[0]
     setup = Setup(

@@ -130,7 +130,7 @@ class Poller:
         return ready
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_an_hour_of_load_leaks_neither_memory_nor_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,9 +122,9 @@ class Life:
         return self.target.url
 
 
-def of(name: str, *values: object) -> Any:
+def of(name: str, *values: object, marks: Collection[pytest.MarkDecorator] = ()) -> Any:
     """The parameter `name`, and further ones, of a test at this life."""
-    return pytest.param(name, *values, id=f"@{name}")
+    return pytest.param(name, *values, id=f"@{name}", marks=marks)
 
 
 def engine_in(nodeid: str) -> str | None:
