@@ -202,6 +202,7 @@ def kill_one(made: Lab, pattern: str):
 
 
 @pytest.mark.parametrize("victim", ["burstline.loadgen.driver.drive", "burstline.cluster.agent"])
+@pytest.mark.measures
 def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
     argv = long_run(cluster, truth.url, tmp_path / "runs")
@@ -216,7 +217,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     assert outcomes["ok"] >= 160 + 0.9 * (30 - 8.4 - 2.5)
     assert code == 4, printed
     assert "is lost" in printed.split("Decoding")[0], "said while the load runs"
-    assert took_s < 6 + 10 + 30  # what was left of the load, the limit, the report
+    assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
     assert not pids(cluster, "burstline.loadgen.driver.drive")
 
 
@@ -256,6 +257,7 @@ def test_a_node_that_no_longer_reaches_home_stops_its_load(cluster, tmp_path):
     assert code == 4, printed
 
 
+@pytest.mark.measures
 def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
     argv = long_run(cluster, truth.url, tmp_path / "runs")
@@ -269,11 +271,12 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     assert code == 130, printed
     assert sum(outcomes.values()) == 240
     assert (run.path / "report.html").exists()
-    assert took_s < 40
+    assert took_s < 15
     assert not pids(cluster, "burstline.loadgen.driver.drive")
     assert not pids(cluster, "burstline.cluster.agent")
 
 
+@pytest.mark.measures
 def test_ctrl_c_is_heard_at_any_moment(cluster, tmp_path):
     """While Ray is imported, connects and places, and while drivers start.
 
@@ -295,7 +298,7 @@ def test_ctrl_c_is_heard_at_any_moment(cluster, tmp_path):
         assert "Traceback" not in printed
     print(f"\nCtrl-C at six moments: ended after {took} s")
     truth.log()
-    assert max(took) < 40
+    assert max(took) < 10
     assert not pids(cluster, "burstline.loadgen.driver.drive")
     assert not pids(cluster, "burstline.cluster.agent")
 
@@ -452,6 +455,7 @@ def test_ten_thousand_streams_over_three_workers(cluster, tmp_path):
     assert outcomes["ok"] == 10_000
 
 
+@pytest.mark.measures
 def test_a_raylet_that_is_killed_ends_as_outcomes(cluster, tmp_path):
     """The cluster has one node less afterwards, until it is started again."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
@@ -466,9 +470,10 @@ def test_a_raylet_that_is_killed_ends_as_outcomes(cluster, tmp_path):
         40 <= outcomes["driver_lost"] <= 75 or 80 <= outcomes["driver_lost"] <= 150
     )  # of one or two workers
     assert code == 4, printed
-    assert took_s < 6 + 10 + 30  # what was left of the load, the limit, the report
+    assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
 
 
+@pytest.mark.measures
 def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     """The cluster has one node less afterwards."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
@@ -486,9 +491,10 @@ def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
         40 <= outcomes["driver_lost"] <= 75 or 80 <= outcomes["driver_lost"] <= 150
     )  # of one or two workers
     assert code == 4, printed
-    assert took_s < 6 + 10 + 30  # what was left of the load, the limit, the report
+    assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
 
 
+@pytest.mark.measures
 def test_a_head_that_is_killed_takes_nothing_along(cluster, tmp_path):
     """Last in this file: there is no cluster afterwards."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
@@ -500,4 +506,4 @@ def test_a_head_that_is_killed_takes_nothing_along(cluster, tmp_path):
     print(f"\nhead killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
     assert outcomes == {"ok": 240}
     assert verdicts.done(code, tmp_path / "runs"), printed
-    assert took_s < 6 + 10 + 30
+    assert took_s < 6 + 10 + 6

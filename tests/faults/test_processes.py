@@ -157,6 +157,7 @@ def problems(ended: Ended, was_alive: bool, phase: str, number: int) -> list[str
     return found
 
 
+@pytest.mark.measures
 def test_two_interrupts_in_a_row_end_it(tmp_path: Path) -> None:
     command = whole_run(tmp_path / "out", tmp_path / "cache")
     while command.alive() and phase_of(command.out_dir) not in ("load", "end"):
@@ -170,7 +171,7 @@ def test_two_interrupts_in_a_row_end_it(tmp_path: Path) -> None:
     noted("Ctrl-C twice", "130, no orphan", f"{ended.code}, {len(ended.orphans)} orphans", took_s)
     assert ended.code in (130, 0, 4)  # 0 and 4: the second came when its report was written
     assert not ended.orphans
-    assert took_s < 4 * HANG_S
+    assert took_s < HANG_S
     assert "Traceback" not in ended.out
 
 
@@ -526,7 +527,7 @@ def attach(url: str, tmp_path: Path) -> Ended:
         "--model",
         "m",
         *SMALL,
-        timeout_s=120,
+        timeout_s=60,
     )
 
 
@@ -560,7 +561,7 @@ def test_attaching_to_a_server_that_dawdles_ends_in_time_and_small(name: str, tm
         ended.time_s,
     )
     assert ended.code == 5, ended.out
-    assert ended.time_s < 90
+    assert ended.time_s < 40
     assert peak < 500
     assert "Traceback" not in ended.out
 

@@ -151,6 +151,7 @@ def test_a_reply_that_is_cut_behind_its_end_is_ok_and_counted(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("greet", [hostile.closes_at_once, hostile.resets_at_once])
+@pytest.mark.measures
 def test_a_server_that_hangs_up_at_once_is_asked_ever_more_slowly(greet, tmp_path: Path) -> None:
     with hostile.serving(hostile.honest, greet=greet) as server:
         shot = shoot(server.url, tmp_path, 10, deadline_s=60.0)
@@ -161,7 +162,7 @@ def test_a_server_that_hangs_up_at_once_is_asked_ever_more_slowly(greet, tmp_pat
     assert per_request < 20
     assert shot.outcomes["ok"] == 0
     assert sum(shot.outcomes.values()) == 10
-    assert shot.time_s < 40
+    assert shot.time_s < 10
 
 
 def test_nothing_listens(tmp_path: Path) -> None:

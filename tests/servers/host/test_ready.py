@@ -64,7 +64,7 @@ def test_a_server_that_dribbles_is_given_up_in_time(begin: bytes) -> None:
     began_s = time.monotonic()
     with serving(answer) as target, pytest.raises(EngineError, match=r"no complete answer within 0\.3 s"):
         get(target, timeout_s=0.3)
-    assert time.monotonic() - began_s < 40
+    assert time.monotonic() - began_s < 4
 
 
 def test_an_answer_cut_short_is_no_answer() -> None:
