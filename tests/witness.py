@@ -17,6 +17,8 @@ from typing import Final
 
 import psutil
 
+from burstline.machine.host_facts import CpuTime
+
 EVERY_S: Final = 0.5
 
 
@@ -26,7 +28,7 @@ class Witness:
     def __init__(self) -> None:
         self._at_s: list[float] = []
         self._foreign: list[float] = []
-        self._began = snapshot(os.getpid())
+        self._began = cpu_time(os.getpid())
         argv = [sys.executable, "-m", __name__, str(os.getpid())]
         self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -51,40 +53,31 @@ class Witness:
 
     def mean(self) -> float:
         """The share that others took since the start."""
-        return foreign_share(self._began, snapshot(os.getpid()))
+        return self._began.others_until(cpu_time(os.getpid()))
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
 
-Snapshot = tuple[float, float, float]
-"""CPU s of the machine: in all and busy; of one process and its descendants."""
-
-
-def snapshot(pid: int) -> Snapshot:
-    times = psutil.cpu_times()
-    total = sum(times) - times.guest - times.guest_nice
-    own = 0.0
+def cpu_time(pid: int) -> CpuTime:
+    """The machine's CPU so far; this process takes part, and `pid` with its descendants."""
     process = psutil.Process(pid)
+    family_s = 0.0
     for each in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error):
-            own += sum(each.cpu_times()[:4])  # its own and those of children that it has waited for
-    return total, total - times.idle - times.iowait, own
-
-
-def foreign_share(before: Snapshot, after: Snapshot) -> float:
-    total, busy, own = (b - a for a, b in zip(before, after, strict=True))
-    return max(0.0, busy - own) / total if total > 0 else 0.0
+        if each.pid != os.getpid():
+            with suppress(psutil.Error):
+                family_s += sum(each.cpu_times()[:4])  # its own and those of children that it waited for
+    return CpuTime.now(family_s)
 
 
 def main(pid: int) -> None:
     os.nice(19)
-    before = snapshot(pid)
+    before = cpu_time(pid)
     while psutil.pid_exists(pid) and os.getppid() == pid:
         time.sleep(EVERY_S)
-        after = snapshot(pid)
-        print(f"{time.monotonic():.3f} {foreign_share(before, after):.4f}", flush=True)
+        after = cpu_time(pid)
+        print(f"{time.monotonic():.3f} {before.others_until(after):.4f}", flush=True)
         before = after
 
 
