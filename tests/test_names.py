@@ -7,12 +7,15 @@ ours: it counts only in a command that starts with `burstline`.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
+import json
 import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -22,12 +25,9 @@ import pytest
 
 from burstline.verbs import VERBS
 from tests.test_documentation import parser_of
+from tests.test_house import LINKS
 
 ROOT = Path(__file__).parents[1]
-LINKS = {"loadgen": "burstline/loadgen", "reports": "burstline/reports", "roofline": "burstline/roofline",
-         "servers": "burstline/servers", "suites": "burstline/suites/shipped",
-         "workloads": "burstline/workloads"}  # fmt: skip
-"""Names at the top level that a copy may have lost."""
 NO_MODULES = {
     "burstline.engines": "an entry point's group",
     "burstline.json": "a file",
@@ -135,25 +135,47 @@ def test_targets_of_make() -> None:
     assert unresolved(target, lambda match: match[1] in targets) == []
 
 
+COLLECT = """
+import json, pytest, sys
+
+class Marks:
+    def pytest_collection_modifyitems(self, items):
+        marks = {each.nodeid: [mark.name for mark in each.iter_markers()] for each in items}
+        print("MARKS" + json.dumps(marks))
+
+words = ["--collect-only", "-qq", "-m", "", "-p", "no:cacheprovider", "tests"]
+sys.exit(pytest.main(words, plugins=[Marks()]))
+"""
+"""Prints the marks of all tests: to collect them for each command would take a minute."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_tests_that_a_text_runs_are_there_and_have_its_marks() -> None:
-    """`pytest -m MARK PATH -k WORD` collects at least one test."""
+    """`pytest -m MARK PATH -k WORD` runs at least one test."""
+    argv = [sys.executable, "-c", COLLECT]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("MARKS"))
+    marks: dict[str, list[str]] = json.loads(line.removeprefix("MARKS"))
+    options = re.search(r'^addopts = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert options
+    words = shlex.split(options[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", default=words[words.index("-m") + 1])
+    parser.add_argument("-k", default="")
+    parser.add_argument("--ignore")
+    parser.add_argument("-s", "-q", action="store_true")
+    parser.add_argument("paths", nargs="+")
 
-    def collects(match: re.Match[str]) -> bool:
-        argv = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *shlex.split(match[1]),
-        ]
-        return subprocess.run(argv, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    def selects(match: re.Match[str]) -> bool:
+        args = parser.parse_args(shlex.split(match[1]))
+        return any(
+            nodeid.startswith(tuple(args.paths))
+            and args.k in nodeid
+            and eval(args.m or "True", {}, defaultdict(bool, dict.fromkeys(names, True)))
+            for nodeid, names in marks.items()
+        )
 
-    assert unresolved(r"pytest ((?:[^`\n|]|\n(?!\n))*tests/[^`\n|]*)`", collects) == []
+    assert unresolved(r"pytest ((?:[^`\n|]|\n(?!\n))*tests/[^`\n|]*)`", selects) == []
 
 
 @pytest.mark.parametrize(
