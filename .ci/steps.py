@@ -157,7 +157,8 @@ def step(
 def count(row: Row, report: Path) -> None:
     """Add to a row how many tests passed, failed, were undecided and skipped, and why."""
     if not report.exists():
-        return row.fail("no test ran")
+        row.fail("no test ran")
+        return
     # A test that was repeated stands there more than once; its last attempt counts.
     found = ElementTree.parse(report).iter("testcase")
     cases = {f"{case.get('classname')}::{case.get('name')}": case for case in found}
@@ -175,7 +176,6 @@ def count(row: Row, report: Path) -> None:
             row.skipped += 1
             reasons[f"skipped: {reason}"] += 1
     row.notes += [f"{n} x {reason[:200]}" for reason, n in sorted(reasons.items())]
-    return None
 
 
 def main() -> int:

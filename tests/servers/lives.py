@@ -25,6 +25,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from burstline.models.model_folder import make_model
+from burstline.servers.engines import llamacpp, sglang, transformers_serve, vllm
 from burstline.servers.host import process
 from burstline.servers.host.ready import wait_ready
 from burstline.servers.launch import Launch, LaunchOptions
@@ -32,10 +33,10 @@ from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 
 VARIABLES: Final = {
-    "vllm": "BURSTLINE_VLLM_PYTHON",
-    "sglang": "BURSTLINE_SGLANG_PYTHON",
-    "llamacpp": "BURSTLINE_LLAMA_SERVER",
-    "transformers": "BURSTLINE_TRANSFORMERS_PYTHON",
+    "vllm": vllm.PYTHON_VARIABLE,
+    "sglang": sglang.PYTHON_VARIABLE,
+    "llamacpp": llamacpp.SERVER_VARIABLE,
+    "transformers": transformers_serve.PYTHON_VARIABLE,
 }
 """Where an engine is installed; the embedded one is everywhere."""
 RANK: Final = 8
