@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One worker per file, and one for all tests of an engine that lives once (tests/conftest.py): what they share
-# is made once.
+# One worker for what shares a file, an engine's life or a page (tests/conftest.py): it is made once.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # Without its caches Python compiles every module again in each process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +19,7 @@ test: $(VENV)/.dev  ## The quick test suite
 	@$(BIN)/python -m pytest -q -n auto $(BY_FILE)
 
 slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real engines on a CPU, long simulations
-	@$(BIN)/python -m pytest -q -m 'slow and not measures and not thorough' -n 2 $(BY_FILE) --timeout 1200
+	@$(BIN)/python -m pytest -q -m 'slow and not measures and not thorough' -n 3 $(BY_FILE) --timeout 1200
 
 timing: $(VENV)/.slow  ## Tests that judge times, one at a time; undecided on a busy machine
 	@$(BIN)/python -m pytest -q -m 'measures and not thorough' --timeout 1200

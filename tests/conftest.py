@@ -51,7 +51,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker per file, and one for all tests of an engine that lives once.
+    """One worker per file; one for all tests of an engine that lives once; one per page in the browser.
 
     Not xdist's `loadgroup`: with pytest 9.2 it groups nothing (pytest-dev/pytest-xdist#1386).
     """
@@ -59,11 +59,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFileOrLife(LoadFileScheduling):
+    class ByWhatIsShared(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return engine_in(nodeid) or str(super()._split_scope(nodeid))
+            file, _, values = nodeid.partition("[")
+            page = values.rpartition("-")[2] if file.startswith("tests/browser/") else ""
+            return page or engine_in(nodeid) or str(super()._split_scope(nodeid))
 
-    return ByFileOrLife(config, log)
+    return ByWhatIsShared(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,6 +27,7 @@ def browser() -> Iterator:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(300)  # a busy machine is no fault of a page
     yield driver
     driver.quit()
 

@@ -10,7 +10,7 @@ from tests.servers.lives import of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("engine", [of("vllm"), of("sglang"), of("llamacpp")])
+@pytest.mark.parametrize("engine", [of("vllm"), of("sglang", marks=[pytest.mark.thorough]), of("llamacpp")])
 def test_a_real_engines_replies_are_those_that_it_gives_alone(engine, lives, tmp_path):
     url = lives(engine).url
     load = "--requests 60 --concurrency 8 --prompt-tokens 64 --output-tokens 24 --audit 50% --no-canary -q"

@@ -89,7 +89,10 @@ def _model(folder: Path, **other: object) -> Path:
     return model
 
 
-VLLM = pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM")
+THOROUGH = (
+    pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM"),
+    pytest.mark.thorough,
+)
 
 
 @contextmanager
@@ -115,8 +118,10 @@ def _living(lives):
     [
         pytest.param("reference", {}, (), id="embedded"),
         of("vllm", None, ()),
-        pytest.param("vllm", {}, (*EAGER, "--speculative-config", NGRAM), id="vllm-speculating", marks=VLLM),
-        pytest.param("vllm", MOE, EAGER, id="vllm-experts", marks=(VLLM, pytest.mark.thorough)),
+        pytest.param(
+            "vllm", {}, (*EAGER, "--speculative-config", NGRAM), id="vllm-speculating", marks=THOROUGH
+        ),
+        pytest.param("vllm", MOE, EAGER, id="vllm-experts", marks=THOROUGH),
     ],
 )
 def test_an_honest_server_is_never_condemned_whatever_is_wrong_or_unknown_about_it(

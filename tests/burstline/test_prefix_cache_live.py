@@ -43,7 +43,9 @@ def serving(folder, *flags, port=None):
         yield url
 
 
-@pytest.fixture(params=[lived.of("reference-small-cache"), lived.of("vllm-small-cache")])
+@pytest.fixture(
+    params=[lived.of("reference-small-cache"), lived.of("vllm-small-cache", marks=[pytest.mark.thorough])]
+)
 def small(request, lives):
     """An engine's name and the URL of its server, whose KV cache holds 2,048 tokens."""
     life = lives(request.param)
