@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from burstline.servers.host.child import Child
+from burstline.servers.host.gpus import gpus
 from burstline.servers.host.ready import PAGE_TIMEOUT_S
 from burstline.servers.host.scrape import SETTLE_S, scrape
 from burstline.servers.host.sources import (
@@ -26,7 +27,6 @@ from burstline.servers.host.sources import (
     Rapl,
     Source,
     Throttling,
-    gpus,
 )
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
 from burstline.servers.messages import Target
