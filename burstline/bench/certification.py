@@ -28,6 +28,7 @@ from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, Client
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results
+from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import TruthSetup
@@ -155,10 +156,10 @@ class Ran:
         self._cpu_s = max(_children_s() - before_s, self._watched_cpu_s)
 
     def _watch(self, pid: int, over: threading.Event) -> None:
-        tree, self._watched_cpu_s = ProcessTree(), 0.0
+        tree, family, self._watched_cpu_s = ProcessTree(), ServingProcesses(keeper_pid=pid), 0.0
         tree.adopt([pid])
         while not over.wait(_PERIOD_S):
-            tree.adopt_descendants(pid)
+            tree.adopt(family.pids())
             self._watched_cpu_s = tree.read()["cpu_s"]
             self._samples.append((time.monotonic(), tree.pss_bytes()))
 

@@ -20,7 +20,7 @@ from burstline.bench.plan_for_server import ASSUMED, plan_for
 from burstline.bench.profile import check_profile, check_profiler, profile_load
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
-from burstline.bench.run_settings import Settings, form_of, manifest_of, server_facts
+from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
 from burstline.bench.server_session import (
     Say,
     Serving,
@@ -45,7 +45,9 @@ from burstline.machine.forecast import seal_forecast
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
+from burstline.servers.host.gpus import serving_gpus, shadowing
 from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
+from burstline.servers.host.serving import UNKNOWN
 from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher
 from burstline.servers.launch import Launch
@@ -200,6 +202,8 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     check_profile(engine := choose_engine(settings.where), settings.where)
     if load.spec.audit is not None:
         check_audit(settings.where)
+    if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
+        raise WorkloadError(f"--gpus {named}: {known[1]}; expected GPUs of this machine by index or UUID")
     ensure_fd_limit(load.n_connections)
     check_start(engine, settings.where, load.longest_tok or 0)
     if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
@@ -210,9 +214,10 @@ def check(settings: Settings) -> tuple[Load, Engine]:
 
 @dataclass(frozen=True, slots=True)
 class ReadyLoad:
-    """A load that waits for nothing but its drivers, and the server that it goes to."""
+    """A load that waits for nothing but its drivers, and the server that it goes to, with its GPUs' names."""
 
     site: Site
+    gpus: tuple[str, ...]
     load: Load
     plan: Plan
     vocabulary: Vocabulary
@@ -225,19 +230,21 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
     for note in expected:
         say(note)
-    site = replace(site, notes=site.notes + expected)
+    serve, known_by = serving_gpus(site.processes, settings.where.gpus)
+    site = replace(site, notes=(*site.notes, *expected, *([shadowing()] if serve and shadowing() else [])))
     server = server_facts(site, model)
+    devices = tuple(map(gpu_facts, serve))
     facts = LoadFacts(plan.dropped, cached, prompts=form_of(plan))
     title = load.title
     if not load.has_sessions:  # rows that did not fit are not asked for
         title = replace(load, arrivals=replace(load.arrivals, n=len(plan.requests))).title
     begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256, title=title)
-    run.save_manifest(replace(begun, load=facts))
+    run.save_manifest(replace(begun, load=facts, devices=devices, devices_from=known_by))
     if load.spec.audit is not None:
         n = n_audited(load, len(plan.requests))
         say(f"After the load at most {n:,} of its requests are sent again, alone and twice: {2 * n:,} in all")
     say(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
-    return ReadyLoad(site, load, plan, vocabulary)
+    return ReadyLoad(site, tuple(each.name for each in serve), load, plan, vocabulary)
 
 
 @contextmanager
@@ -288,7 +295,9 @@ def fire_watched(
     def watch_clients(pids: list[int]) -> None:
         watcher.add_clients([*pids, *([truth.pid] if truth else ())])
 
-    with watcher.watch(telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target):
+    no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
+    watched = partial(watcher.watch, telemetry, site.processes, ready.gpus, no_gpu)
+    with watched(engine=site.engine.name, target=site.target):
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)

@@ -14,10 +14,11 @@ from burstline import __version__
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.manifest import Manifest, ServerFacts
+from burstline.loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from burstline.servers.engine import Engine
+from burstline.servers.host.gpus import Gpu
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.redact import without_secrets
@@ -67,13 +68,18 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         python=platform.python_version(),
         libraries=host_facts.libraries(),
         host=host_facts.host(),
-        devices=host_facts.devices(),
         title=load.title,
         asked=load.spec,
         targets=settings.goals.slo,
         max_failures=settings.goals.max_failures,
         repeat=shlex.join(without_secrets(again)),
     )
+
+
+def gpu_facts(gpu: Gpu) -> GpuFacts:
+    """A GPU that serves, as the driver describes it."""
+    size = gpu.value("memory_total_bytes")
+    return GpuFacts(gpu.title, None if size is None else int(size), gpu.driver, gpu.is_slice or None)
 
 
 def server_facts(site: Site, model: str | None) -> ServerFacts:

@@ -27,6 +27,7 @@ from burstline.servers.host.ready import (
     send,
     wait_ready,
 )
+from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
@@ -53,8 +54,8 @@ Say = Callable[[str], None]
 class Site:
     """A server that has generated a token. `server` is None where we did not start it.
 
-    `capabilities` are the engine's, or what this one was seen to take. `watched_pid` is the process whose
-    descendants are the server, `notes` what the user must know of it.
+    `capabilities` are the engine's, or what this one was seen to take. `processes` are its own on this
+    machine, `notes` what the user must know of it.
     """
 
     engine: Engine
@@ -64,7 +65,7 @@ class Site:
     launch: Launch | None
     startup: Startup
     capabilities: Capabilities
-    watched_pid: int | None = None
+    processes: ServingProcesses = UNKNOWN
     notes: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
 
@@ -372,8 +373,8 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
             identity, version=identity.version or launch.version, model=identity.model or target.model
         )
         # In a container the engine is no child of ours: its first process has to be asked for.
-        inside = engine_pid(find_runtime(), launch.after[-1]) if launch.image else None
-        pid = inside or server.keeper_pid
+        pid = engine_pid(find_runtime(), launch.after[-1]) if launch.image else server.keeper_pid
+        processes = ServingProcesses(pid) if pid else UNKNOWN
         settings = engine.settings_read(identity, where.settings, spelled(engine, where).sent)
         told = tuple(
             f"{flag_of(each.name)} {each.asked} was requested; {engine.title} uses {each.actual}"
@@ -382,7 +383,7 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
         )
         for note in told:
             say(note)
-        site = Site(engine, target, identity, server, launch, startup, engine.capabilities, pid)
+        site = Site(engine, target, identity, server, launch, startup, engine.capabilities, processes)
         probed = _probed(site, say)
         yield replace(probed, settings=settings, notes=probed.notes + told)
 
@@ -449,9 +450,9 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
     identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), "")
     for url in target.replicas:
         _check_replica(engine, replace(target, url=url), identity)
-    settings = engine.settings_read(identity, Settings(), {})
-    site = _probed(Site(engine, target, identity, None, None, startup, engine.capabilities), say)
-    return replace(site, settings=settings)
+    processes = ServingProcesses.at(target.url, *target.replicas)
+    site = _probed(Site(engine, target, identity, None, None, startup, engine.capabilities, processes), say)
+    return replace(site, settings=engine.settings_read(identity, Settings(), {}))
 
 
 def _check_replica(engine: Engine, target: Target, first: Identity) -> None:

@@ -66,6 +66,10 @@ class ServerOptions:
     )
     ca_bundle: str | None = option("additional certificates to trust", metavar="FILE")
     insecure: bool = option("do not verify TLS certificates", False, parse=bool)
+    gpus: str | None = option(
+        "the server's GPUs on this machine, by index or UUID (default: those that hold its processes)",
+        metavar="N[,N...]",
+    )
     profile: Path | None = option(
         "after the load, send a short second load with the engine's profiler on, and show how long each GEMM "
         "took; for a server at --url, name the folder where it writes its traces",

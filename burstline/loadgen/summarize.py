@@ -98,7 +98,9 @@ def _numbers(
     planned, whole, inside, c, steady = part.planned, part.whole, part.inside, part.counted, part.steady
     closed, window = manifest.asked.concurrency is not None, part.window
     n_cores = manifest.host.cores or 1
-    client = instrument(planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores)
+    client = instrument(
+        planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores, started=manifest.server_here
+    )
     graded = grades(c, known(client.canary_beyond_p99_s) or 0.0)
     rates = (
         throughputs_in(

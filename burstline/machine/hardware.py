@@ -169,12 +169,13 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     if not manifest.on_this_machine:
         raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")
     names = list(dict.fromkeys(device.name for device in manifest.devices))
-    if len(names) != 1:
-        seen = f"NVML sees {' and '.join(names)}" if names else "NVML sees no GPU"
+    if len(names) != 1 or manifest.devices[0].is_slice:
+        seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
+        part = " (a slice)" if names and manifest.devices[0].is_slice else ""
         raise UnknownHardwareError(
-            f"the device is not known, for {seen}: name it with --device (an id, or cpu)"
+            f"the device is not known, for {seen}{part}: name it with --device (an id, or cpu)"
         )
-    return _file_of(names[0]), f"NVML calls it {names[0]}"
+    return _file_of(names[0]), f"its driver calls it {names[0]}"
 
 
 def _file_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The machine, the GPUs and the software that a run is made with; what is unknown is None.
+"""The machine and the software that a run is made with; what is unknown is None.
 
 What takes a while to find out is found out once.
 """
@@ -19,10 +19,9 @@ from typing import Final
 
 import huggingface_hub
 import psutil
-import pynvml
 from huggingface_hub import constants
 
-from burstline.loadgen.record.manifest import GpuFacts, HostFacts
+from burstline.loadgen.record.manifest import HostFacts
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -77,26 +76,6 @@ def _cpu_model() -> str | None:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or None
-
-
-@cache
-def devices() -> tuple[GpuFacts, ...]:
-    """Every GPU that NVML lists; empty where there is no driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(
-            GpuFacts(pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total, driver)
-            for handle in handles
-        )
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
 
 
 MOST_OTHERS: Final = 0.05

@@ -11,7 +11,8 @@ from typing import Final
 from burstline.loadgen.record.verdict import State
 from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
 
-INTERRUPTED: Final = "INTERRUPTED"
+UNPROVEN: Final[Mapping[str, str]] = {"interrupted": "INTERRUPTED", "too-short": "TOO SHORT"}
+"""What stands in place of VALID, by the code of the warning that takes it away."""
 SWEEP: Final = "SWEEP"
 REPEATS: Final = "REPEATS"
 
@@ -27,7 +28,16 @@ STATES: Final[Mapping[str, tuple[str, str, str]]] = {
         "!",
         "The first requests were slower than the rest, and these numbers include them.",
     ),
-    INTERRUPTED: ("warn", "!", "The run was interrupted: these numbers cover the part before that."),
+    UNPROVEN["interrupted"]: (
+        "warn",
+        "!",
+        "The run was interrupted: these numbers cover the part before that.",
+    ),
+    UNPROVEN["too-short"]: (
+        "warn",
+        "!",
+        "The load was too short to see whether anything disturbed it: send more requests.",
+    ),
 }
 """A run's verdict: its tone, its mark and what it means."""
 

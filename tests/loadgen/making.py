@@ -15,10 +15,10 @@ from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.columns import Columns, columns_of
 from burstline.loadgen.record.manifest import Manifest, ServerFacts
 from burstline.loadgen.record.record import Record, record_of
-from burstline.loadgen.record.summary import Instrument, Summary
+from burstline.loadgen.record.summary import LACKING, Instrument, Summary
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import State, Verdict
-from burstline.loadgen.stats.figure import measured
+from burstline.loadgen.stats.figure import Figure, measured
 from burstline.loadgen.summarize import summarize
 from burstline.loadgen.verdict.judge import judge
 from burstline.servers.identity import Identity
@@ -163,6 +163,7 @@ def judged(
     waited_fraction: float | None = None,
     throttled_fraction: float | None = None,
     others_cpu_fraction: float | None = None,
+    server_cpu_s: Figure = LACKING,
     death: str = "",
     server_here: bool = False,
     max_failures: float = 0.01,
@@ -176,7 +177,9 @@ def judged(
         "throttled_fraction": throttled_fraction,
         "others_cpu_fraction": others_cpu_fraction,
     }
-    client = Instrument(**{name: measured(value, "1", "unknown") for name, value in shares.items()})
+    client = Instrument(
+        **{name: measured(value, "1", "unknown") for name, value in shares.items()}, server_cpu_s=server_cpu_s
+    )
     summary = Summary(
         counts=counts, metrics={}, verdict=Verdict(State.VALID), grades=grades or {}, instrument=client
     )

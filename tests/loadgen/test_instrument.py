@@ -67,3 +67,22 @@ def test_a_quota_that_others_share_even_for_a_moment_says_nothing_of_the_client(
 
 def test_a_client_without_a_quota_was_never_watched_for_one():
     assert isinstance(Telemetry.empty().throttled_fraction(), Absent)
+
+
+def watched_cpu(values, *, started=False, n_events=5000, note=None):
+    """Of a load of ten seconds; the readings are a second apart, from its start."""
+    rows = [Row(k * 1000 * MS, "server", "cpu_s", value) for k, value in enumerate(values)]
+    rows += [Row(0, "server", "*", None, note)] if note else []
+    found = Telemetry.of(telemetry_table(rows or [Row(0, "host", "n_cpus", 2.0)])).over(10.0)
+    c = columns(stamped([100 + k for k in range(n_events)], [0] * n_events))
+    return instrument(c, (), found, closed_loop=False, n_cores=2, started=started).server_cpu_s
+
+
+def test_what_uses_no_cpu_while_events_come_is_no_server():
+    assert watched_cpu([7.0 + k / 2 for k in range(11)]).point == pytest.approx(5.0)
+    forwarder = watched_cpu([7.0 + k / 1000 for k in range(11)])
+    assert (forwarder.code, "5,000 events: it passes them on" in forwarder.reason) == ("unwatched", True)
+    assert watched_cpu([7.0] * 11, started=True).point == 0, "what we started is the server"
+    assert watched_cpu([7.0]).code == "too-short"
+    unseen = watched_cpu([], note="the server is not watched: ssh (process 7) passes its requests on")
+    assert (unseen.code, unseen.reason.partition(": ")[0]) == ("unwatched", "the server is not watched")

@@ -2,6 +2,7 @@ import pytest
 
 from burstline.loadgen.record.typed_json import to_json
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
+from burstline.loadgen.stats.figure import Absent, measured
 from tests.loadgen.making import judged
 
 
@@ -78,6 +79,16 @@ CASES = {
     ),
     "others are busy where the server is not": (
         {"others_cpu_fraction": 0.8, "server_here": False},
+        State.VALID,
+        [],
+    ),
+    "others are busy where an attached server is watched": (
+        {"others_cpu_fraction": 0.8, "server_here": False, "server_cpu_s": measured(3.0, "s", "")},
+        State.DISTURBED,
+        ["busy-machine"],
+    ),
+    "others are busy where a server of ours is in a container that is not seen": (
+        {"others_cpu_fraction": 0.8, "server_cpu_s": Absent("not watched", "unwatched")},
         State.VALID,
         [],
     ),

@@ -92,7 +92,7 @@ def test_the_timeline_draws_what_its_table_says():
     ]
     plot = run_figures.timeline(edges, panels, [(0.5, "here")], "found")
     assert [column.title for column in plot.table.columns] == [
-        "From (s)", "Requests: a", "Requests: b", "Memory (GiB)",
+        "From (s)", "Requests: a", "Requests: b", "Memory: server (GiB)",
     ]  # fmt: skip
     assert values_of(plot) == [["0", "1.00", "–", "1.00"], ["0.5", "2.00", "3.00", "2.00"]]
     assert "here" in plot.drawings[0].body

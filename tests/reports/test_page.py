@@ -11,13 +11,16 @@ from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import Reason, State, TargetResult, Verdict
 from burstline.loadgen.stats.figure import Absent, Result, measured
 from burstline.loadgen.summarize import summarize_run
+from burstline.loadgen.verdict.warnings import caveats
 from burstline.reports.model.comparison import view_of
 from burstline.reports.page import sections
 from burstline.reports.page.banner import instrument_error, run_banner
 from burstline.reports.page.page import _json_in_html, keyed
+from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
 from tests.reports import synthetic
 from tests.reports.pages import answer_of, page_of
@@ -263,6 +266,30 @@ def test_what_an_interruption_cut_off_has_not_failed(lossy):
     shown = run_banner(summary)
     assert shown.state == "INTERRUPTED"
     assert not shown.reasons
+
+
+def test_a_load_too_short_to_judge_says_so_in_place_of_valid(lossy):
+    at = {"others_cpu_fraction": Absent("the load was too short to watch", "too-short")}
+    summary = replace(lossy.summary, instrument=replace(lossy.summary.instrument, **at))
+    warned = tuple(caveats(summary, lossy.manifest))
+    assert [each.code for each in warned if each.code == "too-short"]
+    shown = run_banner(replace(summary, verdict=Verdict(State.VALID, (), warned)))
+    assert (shown.state, shown.tone) == ("TOO SHORT", "warn")
+    judged = run_banner(replace(summary, verdict=Verdict(State.DISTURBED, (), warned)))
+    assert judged.state == "DISTURBED"
+
+
+@pytest.mark.drawn
+def test_a_server_whose_memory_is_not_known_is_named_beside_the_clients(lossy):
+    why = "the server is not watched: docker-proxy (process 7) passes its requests on"
+    rows = [Row(k * 10**8, "client", "rss_bytes", 5e7) for k in range(40)]
+    run = open_run(lossy.path)
+    run.watched = Telemetry.of(tables.telemetry_table([*rows, Row(0, "server", "*", None, why)]))
+    memory = replace(lossy.summary.memory, server_peak_bytes=Absent(why))
+    run.summary = replace(lossy.summary, memory=memory)
+    plot, *notes = sections.when(view_of(run))
+    assert "client</text>" in {text.strip() for text in re.findall(r"[^>]+</text>", plot.drawings[0].body)}
+    assert f"The memory of the server's processes is not known: {why}." in [note.text for note in notes]
 
 
 @pytest.mark.drawn

@@ -235,6 +235,7 @@ def test_gauges_that_it_gives_and_those_it_does_not() -> None:
         "kv_used_fraction",
         "preemptions",
         "prefix_hit_tokens",
+        "resident_bytes",
     }
     assert gauges["latencies"] == {"e2e_le_0.5": 3, "e2e_count": 4}
     assert (gauges["waiting"], gauges["running"], gauges["generation_tokens"]) == (4, 8, 90)

@@ -149,6 +149,7 @@ def test_gauges_come_from_recorded_metrics() -> None:
         "prefix_hit_tokens": 3072,
         "prompt_tokens": 4608,
         "generation_tokens": 450,
+        "resident_bytes": 675262464,
     }
 
 

@@ -23,12 +23,20 @@ LEAST_CANARY_SHARE = 0.5
 POWER_CAP = 0x4
 HELD_DOWN = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's reasons for slow clocks: the power cap; HW slowdown, SW and HW thermal slowdown, power brake."""
+TICK_S, LEAST_PER_EVENT_S = 0.01, 2e-6
+"""The kernel counts CPU time in such ticks; to send an event, a server needs more."""
 PEAK_S = 1.0
 """Over how long the peak event rate is taken: an engine's steps, many a second, come in lumps."""
 
 
 def instrument(
-    c: Columns, reports: Sequence[DriveReport], watched: Telemetry, *, closed_loop: bool, n_cores: int
+    c: Columns,
+    reports: Sequence[DriveReport],
+    watched: Telemetry,
+    *,
+    closed_loop: bool,
+    n_cores: int,
+    started: bool = True,
 ) -> Instrument:
     """The client's own lateness and cost.
 
@@ -62,6 +70,7 @@ def instrument(
             max((abs(report.clock_drift_ns) / 1e9 for report in reports), default=None), "s", NO_REPORT
         ),
         clock_error_s=measured(max(bounds_s), "s", "", len(bounds_s)) if bounds_s else None,
+        server_cpu_s=_server_cpu(watched, n_events, started=started),
         others_cpu_fraction=_worst(reports, lambda machine: machine.others_fraction)
         or watched.cpu_fraction("others_cpu_s"),
         steal_fraction=_worst(reports, lambda machine: machine.steal_fraction)
@@ -74,6 +83,21 @@ def instrument(
         **_canary(reports, float(max(sent_s.max(initial=0.0), c.event_s.max(initial=0.0))), n_cores),
         **_network(reports),
     )
+
+
+def _server_cpu(watched: Telemetry, n_events: int, *, started: bool) -> Figure:
+    """CPU time of the server's processes during the load.
+
+    Absent where none can be told from others, which includes processes that used none while events came.
+    """
+    per_s = watched.fraction("server", "cpu_s", 1.0)
+    if isinstance(per_s, Absent):
+        return per_s
+    used_s = per_s.point * watched.length_s
+    if not started and used_s < TICK_S + LEAST_PER_EVENT_S * n_events:
+        text = f"used {used_s:.2g} s of CPU for {n_events:,} events: it passes them on"
+        return Absent(f"the server is not watched: what listens there {text}", "unwatched")
+    return measured(used_s, "s", "", per_s.n)
 
 
 def _worst(reports: Sequence[DriveReport], share: Callable[[MachineUse], float]) -> Figure | None:

@@ -28,6 +28,7 @@ def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identit
         server_peak_bytes=watched.peak("server", "rss_bytes", "bytes"),
         server_anon_peak_bytes=watched.peak("server", "anon_bytes", "bytes"),
         server_pss_bytes=watched.peak("server", "pss_bytes", "bytes"),
+        server_said_bytes=_known(watched.peak("engine", "resident_bytes", "bytes")),
         client_peak_bytes=measured(sum(each.peak_rss_bytes for each in reports), "bytes", "", len(reports))
         if reports
         else watched.peak("client", "rss_bytes", "bytes"),
@@ -65,7 +66,10 @@ def cost(
         total = None if None in powers or not powers else sum(filter(None, powers))
         names = [(source, name) for source in sources for name in ("energy_j", "power_w")]
         known = any(len(watched.series(*name).values) for name in names)
-        why = "it was not read for long enough" if known else watched.why_missing(kind, "energy_j")
+        why = watched.why_missing(kind, "energy_j")
+        if known:
+            lost = [watched.why_missing(each, "*") for each in sources if watched.names(each, "*")]
+            why = "; ".join(lost) or "it was not read for long enough"
         return measured(total, "W", why, len(powers))
 
     gpu, cpu = (power(kind, start_s, end_s) for kind in ("gpu", "cpu"))
@@ -102,6 +106,10 @@ def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
     if isinstance(grown, Absent):
         return grown if len(watched.series("engine", gauge).values) else None
     return measured(max(0.0, grown.point), unit, "", grown.n)
+
+
+def _known(figure: Figure) -> Figure | None:
+    return None if isinstance(figure, Absent) else figure
 
 
 def _device_peak(watched: Telemetry) -> Figure:

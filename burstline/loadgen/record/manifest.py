@@ -62,11 +62,12 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU as NVML describes it."""
+    """A GPU as its driver describes it; `is_slice` where it is a part of one, such as NVIDIA's MIG."""
 
     name: str
     memory_bytes: int | None = None
     driver: str | None = None
+    is_slice: bool | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +187,10 @@ class LoadFacts:
 class Manifest:
     """The settings and environment of a run. Sections that the run has not reached yet are None.
 
-    `asked` is the load as it was asked for, `max_failures` the share of requests that may fail; `repeat` is
-    the command that sends the same bytes again; `step_log` the header of the engine's own step log; `error`
-    why nothing could be sent, or what ended the load; `ended_s` is when a load that had said enough sent its
-    last request.
+    `devices` are the GPUs that serve, `devices_from` says how that is known, or why none is. `asked` is the
+    load as it was asked for, `max_failures` the share of requests that may fail; `repeat` is the command that
+    sends the same bytes again; `step_log` the header of the engine's own step log; `error` why nothing could
+    be sent, or what ended the load; `ended_s` is when a load that had said enough sent its last request.
     """
 
     schema: int = SCHEMA
@@ -205,6 +206,7 @@ class Manifest:
     libraries: Mapping[str, str] = field(default_factory=dict)
     host: HostFacts = HostFacts()
     devices: tuple[GpuFacts, ...] = ()
+    devices_from: str | None = field(default=None, metadata=OPTIONAL)
     title: str | None = None
     asked: LoadSpec = field(default_factory=LoadSpec)
     targets: tuple[str, ...] = ()

@@ -25,6 +25,9 @@ class Series(NamedTuple):
 LEAST_READ_S = 0.5
 """Energy over less than that is noise: counters move every 20 to 100 ms."""
 
+LATEST_S = 1.0
+"""So long before the load a reading may end: the watcher reads five times a second, and at the end."""
+
 _EMPTY = Series(np.empty(0), np.empty(0))
 
 
@@ -156,7 +159,7 @@ class Telemetry:
     def power_w(self, source: str, start_s: float, end_s: float) -> float | None:
         """Mean power between two moments, by the energy counter, else by integrated power, W.
 
-        None where less than half of the time, or half a second, was read.
+        None where less than half of the time, or half a second, was read, or its end was not.
         """
         at_s, joules = self.series(source, "energy_j")
         if not len(at_s):
@@ -165,6 +168,8 @@ class Telemetry:
         if not len(at_s):
             return None
         first_s, last_s = max(start_s, at_s[0]), min(end_s, at_s[-1])
+        if end_s - last_s > LATEST_S:  # the device was lost: it may have drawn anything since
+            return None
         if last_s - first_s < max(0.5 * (end_s - max(start_s, at_s[0])), LEAST_READ_S):
             return None
         before, after = np.interp([first_s, last_s], at_s, joules)
@@ -202,7 +207,8 @@ class Telemetry:
         inside = (at_s >= 0) & (at_s <= self.length_s)
         if inside.sum() < 2:
             return Absent(
-                self.why_missing(source, name) if not len(values) else "the load was too short to watch"
+                self.why_missing(source, name) if not len(values) else "the load was too short to watch",
+                "too-short" if len(values) else "unwatched",
             )
         at_s, values = at_s[inside], values[inside]
         return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))

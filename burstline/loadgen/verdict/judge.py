@@ -11,7 +11,7 @@ from burstline.loadgen.record.manifest import Manifest, Status
 from burstline.loadgen.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words
 from burstline.loadgen.record.summary import Instrument, Summary
 from burstline.loadgen.record.verdict import Grade, Reason, State, Verdict, worst
-from burstline.loadgen.stats.estimates import early_stopping_floor
+from burstline.loadgen.stats.estimates import Estimate, early_stopping_floor
 from burstline.loadgen.stats.figure import known
 
 HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
@@ -44,7 +44,7 @@ def judge(
     client, disturbed = (
         _client_bound(summary, decisive),
         [
-            *_disturbed(summary.instrument, server_here=manifest.server_here),
+            *_disturbed(summary.instrument, is_watched=is_watched(summary, manifest)),
             *(_slowed(summary.instrument) if manifest.on_this_machine else ()),
         ],
     )
@@ -142,14 +142,20 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     return [Reason("read-lag", f"The client read replies late, which {moved}", advice)]
 
 
-def _disturbed(client: Instrument, *, server_here: bool) -> list[Reason]:
+def is_watched(summary: Summary, manifest: Manifest) -> bool:
+    """Whether the server's CPU time can be told from that of others: its processes are known."""
+    cpu = summary.instrument.server_cpu_s
+    return isinstance(cpu, Estimate) or (manifest.server_here and cpu.code != "unwatched")
+
+
+def _disturbed(client: Instrument, *, is_watched: bool) -> list[Reason]:
     """Others took CPU time that client or server needed."""
     reasons = []
     advice = "Stop other work on this machine and run again; compare accepts this run only with --anyway."
     others, waited, throttled = map(
         known, (client.others_cpu_fraction, client.client_cpu_wait_fraction, client.throttled_fraction)
     )
-    if server_here and others is not None and others > BUSY:
+    if is_watched and others is not None and others > BUSY:
         text = f"Processes other than the client and the server used {others:.0%} of this machine's CPU."
         reasons.append(Reason("busy-machine", text, advice))
     if waited is not None and waited > WAITING:

@@ -10,7 +10,7 @@ from burstline.loadgen.record.record import RECOUNTS, Outcome, failed, in_words
 from burstline.loadgen.record.summary import Conservation, PrefixCache, SessionFigures, Summary
 from burstline.loadgen.record.verdict import Reason
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
-from burstline.loadgen.verdict.judge import BUSY, SLOWED
+from burstline.loadgen.verdict.judge import BUSY, SLOWED, is_watched
 from burstline.servers.identity import Identity
 
 NOTABLE = 0.01
@@ -30,12 +30,17 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
     if warm_up is not None and not warm_up.agree:
         yield Reason("warm-up", warm_up.sentence, "Pass --warmup N with more requests; they do not count.")
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
-    others = _point(summary.instrument.others_cpu_fraction)
-    if others > BUSY and not manifest.server_here:
+    used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
+    others = _point(used)
+    if others > BUSY and not is_watched(summary, manifest):
         text = f"Processes other than the client used {others:.0%} of this machine's CPU."
-        advice = "Unless the server is one of them, they competed with it for CPU."
+        why = summary.instrument.server_cpu_s
+        known = f" ({why.reason})" if isinstance(why, Absent) and why.code == "unwatched" else ""
+        advice = f"Unless the server is one of them, they competed with it for CPU{known}."
         yield Reason("busy-machine", text, advice)
-    canary = summary.instrument.canary_p99_s
+    if isinstance(used, Absent) and used.code == "too-short":
+        text = "The load was too short to see whether other processes disturbed it."
+        yield Reason("too-short", text, "Send more with --requests, or for --duration-s 1 or longer.")
     if isinstance(canary, Absent) and canary.code == "canary-lost":
         text = "The canary was lost: for most of the load nothing checked the client's own times."
         yield Reason(

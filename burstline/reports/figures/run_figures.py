@@ -142,15 +142,12 @@ def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
     greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
     axis.set_ylim(0, greatest * 1.08 or 1)
-    head(axis, _with_unit(panel.title, scale), named=len(panel.lines) > 1)
+    head(axis, _with_unit(panel.title, scale))
 
 
 def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Scale]) -> Table:
     shown = [(p, line, scale) for p, scale in zip(panels, scales, strict=True) for line in p.lines]
-    titles = [
-        _with_unit(f"{p.title}: {line.label}" if len(p.lines) > 1 else p.title, scale)
-        for p, line, scale in shown
-    ]
+    titles = [_with_unit(f"{p.title}: {line.label}", scale) for p, line, scale in shown]
     rows = [
         [f"{edges[k]:g}", *(_level(line.values[k] / scale.divisor) for _, line, scale in shown)]
         for k in range(len(edges) - 1)

@@ -15,7 +15,7 @@ from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
 from burstline.reports.blocks import MARKS, Banner, TargetLine
 from burstline.reports.model.comparison import Case, Comparison
 from burstline.reports.number_format import count, duration, error, number, with_interval
-from burstline.reports.sentences import COMPARED, INTERRUPTED, MEANT_BY, REPEATS, STATES, SWEEP, say, say_next
+from burstline.reports.sentences import COMPARED, MEANT_BY, REPEATS, STATES, SWEEP, UNPROVEN, say, say_next
 
 NOTABLE_CPU: Final = 0.1
 """A reader should know of more, though the verdict allows it."""
@@ -51,9 +51,10 @@ def run_banner(summary: Summary) -> Banner:
     )
     warnings = (w for w in verdict.warnings if not (w.code == "failures" and refused & FAILURES))
     reasons = (*steps, *warnings)
-    if state == State.VALID and any(reason.code == "interrupted" for reason in reasons):
-        state = INTERRUPTED
-        reasons = tuple(reason for reason in reasons if reason.code != "interrupted")
+    for code, instead in UNPROVEN.items():
+        if state == State.VALID and any(reason.code == code for reason in reasons):
+            state = instead
+            reasons = tuple(reason for reason in reasons if reason.code != code)
     tone, mark, sentence = STATES[state]
     if state in (State.FAILED, State.CLIENT_BOUND):  # its own reason comes first
         sentence = next((MEANT_BY[r.code] for r in verdict.reasons if r.code in MEANT_BY), sentence)

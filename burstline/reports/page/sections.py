@@ -25,7 +25,8 @@ from burstline.reports.page.estimate_tables import (
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
 QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
-MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
+SERVER, SAID = ("server", "rss_bytes", "server"), ("engine", "resident_bytes", "server, by its metrics")
+CLIENT = ("client", "rss_bytes", "client")
 """Telemetry on the time axis: source, name, label. Devices join the memory panel by themselves."""
 
 
@@ -170,6 +171,9 @@ def when(view: View) -> list[Block]:
     blocks: list[Block] = [replace(plot, numbers=numbers)]
     if missing:
         blocks.append(Note(f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."))
+    memory = view.summary.memory.server_peak_bytes
+    if isinstance(memory, Absent):
+        blocks.append(Note(f"The memory of the server's processes is not known: {memory.reason}."))
     return blocks
 
 
@@ -211,15 +215,13 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
         ]
         return tuple(line for line in found if np.isfinite(line.values).any())
 
-    devices = telemetry.devices()
+    devices = ((device, "memory_used_bytes", device) for device in telemetry.devices())
     in_flight = SeriesLine("in flight", series.in_flight(view.columns, edges))
     output = SeriesLine("output", series.tokens_per_s(view.columns, edges))
     return [
         Panel("Requests", "", (in_flight, *lines(*QUEUE))),
         Panel("Output tokens", "tok/s", (output,)),
-        Panel(
-            "Memory", "bytes", lines(*MEMORY, *((device, "memory_used_bytes", device) for device in devices))
-        ),
+        Panel("Memory", "bytes", (*(lines(SERVER) or lines(SAID)), *lines(CLIENT, *devices))),
         Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", "KV cache"))),
     ]
 

@@ -181,12 +181,6 @@ class ProcessTree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._add(psutil.Process(pid))
 
-    def adopt_descendants(self, pid: int) -> None:
-        """Counts all that descend from a process, and not itself."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(pid).children(recursive=True):
-                self._add(process)
-
     @property
     def pids(self) -> set[int]:
         return {process.pid for process in self._living}

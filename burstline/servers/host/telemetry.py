@@ -68,6 +68,11 @@ class LineFile:
 
 
 def load_telemetry(path: Path) -> list[Row]:
-    """All rows that were written, in the order of writing; a last line that a kill cut off is left out."""
+    """All rows that were written, in the order of writing; a last line that a kill cut off is left out.
+
+    So are the readings of a server that turned out to be none.
+    """
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    return [Row(*json.loads(line)) for line in whole.splitlines()]
+    rows = [Row(*json.loads(line)) for line in whole.splitlines()]
+    is_none = any((row.source, row.name) == ("server", "*") for row in rows)
+    return [row for row in rows if not is_none or row.source != "server" or row.value is None]

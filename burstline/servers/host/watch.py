@@ -7,7 +7,7 @@ ends. It runs at a low priority, so that it does not disturb what it measures.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,6 +19,7 @@ from burstline.servers.host.child import Child
 from burstline.servers.host.gpus import gpus
 from burstline.servers.host.ready import PAGE_TIMEOUT_S
 from burstline.servers.host.scrape import SETTLE_S, scrape
+from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.host.sources import (
     CpuPressure,
     HostCpu,
@@ -48,10 +49,12 @@ BASELINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WatchTask:
-    """What to watch: all below `keeper_pid`, None for a server that we did not start; clients; gauges."""
+    """What to watch: the server's processes and GPUs (`no_gpu` says why there is none), clients, gauges."""
 
     path: Path
-    keeper_pid: int | None
+    server: ServingProcesses
+    gpus: tuple[str, ...]
+    no_gpu: str
     clients: tuple[int, ...]
     engine: str | None
     target: Target | None
@@ -76,8 +79,10 @@ class Watcher(AbstractContextManager["Watcher", None]):
     def watch(
         self,
         path: Path,
+        server: ServingProcesses = UNKNOWN,
+        gpus: Sequence[str] = (),
+        no_gpu: str = "",
         *,
-        keeper_pid: int | None = None,
         client_pids: Iterable[int] = (),
         engine: str | None = None,
         target: Target | None = None,
@@ -85,12 +90,15 @@ class Watcher(AbstractContextManager["Watcher", None]):
     ) -> Self:
         """From now on append telemetry to `path`, for `telemetry.load_telemetry`.
 
-        `keeper_pid` is `Server.keeper_pid`, None for a server that we did not start; `engine` a name of the
-        registry, whose gauges are asked of `target`.
+        `gpus` are names of `serving_gpus`, `no_gpu` why there is none; `engine` is a name of the registry,
+        whose gauges are asked of `target`.
         """
         self._path = path
         secrets = known_secrets()
-        self._child.send(WatchTask(path, keeper_pid, tuple(client_pids), engine, target, period_s, secrets))
+        clients = tuple(client_pids)
+        self._child.send(
+            WatchTask(path, server, tuple(gpus), no_gpu, clients, engine, target, period_s, secrets)
+        )
         return self
 
     @property
@@ -143,15 +151,17 @@ class Watch:
 
     def __init__(self, task: WatchTask, write: Callable[[Iterable[Row]], None]) -> None:
         self._write = write
-        self._keeper_pid, self._period_s = task.keeper_pid, task.period_s
+        self._task = task
         self._server, self._clients, self._own = ProcessTree(), ProcessTree(), ProcessTree()
         self._clients.adopt(task.clients)
         self._own.adopt([os.getpid()])
         self._complained: set[tuple[str, str]] = set()
         self._discovered_s = 0.0
+        self._n_samples = 0
+        self._is_known = not task.server.unknown
+        if task.server.unknown:
+            self._complain("server", task.server.unknown)
         self._discover()
-        if self._keeper_pid is None:
-            self._complain("server", "Burstline did not start the server, so its processes are unknown")
         for tree in (self._server, self._clients, self._own):
             tree.read()  # so that what they have used so far counts as theirs
         self._sources = self._open_sources()
@@ -168,9 +178,9 @@ class Watch:
                 self._clients.adopt(more.pids)
             else:
                 self.sample()
-                next_s = max(next_s + self._period_s, time.monotonic())
+                next_s = max(next_s + self._task.period_s, time.monotonic())
         self.sample()
-        if self._keeper_pid is not None and (pss_bytes := self._server.pss_bytes()):
+        if self._is_known and (pss_bytes := self._server.pss_bytes()):
             self._write(rows_of("server", {"pss_bytes": pss_bytes}))
 
     def sample(self) -> None:
@@ -178,8 +188,10 @@ class Watch:
         if time.monotonic() - self._discovered_s >= DISCOVER_PERIOD_S:
             self._discover()
         rows = rows_of("client", self._clients.read()) + rows_of("watcher", self._own.read())
-        if self._keeper_pid is not None:
-            rows += rows_of("server", self._server.read())
+        server = self._server.read()
+        self._look_for_relay()
+        if self._is_known and server["rss_bytes"]:  # one that has ended, or is a zombie, has none
+            rows += rows_of("server", server)
         for source in self._sources:
             try:
                 rows += rows_of(source.name, source.read())
@@ -189,12 +201,15 @@ class Watch:
 
     def _open_sources(self) -> list[Source]:
         opened: list[Source] = [HostCpu(self._ours_cpu_s)]
-        openers: dict[str, Callable[[], list[Source]]] = {
+        openers: dict[str, Callable[[], Sequence[Source]]] = {
             "pressure": lambda: [CpuPressure()],
             "cgroup": lambda: [Throttling(self._our_pids)],
             "cpu": lambda: [Rapl()],
-            "gpu": gpus,
+            "gpu": lambda: [each for each in gpus() if each.name in self._task.gpus],
         }
+        if self._task.no_gpu:
+            del openers["gpu"]
+            self._complain("gpu", self._task.no_gpu)
         for name, opener in openers.items():
             try:
                 opened += opener()
@@ -210,8 +225,16 @@ class Watch:
 
     def _discover(self) -> None:
         self._discovered_s = time.monotonic()
-        if self._keeper_pid is not None:
-            self._server.adopt_descendants(self._keeper_pid)
+        if self._is_known:
+            self._server.adopt(self._task.server.pids())
+
+    def _look_for_relay(self) -> None:
+        """In samples 1, 2, 4, 8, ...: the table of sockets is long under a load of many connections."""
+        self._n_samples += 1
+        is_due = self._n_samples & (self._n_samples - 1) == 0
+        if self._is_known and self._task.server.listening and is_due and (peer := self._task.server.peer()):
+            self._is_known = False
+            self._complain("server", f"the server is not watched: what listens there talks to {peer}")
 
     def _complain(self, source: str, why: str) -> None:
         """Says once that a source is missing."""

@@ -77,6 +77,7 @@ def gauges_in(
 
     Several samples of one name (data-parallel ranks, kinds) add up; of `kv_used_fraction` it is the mean.
     """
+    names = {**names, "resident_bytes": ("process_resident_memory_bytes",)}  # of every Prometheus client
     seen: dict[str, list[float]] = {}
     for sample in samples(metrics, [name for own in names.values() for name in own]):
         seen.setdefault(sample.name, []).append(sample.value)

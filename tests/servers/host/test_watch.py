@@ -1,4 +1,5 @@
 import os
+import re
 import resource
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from burstline.servers.engines.vllm import Vllm
 from burstline.servers.host import process, watch
 from burstline.servers.host.ready import wait_ready
+from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
 from burstline.servers.host.watch import DISK_FULL, Watcher
@@ -132,15 +134,6 @@ def test_cpu_time_counts_from_when_a_tree_is_made_and_outlives_its_processes() -
     assert tree.read()["rss_bytes"] == 0
 
 
-def test_descendants_are_counted_without_their_ancestor() -> None:
-    tree = ProcessTree()
-    with python("import time") as child:
-        when_done(child)
-        tree.adopt_descendants(os.getpid())
-        assert child.pid in [p.pid for p in tree._living]
-        assert os.getpid() not in [p.pid for p in tree._living]
-
-
 def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
     port = process.free_port()
     target = Target(f"http://127.0.0.1:{port}", "m")
@@ -151,7 +144,7 @@ def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
         began_ns = time.monotonic_ns()
         with (
             Watcher().watch(
-                path, keeper_pid=server.keeper_pid, engine="vllm", target=target, period_s=0.1
+                path, ServingProcesses(server.keeper_pid), engine="vllm", target=target, period_s=0.1
             ) as w,
             python("import time") as client,
         ):
@@ -178,19 +171,85 @@ def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
         assert all(row.value is not None or row.note for row in found)
 
 
+GROWING = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+held = bytearray(80_000_000)
+print("up", flush=True)
+until = time.monotonic() + 30
+while time.monotonic() < until:
+    pass
+"""
+
+
+@LINUX
+def test_a_server_that_runs_already_is_watched_and_when_it_has_ended_no_zero_is_written(
+    tmp_path: Path,
+) -> None:
+    port, path = process.free_port(), tmp_path / "telemetry.jsonl"
+    argv = [sys.executable, "-c", GROWING, str(port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        found = ServingProcesses.at(f"http://127.0.0.1:{port}")
+        with Watcher().watch(path, found, period_s=0.05) as watcher:
+            assert eventually(lambda: path.exists() and cpu_of_server(path) > 0.3)
+            rollup = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
+            server.kill()
+            server.wait()
+            n = len(path.read_bytes())
+            assert eventually(lambda: len(path.read_bytes()) > n + 5_000)
+            watcher.stop()
+    named = by_name(load_telemetry(path))
+    values = [row.value for row in named["server", "rss_bytes"]]
+    assert min(values) > 80 * MB
+    assert max(values) == pytest.approx(1024 * int(re.findall(r"Rss: +(\d+)", rollup)[0]), rel=0.02)
+    assert ("server", "*") not in named
+
+
+def cpu_of_server(path: Path) -> float:
+    return max((row.value for row in by_name(load_telemetry(path)).get(("server", "cpu_s"), [])), default=0.0)
+
+
+@LINUX
+def test_a_relay_that_shows_itself_in_the_load_was_no_server_from_the_start(tmp_path: Path) -> None:
+    path, port = tmp_path / "telemetry.jsonl", process.free_port()
+    with socket.create_server(("127.0.0.1", 0)) as upstream:
+        at = upstream.getsockname()[1]
+        code = (
+            f"import socket; l = socket.create_server(('127.0.0.1', {port})); print('done', flush=True)\n"
+            f"a = l.accept(), socket.create_connection(('127.0.0.1', {at}))"
+        )
+        with python(code.replace("print('done', flush=True)", "print('up', flush=True)")) as relay:
+            assert relay.stdout is not None
+            relay.stdout.readline()
+            found = ServingProcesses.at(f"http://127.0.0.1:{port}")
+            with Watcher().watch(path, found, period_s=0.02):
+                assert eventually(
+                    lambda: path.exists() and ("server", "rss_bytes") in by_name(load_telemetry(path))
+                )
+                with socket.create_connection(("127.0.0.1", port)):
+                    when_done(relay)
+                    assert eventually(lambda: ("server", "*") in by_name(load_telemetry(path)))
+    server = [row for row in load_telemetry(path) if row.source == "server"]
+    assert [row.note for row in server] == [
+        f"the server is not watched: what listens there talks to 127.0.0.1:{at}"
+    ]
+
+
 def seen_with_client(path: Path) -> bool:
     named = by_name(load_telemetry(path))
     clients = [row.value for row in named.get(("client", "n_processes"), [])]
     return 1 in clients and ("engine", "running") in named
 
 
-def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) -> None:
+def test_a_server_without_metrics_or_known_processes_is_recorded_as_such(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     dead = Target(f"http://127.0.0.1:{process.free_port()}", "m")
     with Watcher().watch(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
         assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
     named = by_name(load_telemetry(path))
-    assert "Burstline did not start the server" in str(named["server", "*"][0].note)
+    assert [row.note for row in named["server", "*"]] == [UNKNOWN.unknown]
     assert [row.value for row in named["engine", "*"]] == [None]
     assert named["client", "rss_bytes"][0].value > 0
 

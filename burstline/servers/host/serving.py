@@ -1,0 +1,131 @@
+"""The processes of this machine that serve at a URL: those below our keeper, or those that listen there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import psutil
+
+from burstline.servers.messages import EngineError
+from burstline.servers.protocol.destination import addresses_of
+
+FORWARDERS: Final = (
+    *("docker-proxy", "docker", "podman", "com.docker.backend", "gvproxy", "kubectl", "ssh", "sshd", "socat"),
+    *("rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "nginx", "haproxy", "envoy", "caddy"),
+)
+"""Programs that pass requests on, by name; others show it by a connection to somewhere else."""
+STARTERS: Final = (
+    *("bash", "dash", "fish", "ksh", "sh", "zsh", "su", "sudo", "login", "sshd", "screen", "tmux: server"),
+    *("init", "systemd", "supervisord"),
+)
+"""Programs that start what has nothing to do with each other: no server's launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProcesses:
+    """The server: all below `keeper_pid`, or those that are `listening` and what belongs to them.
+
+    To these belong their launcher, the descendants of all, and whose session one of them leads; but not
+    `client_pid` and what is below it, which measure. `unknown` says why no process can be named.
+    """
+
+    keeper_pid: int | None = None
+    listening: frozenset[int] = frozenset()
+    client_pid: int = 0
+    unknown: str = ""
+
+    @classmethod
+    def at(cls, *urls: str) -> ServingProcesses:
+        """Those behind URLs of this machine, as the calling process sees them."""
+        try:
+            listening = frozenset(pid for url in urls for pid in _listening_at(url))
+        except (EngineError, LookupError, psutil.Error) as why:
+            return cls(unknown=f"the server is not watched: {why}")
+        return cls(listening=listening, client_pid=os.getpid())
+
+    def pids(self) -> set[int]:
+        """Those that live now."""
+        if self.keeper_pid is not None:
+            return _below(self.keeper_pid) - {self.keeper_pid}
+        ours, family = _below(self.client_pid), set[int]()
+        for pid in self.listening & set(psutil.pids()):
+            top = self._launcher(pid)
+            below = _below(top)
+            family |= below - (ours - {top}) if self.client_pid in below else below
+        return family | {pid for pid in psutil.pids() if _session(pid) in family} - ours
+
+    def _launcher(self, pid: int) -> int:
+        """The topmost process of its session that started it and nothing else: TGI's has shards beside it."""
+        session = _session(pid)
+        with suppress(psutil.Error):
+            above = {self.client_pid, *(each.pid for each in psutil.Process(self.client_pid).parents())}
+            for parent in psutil.Process(pid).parents():
+                if parent.pid in above or _session(parent.pid) != session or parent.name() in STARTERS:
+                    break
+                pid = parent.pid
+        return pid
+
+    def peer(self) -> str:
+        """To whom else these processes have a connection that they opened, now; "" where to nobody.
+
+        A relay has one for each stream, or one for all. The connections of a server are to its own processes.
+        """
+        pids = self.pids()
+        own = [each for each in psutil.net_connections("tcp") if each.pid in pids]
+        ports = {_plain(each.laddr)[1] for each in own if each.status == psutil.CONN_LISTEN}
+        inside = {_plain(each.laddr) for each in own}
+        for each in own:
+            opened = each.status == psutil.CONN_ESTABLISHED and _plain(each.laddr)[1] not in ports
+            if opened and _plain(each.raddr) not in inside:
+                return "{}:{}".format(*_plain(each.raddr))
+        return ""
+
+
+UNKNOWN: Final = ServingProcesses(unknown="the server is not watched: its processes are not known")
+
+
+def _listening_at(url: str) -> set[int]:
+    """Who listens there. LookupError, EngineError or psutil.Error with the reason where that is not known."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if sys.platform != "linux":
+        raise LookupError("only Linux says which process listens")
+    places = {address[0] for _, address in addresses_of(parts.hostname or "", port)}
+    if not places & {each.address for rows in psutil.net_if_addrs().values() for each in rows}:
+        raise LookupError("it is on another machine")
+    listeners = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    there = [(each.pid, ip) for each in listeners for ip, at in [_plain(each.laddr)] if at == port]
+    exact = {pid for pid, ip in there if ip in places}
+    found = exact or {pid for pid, ip in there if ip_address(ip).is_unspecified}
+    pids = {pid for pid in found if pid is not None}
+    if not pids or len(pids) < len(found):
+        who = "another user's process" if found else "no process that can be seen here"
+        raise LookupError(f"{who} listens at port {port}")
+    for pid in pids:
+        if (name := psutil.Process(pid).name()) in FORWARDERS:
+            raise LookupError(f"{name} (process {pid}) passes its requests on")
+    return pids
+
+
+def _plain(address: Any) -> tuple[str, int]:
+    """IPv4 is written in two ways, plain and within IPv6."""
+    return address[0].removeprefix("::ffff:"), address[1]
+
+
+def _below(pid: int) -> set[int]:
+    """The process and its descendants, where it lives."""
+    with suppress(psutil.Error):
+        return {pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))}
+    return set()
+
+
+def _session(pid: int) -> int | None:
+    with suppress(OSError):
+        return os.getsid(pid)
+    return None
