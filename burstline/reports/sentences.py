@@ -28,16 +28,8 @@ STATES: Final[Mapping[str, tuple[str, str, str]]] = {
         "!",
         "The first requests were slower than the rest, and these numbers include them.",
     ),
-    UNPROVEN["interrupted"]: (
-        "warn",
-        "!",
-        "The run was interrupted: these numbers cover the part before that.",
-    ),
-    UNPROVEN["too-short"]: (
-        "warn",
-        "!",
-        "The load was too short to see whether anything disturbed it: send more requests.",
-    ),
+    "INTERRUPTED": ("warn", "!", "The run was interrupted: these numbers cover the part before that."),
+    "TOO SHORT": ("warn", "!", "The load was too short to see whether anything disturbed it."),
 }
 """A run's verdict: its tone, its mark and what it means."""
 

@@ -86,18 +86,13 @@ def instrument(
 
 
 def _server_cpu(watched: Telemetry, n_events: int, *, started: bool) -> Figure:
-    """CPU time of the server's processes during the load.
-
-    Absent where none can be told from others, which includes processes that used none while events came.
-    """
+    """CPU time of the server's processes; what was not started here and used none passes events on."""
     per_s = watched.fraction("server", "cpu_s", 1.0)
-    if isinstance(per_s, Absent):
-        return per_s
-    used_s = per_s.point * watched.length_s
-    if not started and used_s < TICK_S + LEAST_PER_EVENT_S * n_events:
-        text = f"used {used_s:.2g} s of CPU for {n_events:,} events: it passes them on"
-        return Absent(f"the server is not watched: what listens there {text}", "unwatched")
-    return measured(used_s, "s", "", per_s.n)
+    used_s = 0.0 if isinstance(per_s, Absent) else per_s.point * watched.length_s
+    if isinstance(per_s, Absent) or started or used_s >= TICK_S + LEAST_PER_EVENT_S * n_events:
+        return per_s if isinstance(per_s, Absent) else measured(used_s, "s", "", per_s.n)
+    text = f"what listens there used {used_s:.2g} s of CPU for {n_events:,} events: it passes them on"
+    return Absent(f"the server is not watched: {text}", "unwatched")
 
 
 def _worst(reports: Sequence[DriveReport], share: Callable[[MachineUse], float]) -> Figure | None:

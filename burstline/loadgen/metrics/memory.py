@@ -23,12 +23,12 @@ def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identit
     it; Absent where its gauges were not read both before and after.
     """
     unknown = "the server does not report it"
-    who = identity or Identity("")
+    who, stated = identity or Identity(""), watched.peak("engine", "resident_bytes", "bytes")
     return Memory(
         server_peak_bytes=watched.peak("server", "rss_bytes", "bytes"),
         server_anon_peak_bytes=watched.peak("server", "anon_bytes", "bytes"),
         server_pss_bytes=watched.peak("server", "pss_bytes", "bytes"),
-        server_said_bytes=_known(watched.peak("engine", "resident_bytes", "bytes")),
+        server_said_bytes=None if isinstance(stated, Absent) else stated,
         client_peak_bytes=measured(sum(each.peak_rss_bytes for each in reports), "bytes", "", len(reports))
         if reports
         else watched.peak("client", "rss_bytes", "bytes"),
@@ -106,10 +106,6 @@ def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
     if isinstance(grown, Absent):
         return grown if len(watched.series("engine", gauge).values) else None
     return measured(max(0.0, grown.point), unit, "", grown.n)
-
-
-def _known(figure: Figure) -> Figure | None:
-    return None if isinstance(figure, Absent) else figure
 
 
 def _device_peak(watched: Telemetry) -> Figure:

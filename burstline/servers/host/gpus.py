@@ -83,12 +83,10 @@ def gpus() -> Sequence[Gpu]:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             is_sliced = (_ask(nvml, "nvmlDeviceGetMigMode", handle) or [0])[0] == 1
             many = _ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0 if is_sliced else 0
-            slices = {k: _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, k) for k in range(many)}
-            found += [
-                _nvidia(nvml, index, each, f"gpu{index}.{k}", is_slice=True)
-                for k, each in slices.items()
-                if each is not None
-            ] or [_nvidia(nvml, index, handle, f"gpu{index}", is_slice=is_sliced)]
+            slices = [_ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, k) for k in range(many)]
+            names = {f"gpu{index}.{k}": each for k, each in enumerate(slices) if each is not None}
+            for name, each in (names or {f"gpu{index}": handle}).items():
+                found.append(_nvidia(nvml, index, each, name, is_slice=is_sliced))
     return found
 
 

@@ -1,7 +1,6 @@
 """Sources of the watcher: process trees, and the machine's CPU time, energy, pressure and throttling."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -195,16 +194,13 @@ class ProcessTree:
     def read(self) -> dict[str, float]:
         """Sums over the living processes; `cpu_s` over the ended ones too.
 
-        `rss_bytes` counts a page that n processes share n times, `anon_bytes` leaves shared pages out, and
-        `hwm_bytes`, the sum of each process's own peak, is what the tree can have held at most.
+        `rss_bytes` counts a page that n processes share n times, `anon_bytes` leaves shared pages out.
         """
-        sums = dict.fromkeys(("rss_bytes", "anon_bytes", "hwm_bytes"), 0.0)
+        sums = dict.fromkeys(("rss_bytes", "anon_bytes"), 0.0)
         cpu_s = 0.0
-        n_threads = 0
         for process, base_s in list(self._living.items()):
             try:
                 memory, used_s = process.memory_info(), _cpu_s(process) - base_s
-                n_threads += process.num_threads()
             except psutil.NoSuchProcess:
                 del self._living[process]
                 self._ended_cpu_s += self._last.pop(process, 0.0)
@@ -213,9 +209,8 @@ class ProcessTree:
             cpu_s += used_s
             sums["rss_bytes"] += memory.rss
             sums["anon_bytes"] += memory.rss - getattr(memory, "shared", 0)
-            sums["hwm_bytes"] += _peak_bytes(process.pid) or memory.rss
         self.cpu_s = cpu_s + self._ended_cpu_s
-        return sums | {"n_processes": len(self._living), "n_threads": n_threads, "cpu_s": self.cpu_s}
+        return sums | {"n_processes": len(self._living), "cpu_s": self.cpu_s}
 
     def pss_bytes(self) -> float | None:
         """Memory with each shared page divided among its sharers; None where the system does not tell.
@@ -231,14 +226,3 @@ class ProcessTree:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _peak_bytes(pid: int) -> int | None:
-    """The most memory a process has held at any moment, between samples too (VmHWM in proc(5))."""
-    if sys.platform != "linux":
-        return None
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-            if line.startswith(b"VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return None

@@ -95,10 +95,8 @@ class Watcher(AbstractContextManager["Watcher", None]):
         """
         self._path = path
         secrets = known_secrets()
-        clients = tuple(client_pids)
-        self._child.send(
-            WatchTask(path, server, tuple(gpus), no_gpu, clients, engine, target, period_s, secrets)
-        )
+        which = server, tuple(gpus), no_gpu, tuple(client_pids)
+        self._child.send(WatchTask(path, *which, engine, target, period_s, secrets))
         return self
 
     @property
@@ -156,10 +154,9 @@ class Watch:
         self._clients.adopt(task.clients)
         self._own.adopt([os.getpid()])
         self._complained: set[tuple[str, str]] = set()
-        self._discovered_s = 0.0
-        self._n_samples = 0
+        self._discovered_s, self._n_samples = 0.0, 0
         self._is_known = not task.server.unknown
-        if task.server.unknown:
+        if not self._is_known:
             self._complain("server", task.server.unknown)
         self._discover()
         for tree in (self._server, self._clients, self._own):
@@ -205,17 +202,19 @@ class Watch:
             "pressure": lambda: [CpuPressure()],
             "cgroup": lambda: [Throttling(self._our_pids)],
             "cpu": lambda: [Rapl()],
-            "gpu": lambda: [each for each in gpus() if each.name in self._task.gpus],
+            "gpu": self._open_gpus,
         }
-        if self._task.no_gpu:
-            del openers["gpu"]
-            self._complain("gpu", self._task.no_gpu)
         for name, opener in openers.items():
             try:
                 opened += opener()
             except MissingSourceError as error:
                 self._complain(name, str(error))
         return opened
+
+    def _open_gpus(self) -> Sequence[Source]:
+        if self._task.no_gpu:
+            raise MissingSourceError(self._task.no_gpu)
+        return [each for each in gpus() if each.name in self._task.gpus]
 
     def _ours_cpu_s(self) -> float:
         return sum(tree.cpu_s for tree in (self._server, self._clients, self._own))
