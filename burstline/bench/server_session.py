@@ -54,8 +54,7 @@ Say = Callable[[str], None]
 class Site:
     """A server that has generated a token. `server` is None where we did not start it.
 
-    `capabilities` are the engine's, or what this one was seen to take. `processes` are its own on this
-    machine, `notes` what the user must know of it.
+    `capabilities` are the engine's, or what this one was seen to take, `notes` what the user must know of it.
     """
 
     engine: Engine

@@ -89,12 +89,13 @@ def test_the_timeline_draws_what_its_table_says():
             "Requests", "", (SeriesLine("a", np.array([1.0, 2.0])), SeriesLine("b", np.array([np.nan, 3.0])))
         ),
         Panel("Memory", "bytes", (SeriesLine("server", np.array([2.0**30, 2.0**31])),)),
+        Panel("Output tokens", "tok/s", (SeriesLine("", np.array([1.0, 2.0])),)),
     ]
     plot = run_figures.timeline(edges, panels, [(0.5, "here")], "found")
     assert [column.title for column in plot.table.columns] == [
-        "From (s)", "Requests: a", "Requests: b", "Memory: server (GiB)",
+        "From (s)", "Requests: a", "Requests: b", "Memory: server (GiB)", "Output tokens (tok/s)",
     ]  # fmt: skip
-    assert values_of(plot) == [["0", "1.00", "–", "1.00"], ["0.5", "2.00", "3.00", "2.00"]]
+    assert values_of(plot) == [["0", "1.00", "–", "1.00", "1.00"], ["0.5", "2.00", "3.00", "2.00", "2.00"]]
     assert "here" in plot.drawings[0].body
 
 

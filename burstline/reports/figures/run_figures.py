@@ -43,7 +43,7 @@ def head_room(width: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SeriesLine:
-    """One series of a timeline's panel: a value per bin, NaN where there is none."""
+    """One series of a timeline's panel, "" where the title names it: a value per bin, NaN where none is."""
 
     label: str
     values: Floats
@@ -142,12 +142,12 @@ def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
     greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
     axis.set_ylim(0, greatest * 1.08 or 1)
-    head(axis, _with_unit(panel.title, scale))
+    head(axis, _with_unit(panel.title, scale), named=any(line.label for line in panel.lines))
 
 
 def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Scale]) -> Table:
     shown = [(p, line, scale) for p, scale in zip(panels, scales, strict=True) for line in p.lines]
-    titles = [_with_unit(f"{p.title}: {line.label}", scale) for p, line, scale in shown]
+    titles = [_with_unit(": ".join(filter(None, (p.title, line.label))), scale) for p, line, scale in shown]
     rows = [
         [f"{edges[k]:g}", *(_level(line.values[k] / scale.divisor) for _, line, scale in shown)]
         for k in range(len(edges) - 1)

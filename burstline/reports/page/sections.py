@@ -217,12 +217,12 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
 
     devices = ((device, "memory_used_bytes", device) for device in telemetry.devices())
     in_flight = SeriesLine("in flight", series.in_flight(view.columns, edges))
-    output = SeriesLine("output", series.tokens_per_s(view.columns, edges))
+    output = SeriesLine("", series.tokens_per_s(view.columns, edges))
     return [
         Panel("Requests", "", (in_flight, *lines(*QUEUE))),
         Panel("Output tokens", "tok/s", (output,)),
         Panel("Memory", "bytes", (*(lines(SERVER) or lines(SAID)), *lines(CLIENT, *devices))),
-        Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", "KV cache"))),
+        Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", ""))),
     ]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib import metadata
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,13 +73,14 @@ def gpus() -> Sequence[Gpu]:
         nvml = _nvml()
     except MissingSourceError as no_nvml:
         try:
-            smi = importlib.import_module("amdsmi")
+            with redirect_stdout(StringIO()):  # amdsmi prints where it lacks its library
+                smi = importlib.import_module("amdsmi")
             smi.amdsmi_init()
             return [_amd(smi, index, each) for index, each in enumerate(smi.amdsmi_get_processor_handles())]
         except Exception as error:  # of the import a KeyError too, where the package lacks its library
             raise MissingSourceError(f"{no_nvml}; no amdsmi: {error}") from error
     found: list[Gpu] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
+    for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         with suppress(nvml.NVMLError):  # it was lost
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             is_sliced = (_ask(nvml, "nvmlDeviceGetMigMode", handle) or [0])[0] == 1
@@ -197,5 +199,5 @@ def shadowing() -> str:
     path = Path(pynvml.__file__ or "")
     if path.name != "__init__.py":  # nvidia-ml-py is a file, the old package a folder, which Python prefers
         return ""
-    old, new = version("pynvml"), version("nvidia-ml-py")
+    old, new = (_ask(metadata, "version", name) for name in ("pynvml", "nvidia-ml-py"))
     return f"pynvml {old} ({path}) hides nvidia-ml-py {new}, and lacks newer GPUs: `pip uninstall pynvml`"

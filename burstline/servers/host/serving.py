@@ -20,19 +20,14 @@ FORWARDERS: Final = (
     *("rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "nginx", "haproxy", "envoy", "caddy"),
 )
 """Programs that pass requests on, by name; others show it by a connection to somewhere else."""
-STARTERS: Final = (
-    *("bash", "dash", "fish", "ksh", "sh", "zsh", "su", "sudo", "login", "sshd", "screen", "tmux: server"),
-    *("init", "systemd", "supervisord"),
-)
-"""Programs that start what has nothing to do with each other: no server's launcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingProcesses:
     """The server: all below `keeper_pid`, or those that are `listening` and what belongs to them.
 
-    To these belong their launcher, the descendants of all, and whose session one of them leads; but not
-    `client_pid` and what is below it, which measure. `unknown` says why no process can be named.
+    To these belong their launcher, the descendants of all, and whose process group one of them leads; but
+    not `client_pid` and what is below it, which measure. `unknown` says why no process can be named.
     """
 
     keeper_pid: int | None = None
@@ -58,15 +53,15 @@ class ServingProcesses:
             top = self._launcher(pid)
             below = _below(top)
             family |= below - (ours - {top}) if self.client_pid in below else below
-        return family | {pid for pid in psutil.pids() if _session(pid) in family} - ours
+        return family | {pid for pid in psutil.pids() if _group(pid) in family} - ours
 
     def _launcher(self, pid: int) -> int:
-        """The topmost process of its session that started it and nothing else: TGI's has shards beside it."""
-        session = _session(pid)
+        """The topmost process of its group that started it and is no shell: TGI's has shards beside it."""
+        group = _group(pid)
         with suppress(psutil.Error):
             above = {self.client_pid, *(each.pid for each in psutil.Process(self.client_pid).parents())}
             for parent in psutil.Process(pid).parents():
-                if parent.pid in above or _session(parent.pid) != session or parent.name() in STARTERS:
+                if parent.pid in above or _group(parent.pid) != group or parent.name().endswith("sh"):
                     break
                 pid = parent.pid
         return pid
@@ -76,8 +71,9 @@ class ServingProcesses:
 
         A relay has one for each stream, or one for all. The connections of a server are to its own processes.
         """
-        pids = self.pids()
-        own = [each for each in psutil.net_connections("tcp") if each.pid in pids]
+        pids, own = self.pids(), []
+        with suppress(psutil.Error, OSError):  # it may have ended meanwhile
+            own = [each for each in psutil.net_connections("tcp") if each.pid in pids]
         ports = {_plain(each.laddr)[1] for each in own if each.status == psutil.CONN_LISTEN}
         inside = {_plain(each.laddr) for each in own}
         for each in own:
@@ -125,7 +121,7 @@ def _below(pid: int) -> set[int]:
     return set()
 
 
-def _session(pid: int) -> int | None:
+def _group(pid: int) -> int | None:
     with suppress(OSError):
-        return os.getsid(pid)
+        return os.getpgid(pid)
     return None

@@ -386,7 +386,9 @@ def test_a_gpu_that_is_lost_in_the_load_has_no_energy_and_says_why(monkeypatch: 
 def test_the_old_package_that_hides_the_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shadowing() == ""
     monkeypatch.setattr(pynvml, "__file__", "/env/site-packages/pynvml/__init__.py")
-    monkeypatch.setattr(module, "version", {"pynvml": "11.5.3", "nvidia-ml-py": "13.615.71"}.__getitem__)
+    monkeypatch.setattr(
+        module.metadata, "version", {"pynvml": "11.5.3", "nvidia-ml-py": "13.615.71"}.__getitem__
+    )
     assert shadowing() == (
         "pynvml 11.5.3 (/env/site-packages/pynvml/__init__.py) hides nvidia-ml-py 13.615.71, and lacks newer "
         "GPUs: `pip uninstall pynvml`"

@@ -107,10 +107,10 @@ def test_a_launcher_and_what_it_started_beside_the_listener_belong_to_the_server
         assert ServingProcesses.at(url(port)).pids() == family
 
 
-def test_whose_session_the_server_leads_belongs_to_it_though_its_parent_ended() -> None:
+def test_whose_group_the_server_leads_belongs_to_it_though_its_parent_ended() -> None:
     port = free_port()
     with running(ORPHAN + PLAIN, port) as (server, _):
-        mine = {pid for pid in psutil.pids() if os.getsid(pid) == server.pid}
+        mine = {pid for pid in psutil.pids() if os.getpgid(pid) == server.pid}
         try:
             assert len(mine) == 2
             assert ServingProcesses.at(url(port)).pids() == mine
