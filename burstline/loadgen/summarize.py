@@ -38,10 +38,10 @@ from burstline.loadgen.record.summary import (
     Summary,
 )
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import PercentileGrade, Reason, State, Verdict
-from burstline.loadgen.stats.estimates import Absent, early_stopping_bound, label, measured
+from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
+from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
 from burstline.loadgen.stats.figure import inverse, known
-from burstline.loadgen.stats.quantiles import extremes, mean, percentiles
+from burstline.loadgen.stats.quantiles import Samples, extremes, mean, percentiles
 from burstline.loadgen.stats.serial_correlation import (
     OrderedSamples,
     bound_in_order,
@@ -49,7 +49,7 @@ from burstline.loadgen.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.loadgen.verdict.grades import grades, most_moved, widened
+from burstline.loadgen.verdict.grades import grades, most_moved, moved_beyond, widened
 from burstline.loadgen.verdict.judge import HEADLINE, judge
 from burstline.loadgen.verdict.warnings import caveats
 
@@ -101,7 +101,10 @@ def _numbers(
     client = instrument(
         planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores, started=manifest.server_here
     )
-    graded = grades(c, known(client.canary_beyond_p99_s) or 0.0)
+    graded = {
+        name: _by_interval(name, rows, c, steady)
+        for name, rows in grades(c, known(client.canary_beyond_p99_s) or 0.0).items()
+    }
     rates = (
         throughputs_in(
             inside, steady.window, steady.block_s, part.lives if closed else None, steady.least_block
@@ -284,12 +287,9 @@ def figures(
     samples = samples_of(metric, c)
     if metric.pooled is None and not np.isfinite(samples.value).any():
         return MetricFigures.absent(Absent(f"no request has this number ({metric.title})", "undefined"))
-    quantiles = percentiles(samples, QUANTILES, metric.unit)
-    average = mean(samples, metric.unit)
-    if steady:
-        in_order = OrderedSamples.of(samples, c.due_s, steady.least_block)
-        quantiles = {p: percentile_in_order(figure, in_order, p) for p, figure in quantiles.items()}
-        average = mean_in_order(average, in_order)
+    in_order = OrderedSamples.of(samples, c.due_s, steady.least_block) if steady else None
+    quantiles, average = _percentiles(samples, metric.unit, in_order), mean(samples, metric.unit)
+    average = mean_in_order(average, in_order) if in_order else average
     graded = graded or {}
     return MetricFigures(
         **{label(p): widened(figure, graded.get(label(p))) for p, figure in quantiles.items()},
@@ -297,6 +297,33 @@ def figures(
         **extremes(samples, metric.unit),
         instrument_error=most_moved(graded, canary_s),
     )
+
+
+def _percentiles(samples: Samples, unit: str, in_order: OrderedSamples | None) -> dict[float, Figure]:
+    found = percentiles(samples, QUANTILES, unit)
+    return {p: percentile_in_order(each, in_order, p) if in_order else each for p, each in found.items()}
+
+
+def _by_interval(
+    name: str, graded: Mapping[str, PercentileGrade], c: Columns, steady: Steady | None
+) -> Mapping[str, PercentileGrade]:
+    """The grades; a percentile is unreliable if late sends moved it beyond the interval that it has without.
+
+    Sends of a burst shape its load: none is late.
+    """
+    if all(each.grade != Grade.AS_SENT for each in graded.values()) or not np.array_equal(
+        c.origin_s, c.due_s
+    ):
+        return graded
+    own = Samples.per_request(latencies(METRICS[name], c) - np.nan_to_num(c.sent_s - c.due_s))
+    in_order = OrderedSamples.of(own, c.due_s, steady.least_block) if steady else None
+    without = {label(p): each for p, each in _percentiles(own, "s", in_order).items()}
+    return {
+        p: replace(each, grade=Grade.UNRELIABLE)
+        if each.grade == Grade.AS_SENT and moved_beyond(without[p], each.send_effect_s or 0.0)
+        else each
+        for p, each in graded.items()
+    }
 
 
 def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> Quantiles:

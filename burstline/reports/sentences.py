@@ -55,6 +55,8 @@ MEANT_BY: Final[Mapping[str, str]] = {
     "mostly-failed": "Too many requests failed: do not use these numbers.",
     "too-many-failures": "Too many requests failed: do not use these numbers.",
     "read-lag": "The client read replies too late: do not use the percentiles graded unreliable.",
+    "send-lag": "The client sent requests too late: do not use the percentiles graded unreliable.",
+    "slow-client": "The client sent a lower load than asked: do not use the throughput.",
     "instrument-error": "The client's time stamps are wrong: do not use the percentiles graded unreliable.",
     "read-unknown": "The client may have read replies late: do not use the percentiles graded unreliable.",
 }
@@ -104,7 +106,8 @@ SENTENCES: Final[Mapping[str, str]] = {
         "Tokens count when they arrive, requests when they end: over this window the output rate is not "
         "exactly {tokens} tokens times the request rate."
     ),
-    # What late reading did to a percentile.
+    # What the client's lateness did to a percentile.
+    "sent.unreliable": "unreliable: the client sent requests late, which changed it by {by}",
     "read.widened": "the client read late, which may have changed it by {by}; its interval includes that",
     "read.unreliable": "unreliable: the client read late, which may have changed it by {by}",
     "read.unknown": "unreliable: it is unknown how late the client read it",

@@ -149,7 +149,10 @@ def test_a_percentile_that_is_not_known_misses_what_a_lower_one_misses():
         (State.DISTURBED, "busy-machine", ("pass", "inconclusive")),
         (State.NOT_STATIONARY, "drifting", ("inconclusive", "inconclusive")),
         (State.NOT_STATIONARY, "overloaded", ("inconclusive", "fail")),
-        (State.FAILED, "mostly-failed", ("pass", "fail")),
+        (State.NOT_COMPARABLE, "beats-the-ceiling", ("inconclusive", "inconclusive")),
+        (State.COLD, "cold", ("pass", "inconclusive")),
+        (State.FAILED, "mostly-failed", ("inconclusive", "fail")),
+        (State.FAILED, "contradiction", ("inconclusive", "inconclusive")),
     ],
 )
 def test_a_run_that_cannot_be_believed_passes_nothing(state, code, results):

@@ -10,6 +10,7 @@ from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.drive_report import CANARY_PERIOD_S, DriveReport, MachineUse
 from burstline.loadgen.record.summary import Instrument, ScheduleFigures
 from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.verdict import FLOOR_S
 from burstline.loadgen.stats.estimates import Absent, Figure, measured
 from burstline.loadgen.stats.quantiles import order_for, quantile
 
@@ -60,6 +61,7 @@ def instrument(
         **_quantiles("read_lag", c.event_lag_s, NO_STAMP),
         **_quantiles("read_error", c.event_error_s, "no token arrived"),
         kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
+        unread_fraction=_unread(c) if closed_loop else None,
         max_pass_s=measured(max_pass_s, "s", NO_REPORT),
         peak_events_per_s=measured(peak, "events/s", "no token arrived", n_events),
         client_cpu_s=_sum(reports, lambda report: report.cpu_s, "s"),
@@ -93,6 +95,18 @@ def _server_cpu(watched: Telemetry, n_events: int, *, started: bool) -> Figure:
         return per_s if isinstance(per_s, Absent) else measured(used_s, "s", "", per_s.n)
     text = f"what listens there used {used_s:.2g} s of CPU for {n_events:,} events: it passes them on"
     return Absent(f"the server is not watched: {text}", "unwatched")
+
+
+def _unread(c: Columns) -> Figure:
+    """Of the time that requests were in flight, the share in which the client had not read their last token.
+
+    A closed loop sends no other request meanwhile. The first millisecond is any client's.
+    """
+    ended = c.ok & (c.n_events > 0) & (c.closed_s > c.sent_s)
+    late_s = np.nan_to_num(c.event_lag_s[c.starts[1:][ended] - 1]) - FLOOR_S
+    stays_s = (c.closed_s - c.sent_s)[ended]
+    share = float(late_s.clip(0).sum() / stays_s.sum()) if len(stays_s) else None
+    return measured(share, "1", "no request succeeded", len(stays_s))
 
 
 def _worst(reports: Sequence[DriveReport], share: Callable[[MachineUse], float]) -> Figure | None:

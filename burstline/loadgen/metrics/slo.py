@@ -15,10 +15,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.metrics.definitions import METRICS, QUANTILES
 from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import Grade, State, TargetResult, time_text
+from burstline.loadgen.record.verdict import (
+    SLOW_CLIENT,
+    Grade,
+    State,
+    TargetResult,
+    Use,
+    time_text,
+    withheld,
+)
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from burstline.loadgen.stats.figure import Result
 from burstline.loadgen.stats.shares import clopper_pearson
@@ -49,6 +57,13 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """By stored unit, the units that a person may write and what each is worth."""
 
+SHARES: Final = ("attainment", "goodput_per_s")
+"""Goals on the requests that meet all criteria."""
+RATES: Final = ("throughput", "goodput")
+MAY_BE_WHY: Final = {
+    State.DISTURBED: "other work on this machine may be why it is missed",
+    State.COLD: "its slow first requests may be why it is missed",
+}
 WORST_FIRST: Final = (Result.FAIL, Result.INCONCLUSIVE, Result.PASS)
 CERTAIN_MARGIN: Final = 2.0
 """By what factor a single run must meet or miss a target: nothing is known of the noise between runs."""
@@ -217,25 +232,33 @@ def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary) -> TargetRe
 
 def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
     """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
-    grade, verdict = summary.grades.get(goal.metric, {}).get(str(goal.statistic)), summary.verdict
-    if grade is not None and grade.grade == Grade.UNRELIABLE:
-        return f"the client read too late to judge {goal.metric}.{goal.statistic}"
+    grade = summary.grades.get(goal.metric, {}).get(str(goal.statistic))
+    if is_spoilt(goal, summary):
+        return f"the client was too late to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
     if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
         return "late reads could change the result"
     as_sent_s = grade.as_sent_s if grade is not None and grade.grade == Grade.AS_SENT else None
     if as_sent_s is not None and (as_sent_s <= goal.bound) != (shown <= goal.bound):
         return f"late sends change the result: counted from the send it is {as_sent_s:.4g} s"
-    if verdict.state in (State.NOT_COMPARABLE, State.NOT_STATIONARY):
-        # A target that is missed while the queue still grows would be missed by more later on.
-        overloaded = any(reason.code == "overloaded" for reason in verdict.reasons)
-        certain = result == Result.FAIL and overloaded
-        return None if certain else f"the run is {verdict.state}, so this does not count (measured: {result})"
-    if verdict.state == State.DISTURBED and result == Result.FAIL:
-        return "the run is DISTURBED: other work on this machine may be why it is missed"
-    if verdict.state == State.COLD and result == Result.FAIL:
-        return "the run is COLD: its slow first requests may be why it is missed"
-    return None
+    state = withheld(summary.verdict, Use.MET if result == Result.PASS else Use.MISSED)
+    if state is None:
+        return None
+    why = MAY_BE_WHY.get(state)
+    return f"the run is {state}{f': {why}' if why else f', so this does not count (measured: {result})'}"
+
+
+def is_spoilt(goal: Goal, summary: Summary) -> bool:
+    """Whether the client's lateness spoilt the goal's percentile; of a share, those up to it; or the rate."""
+    if _path(goal)[0] in RATES and summary.verdict.has(SLOW_CLIENT):
+        return True
+    places = [(goal.metric, str(goal.statistic))]
+    if goal.metric in SHARES:
+        most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
+        ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
+        places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
+    graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
+    return any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
 
 
 def _held_against(goal: Goal, figure: Figure, c: Columns | None) -> tuple[Result, str]:

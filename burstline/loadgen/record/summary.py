@@ -283,6 +283,7 @@ class Instrument(Section):
     read_error_p99_s: Figure = titled("Error bound of arrival times, p99")
     read_error_max_s: Figure = titled("Error bound of arrival times, max")
     kernel_stamps: Figure = titled("Share of arrivals stamped by the kernel", share=True)
+    unread_fraction: Figure | None = optional("Time in flight after a reply's last token, until it was read")
     max_pass_s: Figure = titled("Longest pass of the read loop")
     peak_events_per_s: Figure = titled("Most events in a second")
     client_cpu_s: Figure = titled("CPU time of the client")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from burstline.loadgen.record.manifest import OPTIONAL
 from burstline.loadgen.stats.figure import Figure, Result
 
 FLOOR_S: Final = 1e-3
@@ -53,11 +54,62 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reasons` are why the state is not VALID, the worst first; `warnings` take nothing from it."""
+    """`reasons` are why the state is not VALID, the worst first; `warnings` take nothing from it.
+
+    `also` are the other states that have a reason, None without any.
+    """
 
     state: State
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[Reason, ...] = ()
+    also: tuple[State, ...] | None = field(default=None, metadata=OPTIONAL)
+
+    def has(self, code: str) -> bool:
+        """Whether one of the reasons has this code."""
+        return any(reason.code == code for reason in self.reasons)
+
+
+class Use(StrEnum):
+    """What a command decides from a run."""
+
+    MET = "an SLO is met"
+    MISSED = "an SLO is missed"
+    RANKED = "faster, slower, highest"
+    SEARCHED = "where the limit is"
+    CERTIFIED = "the error of the client"
+
+
+DECIDES: Final[Mapping[State, frozenset[Use]]] = {
+    State.FAILED: frozenset({Use.MISSED, Use.CERTIFIED}),
+    State.CLIENT_BOUND: frozenset({Use.MET, Use.MISSED, Use.RANKED, Use.SEARCHED}),
+    State.DISTURBED: frozenset({Use.MET}),
+    State.NOT_STATIONARY: frozenset({Use.CERTIFIED}),
+    State.NOT_COMPARABLE: frozenset({Use.CERTIFIED}),
+    State.COLD: frozenset({Use.MET, Use.SEARCHED, Use.CERTIFIED}),
+    State.VALID: frozenset(Use),
+}
+"""What a run with this verdict may decide: the one policy of all commands (docs/method.md says why).
+
+A CLIENT-BOUND run decides by the percentiles that are not graded unreliable.
+"""
+
+
+def withheld(verdict: Verdict, use: Use) -> State | None:
+    """The worst of the run's states that keeps it from deciding this; None where it decides.
+
+    A queue that grows to the end, or requests that failed, miss an SLO for certain: longer runs miss it more.
+    """
+    states = [verdict.state, *(verdict.also or ())]
+    if use == Use.MISSED and (State.FAILED in states or verdict.has(OVERLOADED)):
+        states = [state for state in states if state != State.NOT_STATIONARY]
+    return next((s for s in states if use not in DECIDES[s] or verdict.has(CONTRADICTION)), None)
+
+
+OVERLOADED: Final = "overloaded"
+CONTRADICTION: Final = "contradiction"
+SLOW_CLIENT: Final = "slow-client"
+"""Codes of reasons: requests in flight kept growing; the run's numbers contradict each other; the client took
+long to follow a reply with its next request, which lowers the rates of a closed loop."""
 
 
 class Replies(StrEnum):
@@ -69,8 +121,8 @@ class Replies(StrEnum):
 
 
 class Grade(StrEnum):
-    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have moved it by
-    more than 5%, or by an unknown amount.
+    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late sends moved it beyond its
+    interval, or late reads may have moved it by more than 5% or by an unknown amount.
     """
 
     OK = "ok"
@@ -89,6 +141,12 @@ class PercentileGrade:
     send_effect_s: float | None = None
     read_effect_s: float | None = None
     as_sent_s: float | None = None
+
+    @property
+    def is_sent_late(self) -> bool:
+        """Whether late sends, more than late reads, make it unreliable."""
+        read_s, send_s = self.read_effect_s, self.send_effect_s
+        return self.grade == Grade.UNRELIABLE and read_s is not None and (send_s or 0.0) > read_s
 
 
 Grades = Mapping[str, Mapping[str, PercentileGrade]]

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from burstline.loadgen.record.record import Outcome
-from burstline.loadgen.record.verdict import Reason, State, state_of, worst
+from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, state_of, worst
 from burstline.loadgen.stats.across_runs import LEAST_RUNS
 from burstline.loadgen.verdict.served_work import ServedWork
 from burstline.servers.settings import EQUAL
@@ -22,9 +22,8 @@ TOLERANCE: Final = 0.01
 """Served tokens may differ by 1% (a token that a server adds in front is 0.2% of 512), shares of requests
 and of prompt tokens by one point."""
 
-UNUSABLE: Final = (State.FAILED, State.DISTURBED, State.NOT_STATIONARY, State.NOT_COMPARABLE, State.COLD)
-"""States of a run that spoil all of its numbers, worst first. A CLIENT-BOUND run has grades: only the
-percentiles that are unreliable are withheld."""
+UNUSABLE: Final = tuple(state for state in State if Use.RANKED not in DECIDES[state])
+"""States of a run that spoil all of its numbers, worst first."""
 
 COMPARABLE: Final = "COMPARABLE"
 ALONE: Final = "NOTHING TO COMPARE"

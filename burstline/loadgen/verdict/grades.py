@@ -54,6 +54,13 @@ def widened(figure: Figure, graded: PercentileGrade | None) -> Figure:
     )
 
 
+def moved_beyond(without: Figure, effect_s: float) -> bool:
+    """Whether late sends moved a percentile beyond its interval `without` them; beyond 5% if it has none."""
+    if isinstance(without, Absent) or without.high is None:
+        return isinstance(without, Absent) or is_unreliable(without.point, effect_s)
+    return without.point + effect_s > without.high
+
+
 _OF_THE_SERVER: Final = ("ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl")
 _FROM_DUE: Final = ("ttft", "e2e", "ttfa")
 

@@ -10,7 +10,16 @@ from typing import Final
 from burstline.loadgen.record.manifest import Manifest, Status
 from burstline.loadgen.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words
 from burstline.loadgen.record.summary import Instrument, Summary
-from burstline.loadgen.record.verdict import Grade, Reason, State, Verdict, worst
+from burstline.loadgen.record.verdict import (
+    MOST_SHARE,
+    SLOW_CLIENT,
+    Grade,
+    Reason,
+    State,
+    Verdict,
+    time_text,
+    worst,
+)
 from burstline.loadgen.stats.estimates import Estimate, early_stopping_floor
 from burstline.loadgen.stats.figure import known
 
@@ -48,13 +57,15 @@ def judge(
             *(_slowed(summary.instrument) if manifest.on_this_machine else ()),
         ],
     )
-    if disturbed:  # then the machine is also why the client read late
-        disturbed += [reason for reason in client if reason.code == "read-lag"]
-        client = [reason for reason in client if reason.code != "read-lag"]
+    if disturbed:  # then the machine is also why the client was late
+        disturbed += [reason for reason in client if reason.code in LATE]
+        client = [reason for reason in client if reason.code not in LATE]
     failures = _failed(summary.counts, manifest, status, cause)
     own = {State.FAILED: failures, State.CLIENT_BOUND: client, State.DISTURBED: disturbed}
     found = [(state, each) for state in State for each in (*own.get(state, ()), *others.get(state, ()))]
-    return Verdict(worst(state for state, _ in found), tuple(reason for _, reason in found), warnings)
+    states = list(dict.fromkeys(state for state, _ in found))
+    also = tuple(states[1:]) or None  # they stand in the order of State
+    return Verdict(worst(states), tuple(reason for _, reason in found), warnings, also)
 
 
 def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause: str) -> list[Reason]:
@@ -113,12 +124,46 @@ def _remedy(kind: str) -> str:
 
 
 def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[Reason]:
+    """The client was too late: in sending, in following a reply with the next request, or in reading."""
+    found = _read_late(summary, decisive)
+    sent_late = [
+        (each.send_effect_s, f"{metric.upper()} {p}")
+        for metric, row in summary.grades.items()
+        for p, each in row.items()
+        if each.is_sent_late and each.send_effect_s is not None
+    ]
+    if sent_late:
+        effect_s, name = max(sent_late)
+        names = ", ".join(each for _, each in sorted(sent_late, reverse=True))
+        moved = f"changed {name} by {time_text(effect_s)}. Unreliable: {names}."
+        text = f"The client sent requests late, which {moved}"
+        found.append(Reason("send-lag", text, MACHINE))
+    unread = known(summary.instrument.unread_fraction)
+    if unread is not None and unread > MOST_SHARE:
+        text = (
+            f"For {unread:.0%} of the time that requests were in flight, the client had not yet read their "
+            "last token, so it sent a lower load than asked. Unreliable: throughput and goodput."
+        )
+        found.append(Reason(SLOW_CLIENT, text, MACHINE))
+    if found:
+        return found
+    for metric in dict.fromkeys(metric for metric, _ in sorted(decisive)):
+        figures = summary.metrics.get(metric)
+        bound_s, value_s = (known(figures.instrument_error), known(figures.p50)) if figures else (None, None)
+        if bound_s is not None and value_s is not None and bound_s > value_s:
+            error, value = time_text(bound_s), time_text(value_s)
+            text = f"The client's error, {error}, is larger than {metric.upper()} p50, {value}."
+            found.append(Reason("read-lag", text, MACHINE))
+    return found
+
+
+def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[Reason]:
     """A decisive percentile is unreliable: by late reads, by wrong time stamps, or for all that is known."""
     unreliable = [
         (math.inf if each.read_effect_s is None else each.read_effect_s, f"{metric.upper()} {p}")
         for metric, row in summary.grades.items()
         for p, each in row.items()
-        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE
+        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE and not each.is_sent_late
     ]
     if not unreliable:
         return []
@@ -138,8 +183,11 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
         )
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
         return [Reason("instrument-error", text, advice)]
-    advice = "Run the client on a separate machine, or on more CPUs."
-    return [Reason("read-lag", f"The client read replies late, which {moved}", advice)]
+    return [Reason("read-lag", f"The client read replies late, which {moved}", MACHINE)]
+
+
+LATE: Final = ("read-lag", "send-lag", SLOW_CLIENT)
+MACHINE: Final = "Run the client on a separate machine, or on more CPUs."
 
 
 def is_watched(summary: Summary, manifest: Manifest) -> bool:

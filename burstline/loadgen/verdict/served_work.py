@@ -14,7 +14,7 @@ from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest, ServerFacts
 from burstline.loadgen.record.record import STOPPED, Outcome, in_words
 from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.record.verdict import Reason, Use, withheld
 from burstline.loadgen.stats.figure import known
 from burstline.servers.identity import Identity
 from burstline.servers.protocol.introspection import value_of
@@ -38,9 +38,10 @@ class ServedWork:
 
     `cached_fraction` is the share of prompt tokens that the prefix cache served, `cache_warnings` are the
     run's about hits that its plan does not explain. In `settings` None means that the server does not say.
-    `lengths_forced` is False where the engine cannot ignore an end-of-text token. `verdict_reason`
-    has all reasons of the run's own verdict, "" where it has none. `opens` says of sessions which
-    requests open one. `columns` are the `planned` requests without those that the load did not need.
+    `lengths_forced` is False where the engine cannot ignore an end-of-text token. `verdict` is the state that
+    keeps the run from being ranked, else its own; `verdict_reason` has all reasons, "" without any. `opens`
+    says of sessions which requests open one. `columns` are the `planned` requests without those that the load
+    did not need.
     """
 
     label: str
@@ -117,7 +118,7 @@ def work_of(run: Run, label: str) -> ServedWork:
         run=run.name,
         planned=planned,
         columns=columns,
-        verdict=str(verdict.state) if verdict else "NO SUMMARY",
+        verdict=str(withheld(verdict, Use.RANKED) or verdict.state) if verdict else "NO SUMMARY",
         verdict_reason=" ".join(reason.text for reason in verdict.reasons) if verdict else "",
         verdict_advice=next((reason.advice for reason in verdict.reasons), "") if verdict else "",
         cached_fraction=cached_fraction if caching else 0.0,

@@ -22,7 +22,7 @@ from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import Grade, Reason
+from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, Reason
 from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 from burstline.loadgen.stats.significance import (
@@ -200,7 +200,8 @@ class View:
     def grade(self, path: Path) -> Grade:
         """The grade of the number at `path`; what has none is ok."""
         if path[0] != "metrics":
-            return Grade.OK
+            is_slow = path[0] in ("throughput", "goodput", "cost")
+            return Grade.UNRELIABLE if is_slow and self.summary.verdict.has(SLOW_CLIENT) else Grade.OK
         graded = self.summary.grades.get(path[1], {}).get(path[2])
         return graded.grade if graded else Grade.OK
 
@@ -290,7 +291,7 @@ def _difference(a: Contender, b: Contender, path: Path, *, interleaved: bool) ->
     """Of the numbers that the table shows, with the scatter of the runs' own."""
     for view in (*a.views, *b.views):
         if view.grade(path) == Grade.UNRELIABLE:
-            return Absent(f"the client read too late in {view.name}: {' '.join(path[1:])} is unreliable")
+            return Absent(f"the client was too late in {view.name}: {' '.join(path[1:])} is unreliable")
     of_a, of_b = a.points(path), b.points(path)
     for values in (of_a, of_b):
         if isinstance(values, Absent):

@@ -11,11 +11,10 @@ from typing import Final
 import numpy as np
 
 from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.verdict import Grade, Reason, State
+from burstline.loadgen.record.verdict import Grade, Reason, State, Use, withheld
 from burstline.loadgen.stats.estimates import Absent, Estimate, Floats
 from burstline.loadgen.stats.sequential import LEAST_SERIES, Look, look, series
 from burstline.loadgen.stats.significance import Answer
-from burstline.loadgen.verdict.comparable import UNUSABLE
 from burstline.reports.model.comparison import HEADLINES, Case, Headline, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
 
@@ -166,8 +165,8 @@ def _kind(run: Run) -> tuple[str | None, ...]:
 def _unusable(run: Run, rule: Rule) -> str | None:
     """Why a run does not count, None where it does."""
     view = view_of(run)
-    state = view.summary.verdict.state
-    if state in UNUSABLE and not (rule.anyway and state != State.FAILED):
+    state = withheld(view.summary.verdict, Use.RANKED)
+    if state and not (rule.anyway and state != State.FAILED):
         texts = (each.text for each in view.summary.verdict.reasons)
         return " ".join([f"it is {state}.", *texts]).rstrip(".")
     for headline in rule.numbers:
@@ -177,7 +176,7 @@ def _unusable(run: Run, rule: Rule) -> str | None:
         if not 0 < figure.point < math.inf:
             return f"its {headline.title} is {figure.point:g}"
         if view.grade(headline.path) == Grade.UNRELIABLE:
-            return f"the client read too late: its {headline.title} is unreliable"
+            return f"the client was too late: its {headline.title} is unreliable"
     return None
 
 

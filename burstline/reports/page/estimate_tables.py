@@ -128,7 +128,7 @@ def _value(
     """The number over its interval, or a dash; what is to say of it goes to `notes`, if new."""
     if isinstance(figure, Estimate):
         cell = figure_cell(figure, scale, key)
-        note = _read_late(figure, graded) if graded else ""
+        note = _lateness(figure, graded) if graded else ""
     else:
         cell = Cell("–")
         note = SO_IT_LACKS.sub(
@@ -139,8 +139,10 @@ def _value(
     return replace(cell, note=notes.index(note) + 1) if note else cell
 
 
-def _read_late(figure: Estimate, graded: PercentileGrade) -> str:
-    """What late reading did to a percentile; "" where that is not worth a word."""
+def _lateness(figure: Estimate, graded: PercentileGrade) -> str:
+    """What the client's lateness did to a percentile; "" where that is not worth a word."""
+    if graded.is_sent_late and graded.send_effect_s is not None:
+        return say("sent.unreliable", by=duration(graded.send_effect_s))
     moved_s, unreliable = graded.read_effect_s, graded.grade == Grade.UNRELIABLE
     if moved_s is None:
         return say("read.unknown")
