@@ -19,7 +19,7 @@ from burstline.bench.run import ReadyLoad, carry_out
 from burstline.bench.run_settings import Settings
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.metrics.slo import is_spoilt, parse_goal
 from burstline.loadgen.metrics.slo_evidence import bounds_of, evidence_of
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.decode import Share
@@ -27,8 +27,10 @@ from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.loadgen.record.tables import RECORDS
-from burstline.loadgen.stats.limit_search import Ask, Evidence, Found, search
-from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page
+from burstline.loadgen.record.verdict import State, Use, withheld
+from burstline.loadgen.stats.figure import Result
+from burstline.loadgen.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
+from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page, why_open
 from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
@@ -39,6 +41,7 @@ CODES: Final = {
     "confirmed": exit_codes.DONE,
     "none": exit_codes.TARGET_MISSED,
     "open": exit_codes.INCONCLUSIVE,
+    "lost": exit_codes.INCONCLUSIVE,
 }
 """The exit code by the state of a search."""
 MOST_REQUESTS: Final = 20_000
@@ -96,6 +99,7 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
         more_s=more_s,
         runs=tuple(run.name for run in runs),
         verdicts=tuple(str(run.summary.verdict.state) for run in runs if run.summary),
+        why=why_open(found, runs),
     )
     folder = settings.out / f"{runs[0].name}-limit"
     folder.mkdir(parents=True)
@@ -153,9 +157,26 @@ class _Prober:
             self.folders[ask.number] = ended.run.path
             if ended.interrupted:
                 return True
-            if self._ask.number == ask.number:
-                self._tell(replace(self._evidence(ended.run), over=True))
+            while self._found is None and self._ask.number == ask.number:
+                over = replace(self._evidence(ended.run), over=True)
+                self._tell(replace(over, lost=self._lost(ended.run, self._ask.look)))
         return False
+
+    def _lost(self, run: RunDir, look: ProbeLook | None) -> str:
+        """The verdict for which a probe may not decide what the look says; "" where it may.
+
+        One that is undecided decides nothing: if its speed changed, it may still say where to probe next.
+        """
+        summary = open_run(run.path).summary
+        if summary is None or look is None or not look.shares:
+            return ""
+        if any(is_spoilt(goal, summary) for goal in self._goals):
+            return State.CLIENT_BOUND
+        state = withheld(summary.verdict, Use.SEARCHED)
+        if leaning(look, bounds_of(self._goals)) == Result.FAIL:
+            state = state and withheld(summary.verdict, Use.MISSED, grows=look.grows)
+        undecided = look.judged == Result.INCONCLUSIVE and state == State.NOT_STATIONARY
+        return "" if state is None or undecided else state
 
     @property
     def _is_time(self) -> bool:
@@ -197,7 +218,7 @@ class _Prober:
             return False
         self._tell(evidence)
         self._at_n = self._ask.n
-        if self._found is None and self._ask.number == ask.number:
+        if self._ask.look is None:
             return False
         self.n_requests += now.sent
         self.load_s += now.elapsed_s

@@ -173,7 +173,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     "highest.change": "Next: try a looser SLO, shorter prompts or a faster setting; no lower load helps.",
     "highest.lower": "Next: try a lower load, then a looser SLO, shorter prompts or a faster setting.",
     "highest.basis": "This rests on {probes} with {n} in all{valid}.",
-    "highest.doubtful": "Probes that are not VALID: {states}. What disturbed them may have moved the limit.",
+    "highest.lost": "; {n} ({states}) cannot decide it",
+    "highest.repeated": "The last {n} probes could not decide: {states}. {why}",
+    "highest.changed": "Probe {number} says little, because its speed changed: {why}",
+    "highest.change-by": "the latency {moved} by {percent} during the probe. Look for throttling and other "
+    "work on the server.",
     "highest.more": (
         "Next: run again with --budget-s {budget}; about {more} more requests ({more_s}) "
         "would confirm both loads."
@@ -184,6 +188,8 @@ SENTENCES: Final[Mapping[str, str]] = {
         "The search, with a budget of {budget}, ended before fresh probes had confirmed both loads: "
         "its first probes find the limit only roughly."
     ),
+    "highest.state-lost": "Probes that may not decide it were repeated, but the last ones may not either: "
+    "the search stopped.",
     "highest.state-none": "Even the lowest load misses an SLO.",
     "highest.figure": "Horizontal axis: {latency} of each probe with its 95% interval. Vertical "
     "axis: {load}. The number beside each point is the place of its probe in the search.",

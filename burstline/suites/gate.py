@@ -13,11 +13,11 @@ from typing import Final
 from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.rundir import Run, originals
 from burstline.reports.blocks import Plot
 from burstline.reports.formats.junit import junit_suite
 from burstline.reports.formats.markdown import markdown
-from burstline.reports.model.comparison import Comparison, Member
+from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.gated import (
     BASELINE,
     CANDIDATE,
@@ -67,15 +67,19 @@ def run_gate(
             members.append(Member(label, run, f"{slot}/{run.name}/report.html", k))
         judged = judge_pairs(members, rule)
         n = len(members) - len(stored)
-        print(f"After {n} runs: {judged.outcome}. {sentence(judged)}", file=sys.stderr)
+        why = [] if judged.known else [reason.text for reason in judged.reasons]
+        print(f"After {n} runs: {judged.outcome}.", sentence(judged), *why, file=sys.stderr)
         ended_s = time.monotonic()
         longest_s = max(longest_s, ended_s - began_s)
         if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
             break
-    if judged.case is not None:
-        facts = (f"{judged.n_values} pairs count" if not stored else f"{len(stored)} stored runs",)
-        comparison = Comparison(f"{BASELINE} vs {CANDIDATE}", (judged.case,), facts)
-        (folder / "report.html").write_text(render(comparison), "utf-8")
+    case = judged.case or case_of("", members, anyway=rule.anyway)
+    facts = (
+        sentence(judged),
+        f"{judged.n_values} pairs count" if not stored else f"{len(stored)} stored runs",
+    )
+    comparison = Comparison(f"{BASELINE} vs {CANDIDATE}: {judged.outcome}", (case,), facts)
+    (folder / "report.html").write_text(render(comparison), "utf-8")
     return _report(folder, judged, start_s)
 
 
@@ -88,16 +92,17 @@ def run_history(history: Path, candidate: str | None, shared: Sequence[str], rul
             new = stored_runs(Path(candidate))
         else:
             new = [run_in(folder / CANDIDATE, argv_of(candidate, shared), CANDIDATE)]
-        names = {run.path.resolve() for run in new}
-        runs = [*(run for run in runs if run.path.resolve() not in names), *new]
+        runs = [*(run for run in originals([*new, *runs])[0] if run not in new), *new]
     return _report(folder, judge_series(runs, rule), start_s)
 
 
 def stored_runs(folder: Path) -> list[Run]:
     """The finished runs in a folder, at any depth, or that it is."""
-    runs = list(all_finished_in(folder))
+    runs, copies = originals(all_finished_in(folder))
     if not runs:
         raise WorkloadError(f"{folder}: no finished run in it; expected folders of `burstline run`")
+    for copy, original in copies:
+        print(f"{copy.path} is {original.path} again: it counts once", file=sys.stderr)
     return runs
 
 

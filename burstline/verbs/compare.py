@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.console import exit_codes
-from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.rundir import open_run, originals
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.foreign import foreign_results
@@ -54,9 +54,8 @@ def run(args: argparse.Namespace) -> int:
         raise WorkloadError("name at least one run of Burstline: results of other tools are read beside it")
     if len(runs) + len(others) < 2:
         raise WorkloadError("one run cannot be compared: name two or more")
-    names = [str(run.path.resolve()) for run in runs]
-    if len(set(names)) < len(names):
-        raise WorkloadError("a run is named twice: compare different runs, such as repeats")
+    for copy, original in originals(runs)[1]:
+        raise WorkloadError(f"{copy.path} is {original.path} again: compare different runs, such as repeats")
     comparison = comparison_of(runs, (args.out or Path()).parent, varied=args.vary, anyway=args.anyway)
     shown = written(args.format, replace(comparison, others=tuple(others)))
     if args.out is None:

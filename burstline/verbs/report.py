@@ -16,7 +16,7 @@ from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.rundir import Run, RunDir, open_run, originals
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
@@ -129,7 +129,7 @@ def _sum_up(paths: Sequence[Path]) -> int:
     if not folders:
         raise WorkloadError(f"{paths[0]} holds no run; expected folders that `burstline run` wrote")
     scores, reasons = [], Counter[str]()
-    for run in map(open_run, folders):
+    for run in originals(map(open_run, folders))[0]:
         score = run.summary.forecast if run.summary else None
         if isinstance(score, Score):
             scores.append((run.manifest.engine, run.manifest.asked.kind, score))

@@ -36,13 +36,19 @@ from tests.truth.router import TruthSetup
 from tests.truth.script import Script
 
 
+def another(run: Path, folder: Path, later_ns: int = 1, **facts) -> Path:
+    """A copy that began later, so that it is a run of its own, with these facts in its manifest."""
+    shutil.copytree(run, folder)
+    manifest = RunDir(folder).manifest
+    clock = replace(manifest.clock, wall_ns=manifest.clock.wall_ns + later_ns)
+    RunDir(folder).save_manifest(replace(manifest, clock=clock, **facts))
+    return folder
+
+
 @pytest.fixture
 def two_runs(burst_run, tmp_path):
-    """Two copies of one run; `change(which, **facts)` changes fields of a manifest."""
-    folders = []
-    for name in ("first", "second"):
-        shutil.copytree(burst_run.path, folder := tmp_path / name)
-        folders.append(folder)
+    """Two runs alike; `change(which, **facts)` changes fields of a manifest."""
+    folders = [another(burst_run.path, tmp_path / name, k) for k, name in enumerate(("first", "second"))]
 
     def change(which: int, **facts) -> None:
         run = RunDir(folders[which])
@@ -361,10 +367,8 @@ def repeated(burst_run, tmp_path_factory):
     found: dict[str, list[Path]] = {}
     for engine, slower, n in (("vllm", 1.0, 4), ("tgi", 1.25, 3)):
         for k in range(n):
-            folder = parent / f"{engine}-{k}"
-            shutil.copytree(burst_run.path, folder)
+            folder = another(burst_run.path, parent / f"{engine}-{k}", 10 * n + k, engine=engine)
             run = RunDir(folder)
-            run.save_manifest(replace(run.manifest, engine=engine))
             factor = slower * float(np.exp(0.01 * random.normal()))
             rows = [stretched(row, factor) for row in synthetic.records(n=60, output_tok=8, seed=k)]
             run.save_records(tables.record_table(rows))

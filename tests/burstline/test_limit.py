@@ -36,6 +36,8 @@ PROBES = (
         2, 2.0, Purpose.HOLDS, ProbeLook(Result.PASS, 600, (LateShare(0.01, 400.0), LateShare(0.02, 400.0)))
     ),
 )
+LOST = tuple(LoadProbe(k, 2.0, Purpose.SCOUT, lost="DISTURBED") for k in (3, 4, 5))
+LOST = tuple(LoadProbe(k, 2.0, Purpose.SCOUT, lost="DISTURBED") for k in (3, 4, 5))
 FOUND = Found(2.0, 2.2, 0.05, PROBES, BOUNDS, best=2.1)
 
 
@@ -105,11 +107,9 @@ def test_what_limits_the_server_stands_at_the_upper_end(result, burst_run):
 def test_a_search_says_whether_its_probes_are_valid(result, burst_run):
     runs = (burst_run, burst_run)
     assert "in all; each is VALID." in text(limit_blocks(replace(result, verdicts=("VALID", "VALID")), runs))
-    result = replace(result, verdicts=("DISTURBED", "DISTURBED"))
-    assert "VALID" not in text(limit_blocks(result, runs))
-    page = limit_page(result, runs)
-    assert "Probes that are not VALID: 2 DISTURBED" in page
-    assert 'class="verdict warn"' in page
+    result = replace(result, found=replace(FOUND, probes=(*PROBES, *LOST)), verdicts=("DISTURBED", "VALID"))
+    shown = text(limit_blocks(result, runs))
+    assert "2 probes with 900 requests in all; 3 others (DISTURBED) cannot decide it." in shown
 
 
 def replace_probe(probe: LoadProbe, number: int, load: float) -> LoadProbe:
@@ -124,10 +124,11 @@ def test_each_of_several_searches_is_named_in_the_answer(result):
     )
 
 
-@pytest.mark.parametrize("state", ["confirmed", "open", "none", "none seen", "several"])
+@pytest.mark.parametrize("state", ["confirmed", "open", "lost", "none", "none seen", "several"])
 def test_every_number_of_a_search_has_a_key_with_one_value(result, burst_run, state):
     found = {
         "open": replace(FOUND, high=None, more_requests=5000),
+        "lost": replace(FOUND, high=None, probes=(*PROBES, *LOST)),
         "none": replace(FOUND, low=None, high=4.0, probes=PROBES[:1]),
         "none seen": replace(FOUND, low=None, high=None, best=None, probes=PROBES[:1], more_requests=4000),
     }.get(state, FOUND)

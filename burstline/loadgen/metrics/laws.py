@@ -15,7 +15,7 @@ import numpy as np
 from burstline.loadgen.metrics.throughput import prompt_tok
 from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.record.verdict import CONTRADICTION, Reason
 from burstline.loadgen.stats.estimates import Absent, Figure
 
 ROUNDING: Final = 1e-6
@@ -36,7 +36,7 @@ def broken_laws(summary: Summary, planned: Columns, concurrency: int | None) -> 
         *_in_flight(summary, planned, concurrency),
     ]
     advice = "This is a defect of Burstline: please report it, with the run's folder."
-    return tuple(Reason("contradiction", text, advice) for text in found)
+    return tuple(Reason(CONTRADICTION, text, advice) for text in found)
 
 
 def _outcomes(summary: Summary, planned: Columns) -> Iterator[str]:

@@ -26,7 +26,7 @@ from burstline.loadgen.metrics.definitions import (
 from burstline.loadgen.metrics.throughput import Lives, Window
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Section
-from burstline.loadgen.record.verdict import MOST_SHARE, Reason, time_text, tolerance_s
+from burstline.loadgen.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import Trend, mann_kendall, theil_slope, warm_up_end
@@ -244,7 +244,7 @@ def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]
     if queue.found() and backlog > max(LEAST_BACKLOG * n, chance):
         reasons.append(
             Reason(
-                "overloaded",
+                QUEUE_GREW,
                 f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies depend "
                 "on the length of the run.",
                 "Lower --rate until the queue stops growing.",

@@ -277,6 +277,21 @@ class Run:
             raise _unreadable(path, error) from error
 
 
+def originals(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
+    """Each run once, and every copy with its original: a copy has the same start and plan.
+
+    A run whose start is not known is its own.
+    """
+    first: dict[object, Run] = {}
+    copies = []
+    for run in runs:
+        clock, asked = run.manifest.clock, run.manifest.asked
+        key = (clock.wall_ns, clock.monotonic_ns, asked.salt, asked.seed) if clock else run.path.resolve()
+        if first.setdefault(key, run) is not run:
+            copies.append((run, first[key]))
+    return list(first.values()), copies
+
+
 def _unreadable(path: Path, error: Exception) -> WorkloadError:
     why = " ".join(str(error).split())[:200]
     return WorkloadError(f"{path} cannot be read as Parquet ({why}); was it cut or changed?")

@@ -94,18 +94,19 @@ A CLIENT-BOUND run decides by the percentiles that are not graded unreliable.
 """
 
 
-def withheld(verdict: Verdict, use: Use) -> State | None:
+def withheld(verdict: Verdict, use: Use, *, grows: bool = False) -> State | None:
     """The worst of the run's states that keeps it from deciding this; None where it decides.
 
-    A queue that grows to the end, or requests that failed, miss an SLO for certain: longer runs miss it more.
+    Where requests failed, or a queue or latency `grows` to the end, an SLO that is missed would be missed by
+    more in a longer run.
     """
     states = [verdict.state, *(verdict.also or ())]
-    if use == Use.MISSED and (State.FAILED in states or verdict.has(OVERLOADED)):
+    if use == Use.MISSED and (grows or State.FAILED in states or verdict.has(QUEUE_GREW)):
         states = [state for state in states if state != State.NOT_STATIONARY]
     return next((s for s in states if use not in DECIDES[s] or verdict.has(CONTRADICTION)), None)
 
 
-OVERLOADED: Final = "overloaded"
+QUEUE_GREW: Final = "overloaded"
 CONTRADICTION: Final = "contradiction"
 SLOW_CLIENT: Final = "slow-client"
 """Codes of reasons: requests in flight kept growing; the run's numbers contradict each other; the client took

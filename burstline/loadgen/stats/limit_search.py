@@ -5,6 +5,8 @@ Only fresh probes of the two ends count: the lower must hold the SLOs, the upper
 not. At a pair of loads only one of these claims can be false, so attempt j may err with its whole share of
 the stated error, and the shares of all attempts add up to it.
 
+A probe whose run may not decide (`lost`) is repeated, until MOST_LOST in a row may not.
+
 Within a probe the share of requests beyond each bound is looked at again and again, always at GROWTH times as
 many requests, until it is decided. All looks together keep the probe's error (Pocock's constant boundary,
 Biometrika 64 (1977), simulated for this spacing). Requests that share a queue depend on each other: they
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Final, NamedTuple
@@ -46,6 +48,8 @@ N_BATCHES: Final = 16
 DRIFT: Final = 0.05
 """A rise of the latency that chance brings less often lets no load pass that may still come to miss."""
 MOST_STEPS: Final = 20
+MOST_LOST: Final = 3
+"""So many probes in a row that may not decide end a search: the next would not either."""
 LONELY: Final = 0.2
 """With so few requests in flight on average, a lower rate is no easier."""
 
@@ -69,13 +73,15 @@ class LatencyBound:
 class Ask:
     """Bring probe `number` at `load` to `n` requests; a number that is new begins a fresh probe.
 
-    It may come to want `n_most` requests.
+    It may come to want `n_most` requests. With a `look` the probe ends: the evidence then says whether its
+    run may decide this.
     """
 
     number: int
     load: float
     n: int
     n_most: int
+    look: ProbeLook | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +89,14 @@ class Evidence:
     """The requests of a probe that have ended, up to the first that has not, in the order they were due.
 
     `latencies` are those of each bound: +inf for a failure, NaN where a request has none. `in_flight` is how
-    many requests each one found in an open loop; None in a closed loop. `over`: no more will come.
+    many requests each one found in an open loop; None in a closed loop. `over`: no more will come. `lost` is
+    the verdict for which the run may not decide what was asked.
     """
 
     latencies: tuple[Floats, ...]
     in_flight: Floats | None
     over: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +109,22 @@ class LateShare:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLook:
-    """What a look at `n` requests says: each bound's share, and whether the queue outgrew the server."""
+    """What a look at `n` requests says: each bound's share, and whether the queue outgrew the server.
+
+    `change` is by how much the latency of one bound rose or fell over the probe; 0 if that may be chance.
+    """
 
     judged: Result
     n: int = 0
     shares: tuple[LateShare, ...] = ()
     overloaded: bool = False
     in_flight: float = 0.0
+    change: float = 0.0
+
+    @property
+    def grows(self) -> bool:
+        """Whether the queue or a latency grew."""
+        return self.overloaded or self.change > 0
 
 
 def leaning(look: ProbeLook, bounds: Sequence[LatencyBound]) -> Result:
@@ -120,12 +137,15 @@ def leaning(look: ProbeLook, bounds: Sequence[LatencyBound]) -> Result:
 
 @dataclass(slots=True)
 class LoadProbe:
-    """A load that was probed; `last` is the latest look at it."""
+    """A load that was probed; `last` is the latest look at it. If it is `lost`, for the verdict that this
+    names, it decides nothing.
+    """
 
     number: int
     load: float
     purpose: Purpose
     last: ProbeLook = field(default_factory=lambda: ProbeLook(Result.INCONCLUSIVE))
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +153,8 @@ class Found:
     """The limit lies between `low`, which holds all SLOs, and `high`, which does not; None where not claimed.
 
     `high` is claimed last, or alone where not even the least load holds the SLOs. `more_requests` is about
-    how many more would settle it, None where it is settled. `best` is where the limit seems to be.
+    how many more would settle it by the probe `nearest` to the limit, None where it is settled or too many
+    probes were lost. `best` is where the limit seems to be.
     """
 
     low: float | None
@@ -143,6 +164,12 @@ class Found:
     bounds: tuple[LatencyBound, ...]
     best: float | None = None
     more_requests: int | None = None
+    nearest: int | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended because its last probes may not decide."""
+        return self.high is None and _are_lost(self.probes)
 
     @property
     def none_holds(self) -> bool:
@@ -160,6 +187,10 @@ class Found:
         shares = min((probe for probe in self.probes if probe.last.shares), key=lambda p: p.load).last.shares
         pairs = zip(self.bounds, shares, strict=True)
         return max(pairs, key=lambda pair: pair[1].beyond / (1 - pair[0].p))[0]
+
+
+def _are_lost(probes: Sequence[LoadProbe]) -> bool:
+    return len(probes) >= MOST_LOST and all(probe.lost for probe in probes[-MOST_LOST:])
 
 
 @cache
@@ -187,7 +218,7 @@ def judge(
     fail_tail = tail / (len(bounds) + (evidence.in_flight is not None))
     overloaded = evidence.in_flight is not None and _outgrown(evidence.in_flight, fail_tail)
     skip = min(max(n // 10, math.ceil(2 * in_flight)), n // 2)
-    shares, passes, fails, rising = [], [], [overloaded], False
+    shares, passes, fails, rising, change = [], [], [overloaded], False, 0.0
     for bound, latencies in zip(bounds, evidence.latencies, strict=True):
         logs = np.log(np.clip(latencies[~np.isnan(latencies)], 1e-6, 1e6))
         cut = warm_up_end(logs)
@@ -195,14 +226,22 @@ def judge(
         share = _share(kept, bound, 3 * (concurrency or 0) or 1)
         batches = np.array([part.mean() for part in np.array_split(logs[-len(kept) :], N_BATCHES)])
         trend = mann_kendall(batches)
-        rises = trend is not None and trend.tau > 0 and trend.p < DRIFT
+        drifts = trend is not None and trend.p < DRIFT
+        rises = trend is not None and trend.tau > 0 and drifts
+        change = max(change, math.expm1(_rise(batches)) if drifts else 0.0, key=abs)
         rising |= cut is None or (rises and (concurrency is None or _would_miss(kept, bound, batches)))
         shares.append(share)
         late, size = share.beyond * share.n_effective, share.n_effective
         passes.append(_at_most(late, size, 1 - bound.p) < tail)
         fails.append(_at_least(late, size, 1 - bound.p) < fail_tail)
     judged = Result.FAIL if any(fails) else Result.PASS if all(passes) and not rising else Result.INCONCLUSIVE
-    return ProbeLook(judged, n, tuple(shares), overloaded, in_flight)
+    return ProbeLook(judged, n, tuple(shares), overloaded, in_flight, change)
+
+
+def _rise(log_batches: Floats) -> float:
+    """How far the logarithm of the latency rises over the batches, by least squares."""
+    place = np.arange(N_BATCHES) - (N_BATCHES - 1) / 2
+    return float((place * log_batches).sum() / (place**2).sum()) * N_BATCHES
 
 
 def _would_miss(latencies: Floats, bound: LatencyBound, log_batches: Floats) -> bool:
@@ -210,10 +249,8 @@ def _would_miss(latencies: Floats, bound: LatencyBound, log_batches: Floats) -> 
 
     In a closed loop, where no queue can grow for ever, a smaller one is the drift of a machine.
     """
-    place = np.arange(N_BATCHES) - (N_BATCHES - 1) / 2
-    rise = float((place * log_batches).sum() / (place**2).sum()) * N_BATCHES
     last = np.quantile(latencies[-max(1, len(latencies) // 4) :], bound.p)
-    return bool(last * math.exp(rise) > bound.most)
+    return bool(last * math.exp(_rise(log_batches)) > bound.most)
 
 
 def _share(latencies: Floats, bound: LatencyBound, least_block: int) -> LateShare:
@@ -289,6 +326,15 @@ class _Search:
     def _probe(
         self, load: float, purpose: Purpose, error: float
     ) -> Generator[Ask, Evidence | None, LoadProbe]:
+        """The probe; again and again while its run may not decide."""
+        while (probe := (yield from self._once(load, purpose, error))).lost:
+            if _are_lost(self._probes):
+                raise _SpentError
+        return probe
+
+    def _once(
+        self, load: float, purpose: Purpose, error: float
+    ) -> Generator[Ask, Evidence | None, LoadProbe]:
         probe = LoadProbe(len(self._probes) + 1, load, purpose)
         n_looks, n_late = (SCOUT_LOOKS, 5) if purpose == Purpose.SCOUT else (CLAIM_LOOKS, 20)
         concurrency = round(load) if self._users else None
@@ -306,6 +352,11 @@ class _Search:
             if is_decided or evidence.over or (k >= 3 and self._is_hopeless(probe)):
                 break
             n *= GROWTH
+        evidence = yield Ask(probe.number, load, probe.last.n, n_most, probe.last)
+        if evidence is None:
+            raise _SpentError
+        if evidence.lost:
+            probe.lost, probe.last = evidence.lost, replace(probe.last, judged=Result.INCONCLUSIVE, shares=())
         return probe
 
     def _is_hopeless(self, probe: LoadProbe) -> bool:
@@ -410,14 +461,16 @@ class _Search:
 
     def found(self) -> Found:
         best = None if None in self._bracket() else self._crossing().limit
-        more = self._missing() if self._high is None else None
-        return Found(self._low, self._high, self._error, tuple(self._probes), self._bounds, best, more)
+        is_open = self._high is None and not _are_lost(self._probes)
+        more, nearest = self._missing() if is_open else (None, None)
+        probes = tuple(self._probes)
+        return Found(self._low, self._high, self._error, probes, self._bounds, best, more, nearest)
 
-    def _missing(self) -> int:
-        """About how many requests both claims, as far as they are open, still take."""
+    def _missing(self) -> tuple[int, int | None]:
+        """About how many requests both claims, as far as they are open, still take, and by which probe."""
         known = [probe for probe in self._probes if probe.last.shares]
         if not known or None in self._bracket():
-            return 4 * max(sum(probe.last.n for probe in self._probes), 1000)
+            return 4 * max(sum(probe.last.n for probe in self._probes), 1000), None
         seems = self._crossing()
         near = min(known, key=lambda probe: abs(math.log(probe.load / seems.limit)))
         each = max(near.last.shares[seems.k].n_effective, 1.0) / near.last.n
@@ -425,4 +478,4 @@ class _Search:
         odds = seems.slope * math.log(STEP) / 2
         p = self._bounds[seems.k].p
         n_open = 2 if self._low is None else 1
-        return math.ceil(n_open * (z / odds) ** 2 / (p * (1 - p)) / each)
+        return math.ceil(n_open * (z / odds) ** 2 / (p * (1 - p)) / each), near.number

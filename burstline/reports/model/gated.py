@@ -13,6 +13,7 @@ import numpy as np
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.verdict import Grade, Reason, State, Use, withheld
 from burstline.loadgen.stats.estimates import Absent, Estimate, Floats
+from burstline.loadgen.stats.limit_search import MOST_LOST
 from burstline.loadgen.stats.sequential import LEAST_SERIES, Look, look, series
 from burstline.loadgen.stats.significance import Answer
 from burstline.reports.model.comparison import HEADLINES, Case, Headline, Member, case_of, view_of
@@ -21,6 +22,8 @@ from burstline.reports.model.contenders import differing_factors, settled_in
 NUMBERS: Final[Mapping[str, Headline]] = {".".join(each.path[1:]): each for each in HEADLINES}
 """The numbers that can be judged, as the command names them: `e2e.p50`, `output_tok_per_s`."""
 BASELINE, CANDIDATE = "baseline", "candidate"
+NONE_COUNTS: Final = "none-counts"
+"""Code of the reason that no round counted."""
 
 
 class GateOutcome(StrEnum):
@@ -85,9 +88,10 @@ class Judged:
 
     @property
     def is_over(self) -> bool:
-        """Whether more runs would not help: it is decided, or the two did different work."""
+        """Whether more runs would not help: it is decided, the two did different work, or no run counts."""
         is_refused = self.case is not None and not self.case.gate.comparable
-        return is_refused or self.outcome != GateOutcome.UNDECIDED
+        lost = any(reason.code == NONE_COUNTS for reason in self.reasons)
+        return is_refused or lost or self.outcome != GateOutcome.UNDECIDED
 
     @property
     def known(self) -> list[tuple[Number, Look]]:
@@ -106,9 +110,14 @@ def judge_pairs(members: Sequence[Member], rule: Rule) -> Judged:
     kept = [member for member, why in whys if why is None and member.repeat not in lost]
     baseline, candidate = ([each.run for each in kept if each.label == who] for who in (BASELINE, CANDIDATE))
     n, unknown = len(candidate) if baseline else 0, tuple(map(Number, rule.numbers))
-    states = {(member.label, view_of(member.run).summary.verdict.state) for member in members}
-    if (CANDIDATE, State.FAILED) in states and (BASELINE, State.FAILED) not in states:
+    verdicts = [(member.label, view_of(member.run).summary.verdict) for member in members]
+    failed = {who for who, each in verdicts if each.state == State.FAILED and not withheld(each, Use.MISSED)}
+    if failed == {CANDIDATE}:
         return Judged(rule, GateOutcome.WORSE, unknown, reasons, n)
+    rounds = {member.repeat for member in members} - {None}
+    if not n and len(rounds) >= MOST_LOST:
+        text = f"None of the first {len(rounds)} rounds counts, so the gate stopped."
+        reasons = (*reasons, Reason(NONE_COUNTS, text, ""))
     if not n:
         return Judged(rule, GateOutcome.UNDECIDED, unknown, reasons, n)
     differing = differing_factors([each.run for each in kept])
@@ -122,7 +131,8 @@ def judge_pairs(members: Sequence[Member], rule: Rule) -> Judged:
             values, stored = values - stored, stored[:0]
         found = look(values, stored, margin=rule.margin, most=rule.most, n_numbers=len(rule.numbers))
         numbers.append(Number(headline, found))
-    return Judged(rule, _worst(numbers), tuple(numbers), reasons, n, case)
+    counted = tuple(each for each in case.gate.warnings if each.code == "verdict")
+    return Judged(rule, _worst(numbers), tuple(numbers), (*reasons, *counted), n, case)
 
 
 def judge_series(runs: Sequence[Run], rule: Rule) -> Judged:

@@ -8,7 +8,7 @@ from typing import Final
 
 from burstline.loadgen.metrics.slo import Goal, parse_goal
 from burstline.loadgen.record.manifest import ServerFacts
-from burstline.loadgen.record.verdict import State
+from burstline.loadgen.record.verdict import QUEUE_GREW, Grade, State, Use, withheld
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
 from burstline.reports.model.comparison import OUTPUT, Case, Contender, View
 from burstline.reports.model.sweep_load import SweepLoad, load_of, work_asked
@@ -23,8 +23,8 @@ class Point:
 
     `latency` is by metric, at the sweep's percentile of it. `result` is
     the worst of all its runs' targets, "" without any; `missed` are targets that a run missed, `unsure`
-    those that are inconclusive, each with the reason. `doubts` are the states other than VALID of its runs
-    and of the comparison at its load. `overloaded`: requests in flight kept growing.
+    those that are inconclusive, each with the reason. `doubts` are the states of its runs and of the
+    comparison at its load for which it cannot be ranked. `overloaded`: requests in flight kept growing.
     """
 
     label: str
@@ -133,9 +133,12 @@ def _point(
     judged = [row for view in views for row in view.summary.targets]
     results = {row.result for row in judged}
     n = (n_devices(views[0]) or 1) if per_device else 1
-    states = [str(view.summary.verdict.state) for view in views]
+    shown = (OUTPUT.path, *(("metrics", metric, p) for metric, p in percentile.items()))
+    states = [withheld(view.summary.verdict, Use.RANKED) for view in views]
+    if any(view.grade(path) == Grade.UNRELIABLE for view in views for path in shown):
+        states.append(State.CLIENT_BOUND)
     if case.gate.state == State.NOT_COMPARABLE:
-        states.append(str(State.NOT_COMPARABLE))
+        states.append(State.NOT_COMPARABLE)
     return Point(
         label=contender.label,
         load=load,
@@ -144,8 +147,8 @@ def _point(
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
         unsure=tuple(dict.fromkeys((r.target, r.reason) for r in judged if r.result == Result.INCONCLUSIVE)),
-        doubts=tuple(dict.fromkeys(state for state in states if state != State.VALID)),
-        overloaded=any(r.code == "overloaded" for view in views for r in view.summary.verdict.reasons),
+        doubts=tuple(dict.fromkeys(map(str, filter(None, states)))),
+        overloaded=any(view.summary.verdict.has(QUEUE_GREW) for view in views),
     )
 
 

@@ -12,7 +12,7 @@ from burstline.loadgen.metrics.slo import Goal, parse_goal
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.record import OVERLOADED
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import State
+from burstline.loadgen.record.verdict import QUEUE_GREW, State
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
 from burstline.loadgen.stats.significance import Answer as Decided
 from burstline.loadgen.stats.significance import Contrast
@@ -98,7 +98,7 @@ def _limited_by(
     if refusals and refused > REFUSED * summary.counts["planned"]:
         return "limit.refused", {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
-    if any(reason.code == "overloaded" for reason in summary.verdict.reasons):
+    if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
     if at_a_time is None and level and summary.verdict.state != State.NOT_STATIONARY:

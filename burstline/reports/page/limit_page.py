@@ -11,9 +11,9 @@ from typing import Any, Final
 from burstline.loadgen.metrics.slo import Goal, parse_goal
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.typed_json import from_fields, plain
-from burstline.loadgen.record.verdict import Reason, State
+from burstline.loadgen.record.verdict import QUEUE_GREW, State, Verdict
 from burstline.loadgen.stats.figure import Estimate, Result
-from burstline.loadgen.stats.limit_search import Found, LoadProbe, leaning
+from burstline.loadgen.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
 from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, table
 from burstline.reports.figures.drawing import in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
@@ -39,9 +39,12 @@ from burstline.workloads.arrivals import ARRIVALS
 STATES: Final = {
     "confirmed": ("CONFIRMED", "good", "✓", "highest.state-confirmed"),
     "open": ("NOT CONFIRMED", "warn", "!", "highest.state-open"),
+    "lost": ("NOT CONFIRMED", "warn", "!", "highest.state-lost"),
     "none": ("NO LOAD HOLDS", "bad", "✕", "highest.state-none"),
 }
 """By how a search ended: its state, tone and mark, and the code of its sentence."""
+NOTABLE: Final = 0.1
+"""A latency that changed by more over a probe is why its requests say little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class LimitResult:
     """A search that has ended: what it found, and the folder of each probe's run, in order.
 
     `kind` is a key of KINDS, `verdicts` are those of the runs; `more_s` is about how much longer the search
-    would take, None where nothing is open.
+    would take, None where more time would not help: then `why` says what happened and what to do.
     """
 
     engine: str
@@ -60,19 +63,15 @@ class LimitResult:
     more_s: float | None
     runs: tuple[str, ...]
     verdicts: tuple[str, ...] = ()
-
-    @property
-    def doubtful(self) -> str:
-        """The verdicts of runs that are not VALID, counted: `2 DISTURBED`; "" without any."""
-        states = Counter(state for state in self.verdicts if state != State.VALID)
-        return ", ".join(f"{n} {state}" for state, n in states.items())
+    why: str = ""
 
     @property
     def state(self) -> str:
         """A key of STATES."""
         if self.found.none_holds:
             return "none"
-        return "open" if self.found.high is None else "confirmed"
+        open_ = "lost" if self.found.is_lost else "open"
+        return open_ if self.found.high is None else "confirmed"
 
     def load(self, value: float) -> SweepLoad:
         """A load as it is shown."""
@@ -93,7 +92,8 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
     looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
     held = max((load for load, seems in looks if seems == Result.PASS), default=None)
     missed = min((load for load, seems in looks if seems == Result.FAIL), default=None)
-    is_open = result.state == "open"
+    is_open = result.state in ("open", "lost")
+    lost = Counter(probe.lost for probe in found.probes if probe.lost)
     loads = {
         "held": held if is_open else None,
         "missed": missed if is_open else None,
@@ -103,9 +103,12 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
     }
     shown = {what: str(result.load(value)) for what, value in loads.items() if value is not None}
     shown["error"] = f"{100 * found.error:.3g}%"
-    shown["probes"] = counted(len(found.probes), "probe")
-    shown["n"] = counted(sum(probe.last.n for probe in found.probes), "request")
-    valid = "; each is VALID" if result.verdicts and not result.doubtful else ""
+    shown["probes"] = counted(len(found.probes) - lost.total(), "probe")
+    shown["n"] = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "request")
+    valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
+    if lost:
+        shown["lost"] = counted(lost.total(), "other")
+        valid = say("highest.lost", n=shown["lost"], states=", ".join(lost))
     budget_s = math.ceil((result.budget_s + (result.more_s or 0.0)) / 10) * 10
     shown |= {"budget": f"{budget_s}", "more": number(found.more_requests or 0)}
     shown["more_s"] = duration(result.more_s or 0.0)
@@ -117,7 +120,7 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
     if none:
         code = "highest.none" if found.none_holds else "highest.none-seen"
         sentence = say(code, who=who, slo=slo_words(parse_goal(found.worst.text)), **shown)
-        details = [basis, say("highest.change" if found.none_holds else "highest.lower")]
+        details = [basis, result.why or say("highest.change" if found.none_holds else "highest.lower")]
     elif result.state == "confirmed":
         slos = slos_words(bound.text for bound in found.bounds)
         sentence = say("highest.found", who=who, slos=slos, **shown)
@@ -129,10 +132,35 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
         elif not (held and missed):
             code = "highest.above" if held else "highest.below" if missed else code
         sentence = say("highest.open", who=who, known=say(code, **shown))
-        details = [basis, limit, "" if result.more_s is None else say("highest.more", **shown)]
+        more = "" if result.more_s is None else say("highest.more", **shown)
+        details = [basis, limit, result.why or more]
     return Answer(
         sentence, tuple(filter(None, details)), tuple((f"limit.{what}", text) for what, text in shown.items())
     )
+
+
+def why_open(found: Found, runs: Sequence[Run]) -> str:
+    """Why more requests would not settle it, and what to do; "" where they would."""
+    verdicts = [run.summary.verdict if run.summary else Verdict(State.FAILED) for run in runs]
+    if found.is_lost:
+        last = found.probes[-MOST_LOST:]
+        states = ", ".join(dict.fromkeys(probe.lost for probe in last))
+        return say("highest.repeated", n=len(last), states=states, why=_told(verdicts[len(found.probes) - 1]))
+    if found.high is not None or found.nearest is None:
+        return ""
+    probe, verdict = found.probes[found.nearest - 1], verdicts[found.nearest - 1]
+    moved = "rose" if probe.last.change > 0 else "fell"
+    why = say("highest.change-by", moved=moved, percent=f"{abs(probe.last.change):.0%}")
+    if State.NOT_STATIONARY in (verdict.state, *(verdict.also or ())) and not verdict.has(QUEUE_GREW):
+        why = _told(verdict)
+    elif abs(probe.last.change) < NOTABLE or probe.last.overloaded:
+        return ""
+    return say("highest.changed", number=probe.number, why=why)
+
+
+def _told(verdict: Verdict) -> str:
+    """The first reason, and what to do."""
+    return " ".join(f"{reason.text} {reason.advice}" for reason in verdict.reasons[:1])
 
 
 def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
@@ -204,15 +232,11 @@ def _page(
     worst = max((each.state for each in results), key=list(STATES).index, default="open")
     state, tone, mark, code = STATES[worst]
     budgets = dict.fromkeys(duration(each.budget_s) for each in results if each.state == worst)
-    doubtful = ", ".join(filter(None, (each.doubtful for each in results)))
-    tone, mark = ("warn", "!") if doubtful and tone == "good" else (tone, mark)
-    advice = "Each probe's own report says why."
-    reasons = (Reason("doubtful", say("highest.doubtful", states=doubtful), advice),) if doubtful else ()
     return document(
         title=title,
         facts=facts,
         answer=answer,
-        verdict=Banner(state, tone, mark, say(code, budget=" or ".join(budgets)), reasons),
+        verdict=Banner(state, tone, mark, say(code, budget=" or ".join(budgets)), ()),
         sections=sections,
         summary=[each.to_json() for each in results],
         digest=[answer, *sections[-1].blocks()],
@@ -236,10 +260,11 @@ def _plot(result: LimitResult, goal: Goal, runs: Sequence[Run]) -> Plot | None:
     latency, _, _ = slo.partition(" ≤")
     dots: dict[str, list[Dot]] = {}
     for probe, figure in sorted(rows, key=lambda row: row[0].load):
-        holds = leaning(probe.last, result.found.bounds) == Result.PASS
+        seems = leaning(probe.last, result.found.bounds)
         x, y = reach_of(figure, scale.divisor), Reach(probe.load, probe.load, probe.load)
         dot = Dot(str(probe.number), x, y, hollow=probe.last.judged == Result.INCONCLUSIVE)
-        dots.setdefault("all SLOs hold" if holds else "an SLO is missed", []).append(dot)
+        label = "all SLOs hold" if seems == Result.PASS else "an SLO is missed"
+        dots.setdefault("does not count" if probe.lost else label, []).append(dot)
     curves = [ScatterCurve(label, tuple(own), is_joined=False) for label, own in dots.items()]
     axes = (f"{latency} ({scale.unit}{{log}})", load)
     region = Region(goal.bound / scale.divisor, True, None, slo)
@@ -271,6 +296,7 @@ def _probes(result: LimitResult) -> Table:
     for probe, run in zip(result.found.probes, result.runs, strict=False):
         late = [f"{share.beyond:.1%}" for share in probe.last.shares] or ["–"] * len(shares)
         why = "the queue outgrew the server" if probe.last.overloaded else ""
+        why = f"{probe.lost}: does not count" if probe.lost else why
         rows.append(
             (
                 Cell(str(probe.number), href=f"../{run}/report.html"),
