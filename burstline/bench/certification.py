@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from burstline.bench.load_options import Load
 from burstline.bench.plan_for_server import ASSUMED
 from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.verdict import Use, withheld
 from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, ClientCost, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
@@ -257,7 +258,9 @@ def _ours(out: Path) -> Printed:
     load = run.manifest.asked
     if load.concurrency is not None or load.rate is not None:
         defines["throughput"] = "over the run's window (docs/method.md), not the whole load"
-    return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines)
+    state, reason = withheld(summary.verdict, Use.CERTIFIED), next(iter(summary.verdict.reasons), None)
+    doubt = f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip() if state else ""
+    return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines, doubt)
 
 
 _UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

@@ -1,15 +1,20 @@
 """Grades: what late sends and late reads did to each percentile, and only to that."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.tables import RECORDS, record_table
 from burstline.loadgen.record.verdict import Grade, State
+from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.verdict.grades import grades
+from burstline.loadgen.verdict.judge import judge
 from tests.loadgen.making import conditions, failed, judged, ok, summarized
 
 N = 800
@@ -82,6 +87,88 @@ def test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing():
     assert summary["verdict"]["state"] == "VALID"
     assert summary["grades"]["ttft"]["p99"]["grade"] == "as-sent"
     assert summary["instrument"]["send_spread_s"]["point"] == pytest.approx(0.0104)
+
+
+def stood_still(*, share=1.0, ttft_s=0.1, n_s=16, rate=10.0, from_s=6.0, for_s=4.0):
+    """An open loop whose client sends what is due while it stands still at the end of that time."""
+    due_s = np.arange(int(n_s * rate)) / rate
+    late_s = np.where((due_s >= from_s) & (due_s < from_s + for_s), from_s + for_s - due_s, 0.0)
+    late_s[np.arange(len(due_s)) % round(1 / share) != 0] = 0.0
+    rows = []
+    for k, (due, late) in enumerate(zip(due_s.tolist(), late_s.tolist(), strict=True)):
+        row = ok(k, due + late + ttft_s * (1 + 0.05 * (k % 7)), [0.01] * 3)
+        ns = {"due_ns": round(due * 1e9), "dispatched_ns": round((due + late) * 1e9)}
+        rows.append(replace(row, sent_ns=round((due + late) * 1e9) + 1000, closed_ns=row.token_ns[-1], **ns))
+    return record_table(rows)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5], ids=["the client", "one of two drivers"])
+def test_a_client_that_stood_still_is_client_bound(share):
+    """4 s of 16: TTFT p90 is far from 0.1 s by its own lateness; a p99 needs more requests."""
+    open_loop = conditions(arrivals=("constant", 10.0))
+    summary = summarized(stood_still(share=share), open_loop)
+    assert summary["verdict"]["state"] == "CLIENT-BOUND"
+    (reason,) = summary["verdict"]["reasons"]
+    assert reason["code"] == "send-lag"
+    assert re.match(
+        r"The client sent requests late, which changed (TTFT|E2E) p\d+ by [1-4]\.\d+ s", reason["text"]
+    )
+    assert "TTFT p90" in reason["text"]
+    assert summary["grades"]["tpot"]["p50"]["grade"] == "ok"
+    target = {"ttft.p90<=1s": "inconclusive", "tpot.p50<=1s": "pass", "attainment>=90%": "inconclusive"}
+    goals = [parse_goal(text) for text in ("ttft<=1s", *target)]
+    given = conditions(arrivals=("constant", 10.0), goals=goals)
+    targets = summarized(stood_still(share=share), given)["targets"]
+    assert {row["target"]: row["result"] for row in targets} == target
+    assert summarized(stood_still(for_s=0.0), open_loop)["verdict"]["state"] == "VALID"
+
+
+def test_late_sends_within_the_interval_condemn_nothing():
+    """2 ms of 150, where the interval reaches 3% to both sides."""
+    ttft_s = np.random.default_rng(1).lognormal(np.log(0.15), 0.3, N)
+    rows = records(late_s=0.002).to_pylist()
+    for row, own_s in zip(rows, ttft_s, strict=True):
+        row["token_ns"] = [at + round((own_s - 0.15) * 1e9) for at in row["token_ns"]]
+    table = pa.Table.from_pylist(rows, schema=RECORDS)
+    summary = summarized(table, conditions(arrivals=("constant", 100.0)))
+    assert summary["grades"]["ttft"]["p50"]["grade"] == "as-sent"
+    assert summary["verdict"]["state"] == "VALID"
+
+
+def test_an_error_of_the_client_above_the_figure_itself_is_never_valid():
+    """`TTFT p50 103 ms ± 3.85 s`: the canary of a driver that was stopped says so, no percentile does."""
+    open_loop = conditions(arrivals=("constant", 100.0))
+    summary = Summary.from_json(summarized(records(), open_loop))
+    off = replace(summary.metrics["ttft"], instrument_error=measured(3.85, "s", ""))
+    summary = replace(summary, metrics={**summary.metrics, "ttft": off})
+    verdict = judge(summary, open_loop["manifest"])
+    assert verdict.state == State.CLIENT_BOUND
+    assert verdict.reasons[0].text == "The client's error, 3.85 s, is larger than TTFT p50, 150 ms."
+
+
+@pytest.mark.parametrize(("late_s", "state"), [(0.0, "VALID"), (0.001, "VALID"), (1.0, "CLIENT-BOUND")])
+def test_a_closed_loop_whose_replies_lie_unread_is_not_the_load_that_was_asked(late_s, state):
+    """Eight users; the client stands still for a second now and then, so that each waits to be sent again."""
+    rows = []
+    for k in range(160):
+        wave = k // 8
+        row = ok(k, wave * 0.3 + (wave // 5) * late_s + 0.1 + 0.001 * (k % 8), [0.05] * 3)
+        late = late_s if wave % 5 == 4 else 0.0
+        start = round((wave * 0.3 + (wave // 5) * late_s) * 1e9)
+        rows.append(
+            replace(
+                row, due_ns=start, dispatched_ns=start, sent_ns=start + 1000,
+                closed_ns=row.token_ns[-1] + round(late * 1e9), read_lag_ns=[0, 0, 0, round(late * 1e9)],
+            )
+        )  # fmt: skip
+    summary = summarized(record_table(rows), conditions(concurrency=8))
+    assert summary["verdict"]["state"] == state
+    if state == "CLIENT-BOUND":
+        assert summary["instrument"]["unread_fraction"]["point"] > 0.3
+        assert [reason["code"] for reason in summary["verdict"]["reasons"]] == ["slow-client"]
+        goals = [parse_goal(text) for text in ("requests_per_s>=1", "ttft.p50<=10s")]
+        targets = summarized(record_table(rows), conditions(concurrency=8, goals=goals))["targets"]
+        assert [row["result"] for row in targets] == ["inconclusive", "pass"]
 
 
 def test_3_events_that_share_a_segment_are_bounded_by_their_own_read():

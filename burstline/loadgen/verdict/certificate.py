@@ -38,6 +38,7 @@ class Printed:
 
     `defines` says how it defines a metric, and `throughput` where it counts over a part of the load alone:
     that is shown beside the whole load's truth and is not judged. Counts are None where the tool gives none.
+    `doubt` is why it calls its own numbers unreliable.
     """
 
     tool: str
@@ -45,6 +46,7 @@ class Printed:
     n_failed: int | None
     numbers: Mapping[tuple[str, ...], float]
     defines: Mapping[str, str]
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,8 @@ def _findings(
     readings: Sequence[Reading],
     good: Sequence[Served],
 ) -> Iterator[str]:
+    if printed.doubt:
+        yield printed.doubt
     if offered.n - offered.n_retries != asked.n:
         yield f"It sent {_requests(offered.n - offered.n_retries)}; {asked.n:,} were asked for."
     if offered.n_unreadable:

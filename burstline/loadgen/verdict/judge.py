@@ -125,11 +125,11 @@ def _remedy(kind: str) -> str:
 
 def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[Reason]:
     """The client was too late: in sending, in following a reply with the next request, or in reading."""
-    found = _read_late(summary, decisive)
+    found, metrics = _read_late(summary, decisive), sorted({metric for metric, _ in decisive})
     sent_late = [
         (each.send_effect_s, f"{metric.upper()} {p}")
-        for metric, row in summary.grades.items()
-        for p, each in row.items()
+        for metric in metrics
+        for p, each in summary.grades.get(metric, {}).items()
         if each.is_sent_late and each.send_effect_s is not None
     ]
     if sent_late:
@@ -147,7 +147,7 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
         found.append(Reason(SLOW_CLIENT, text, MACHINE))
     if found:
         return found
-    for metric in dict.fromkeys(metric for metric, _ in sorted(decisive)):
+    for metric in metrics:
         figures = summary.metrics.get(metric)
         bound_s, value_s = (known(figures.instrument_error), known(figures.p50)) if figures else (None, None)
         if bound_s is not None and value_s is not None and bound_s > value_s:

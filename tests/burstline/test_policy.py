@@ -1,0 +1,289 @@
+"""One policy for runs that are not VALID: each verdict planted in each command, and what each says of it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from burstline.bench import certification, limit, report
+from burstline.bench.run import Ended
+from burstline.cli import main
+from burstline.console import exit_codes
+from burstline.loadgen.metrics.slo import judge_goals, parse_goal
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
+from burstline.loadgen.stats.limit_search import Evidence
+from burstline.loadgen.verdict.certificate import AskedLoad, ClientCost, certificate
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.page import render
+from burstline.suites import gate
+from tests.loadgen.test_certify import served, told
+from tests.reports.synthetic_sweep import finished_run
+from tests.test_documentation import ROOT
+
+WHY = "This is planted."
+CODES = {
+    State.FAILED: "too-many-failures",
+    State.CLIENT_BOUND: "read-lag",
+    State.DISTURBED: "busy-machine",
+    State.NOT_STATIONARY: "drifting",
+    State.NOT_COMPARABLE: "beats-the-ceiling",
+    State.COLD: "cold",
+}
+SLO = {"met": "e2e.p50<=100s", "missed": "e2e.p50<=1ms"}
+
+
+def verdict(state: State, *, also: tuple[State, ...] | None = None) -> Verdict:
+    reasons = tuple(Reason(CODES[each], WHY, "Do so.") for each in (state, *(also or ())) if each in CODES)
+    return Verdict(state, reasons, also=also)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Callable[..., Run]:
+    """Runs by their facts, each made once."""
+    runs: dict[tuple, Run] = {}
+
+    def run(engine: str = "vllm", speed: float = 1.0, concurrency: int | None = None, seed: int = 0) -> Run:
+        key = engine, speed, concurrency, seed
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("made")
+            runs[key] = finished_run(folder, engine, 40, speed=speed, concurrency=concurrency, seed=seed)
+        return runs[key]
+
+    return run
+
+
+N_PLANTED = iter(range(1, 10**6))
+
+
+def planted(run: Run, parent: Path, what: Verdict, slo: str = "") -> Run:
+    """The run as one of its own, with this verdict."""
+    folder = parent / f"{run.name}-{(n := next(N_PLANTED))}"
+    shutil.copytree(run.path, folder)
+    copy = RunDir(folder)
+    manifest = copy.manifest
+    assert manifest.clock is not None
+    clock = replace(manifest.clock, wall_ns=manifest.clock.wall_ns + n)
+    copy.save_manifest(replace(manifest, clock=clock, targets=(slo,) if slo else ()))
+    opened = open_run(folder)
+    assert opened.summary is not None
+    summary = replace(opened.summary, verdict=what, forecast=None)
+    goals = [parse_goal(slo)] if slo else []
+    copy.save_summary(replace(summary, targets=judge_goals(goals, summary, opened.columns)))
+    return open_run(folder)
+
+
+@dataclass
+class Told:
+    """What a command said: its exit code, its words in the terminal and on its page."""
+
+    code: int
+    terminal: str
+    page: str
+
+    def both(self, words: str) -> bool:
+        """Whether terminal and page agree in saying so; they must."""
+        on = [re.sub(r"\s+", " ", text.replace(": ", " ")) for text in (self.terminal, self.page)]
+        words = words.replace(": ", " ")
+        found = [words in text for text in on]
+        assert found[0] == found[1], (words, found, self.terminal)
+        return found[0]
+
+
+def plain(page: str) -> str:
+    """A page's text, without what its scripts and styles hold."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", page)))
+
+
+def run_told(what: Verdict, slo: str, made, tmp_path, capsys) -> Told:
+    run = planted(made(), tmp_path, what, slo)
+    assert run.summary is not None
+    code = report.said(RunDir(run.path), run.summary)
+    return Told(code, capsys.readouterr().out, plain(render(alone(view_of(run)))))
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_run_decides_its_slo_as_the_table_says(state, made, tmp_path, capsys):
+    for use, slo, code in (
+        (Use.MET, "met", exit_codes.DONE),
+        (Use.MISSED, "missed", exit_codes.TARGET_MISSED),
+    ):
+        found = run_told(verdict(state), SLO[slo], made, tmp_path, capsys)
+        decides = withheld(verdict(state), use) is None
+        result = {"met": "pass", "missed": "fail"}[slo] if decides else "inconclusive"
+        worst = exit_codes.INCONCLUSIVE if not decides else code
+        assert found.code == worst, (state, slo)
+        assert found.both(f"{result}: {SLO[slo]}"), found.terminal
+        assert found.both(str(state))
+    bare = run_told(verdict(state), "", made, tmp_path, capsys)
+    assert bare.code == (exit_codes.DONE if state == State.VALID else exit_codes.INCONCLUSIVE)
+
+
+def compared(runs: list[Run], tmp_path, capsys) -> Told:
+    names = [str(run.path) for run in runs]
+    code = main(["compare", *names])
+    terminal = capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["compare", *names, "--format", "html", "--out", str(page)]) == code
+    capsys.readouterr()
+    return Told(code, terminal, plain(page.read_text()))
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_comparison_ranks_as_the_table_says(state, made, tmp_path, capsys):
+    runs = [
+        planted(made(engine, speed, seed=seed), tmp_path, verdict(state if engine == "tgi" else State.VALID))
+        for engine, speed in (("vllm", 1.0), ("tgi", 1.5))
+        for seed in range(2)
+    ]
+    found = compared(runs, tmp_path, capsys)
+    ranked = withheld(verdict(state), Use.RANKED) is None
+    assert found.code == (exit_codes.DONE if ranked else exit_codes.INCONCLUSIVE)
+    assert found.both("vllm is 1.") == ranked
+    assert ranked or found.both(f"2 of 4 runs are {state} (tgi)")
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_sweep_counts_its_loads_as_the_table_says(state, made, tmp_path, capsys):
+    runs = [
+        planted(made(concurrency=n), tmp_path, verdict(state if n == 8 else State.VALID), SLO["met"])
+        for n in (2, 8)
+    ]
+    found = compared(runs, tmp_path, capsys)
+    ranked = withheld(verdict(state), Use.RANKED) is None
+    assert found.code == (exit_codes.DONE if ranked else exit_codes.INCONCLUSIVE)
+    assert found.both("meets all SLOs up to concurrency 8") == ranked
+    assert found.both(f"Hollow points are not compared or not reliable: vllm at concurrency 8 ({state})") == (
+        not ranked
+    )
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_gate_counts_its_pairs_as_the_table_says(state, made, tmp_path, capsys, monkeypatch):
+    n_runs = iter(range(100))
+
+    def run_in(folder: Path, argv: list[str], label: str) -> Run:
+        what = verdict(state if label == "candidate" else State.VALID)
+        return planted(made(speed=1.5 if label == "candidate" else 1.0, seed=next(n_runs) % 4), folder, what)
+
+    monkeypatch.setattr(gate, "run_in", run_in)
+    code = main(["gate", "run --engine vllm", "run --engine vllm", "--out", str(tmp_path)])
+    said = capsys.readouterr()
+    n_rounds = next(n_runs) // 2
+    found = Told(code, said.out, plain((tmp_path / "gate-001" / "report.html").read_text()))
+    saved = json.loads((tmp_path / "gate-001" / "gate.json").read_text())
+    if state == State.FAILED:  # only the candidate's requests failed
+        outcome, code, rounds = "WORSE", exit_codes.TARGET_MISSED, 1
+    elif withheld(verdict(state), Use.RANKED) is None:
+        outcome, code, rounds = "WORSE", exit_codes.TARGET_MISSED, 3
+    else:
+        outcome, code, rounds = "UNDECIDED", exit_codes.INCONCLUSIVE, 3
+        first, *_ = [line for line in said.err.splitlines() if line.startswith("After 2 runs")]
+        assert f"it is {state}. {WHY}" in first
+        assert "None of the first 3 rounds counts, so the gate stopped." in said.out
+    assert (found.code, saved["outcome"], n_rounds) == (code, outcome, rounds)
+    assert found.both(outcome)
+
+
+def searched(verdicts: Callable[[int], Verdict], made, tmp_path, capsys, monkeypatch, limit_at=10.0):
+    """A search in which probe k has the verdict `verdicts(k)`: what it told, and its limit.json."""
+    random, at, evidence = np.random.default_rng(3), iter(range(1, 100)), {}
+
+    def carry_out(settings, *_: object) -> Ended:
+        users, n = settings.spec.concurrency, min(settings.spec.requests, 4000)
+        run = planted(made(), tmp_path / "runs", verdicts(next(at)))
+        middle = 4 * np.log(users / limit_at) - 0.3 * 1.2816
+        evidence[run.path] = Evidence((random.lognormal(middle, 0.3, n),), None)
+        return Ended(RunDir(run.path), lambda: 0, interrupted=False, error=None)
+
+    monkeypatch.setattr(limit, "carry_out", carry_out)
+    monkeypatch.setattr(limit._Prober, "_evidence", lambda _, run: evidence[run.path])
+    (tmp_path / "runs").mkdir()
+    flags = ("--concurrency", "4", "--slo", "e2e.p90<=1s", "--budget-s", "3600", "-q")
+    code = main(["limit", "--engine", "reference", *flags, "--out", str(tmp_path / "runs")])
+    (folder,) = (tmp_path / "runs").glob("*-limit")
+    page = plain((folder / "report.html").read_text())
+    return Told(code, capsys.readouterr().out, page), json.loads((folder / "limit.json").read_text())
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_search_uses_its_probes_as_the_table_says(state, made, tmp_path, capsys, monkeypatch):
+    found, saved = searched(lambda _: verdict(state), made, tmp_path, capsys, monkeypatch)
+    if withheld(verdict(state), Use.SEARCHED) is None:
+        assert (found.code, saved["state"]) == (exit_codes.DONE, "confirmed")
+        assert found.both("the chance that this is wrong is at most 5%")
+        return
+    assert (found.code, saved["state"]) == (exit_codes.INCONCLUSIVE, "lost")
+    assert len(saved["runs"]) == 3, "it stops after the third"
+    assert found.both(f"The last 3 probes could not decide: {state}. {WHY} Do so.")
+    assert not found.both("more requests")
+    assert not found.both("at most 5%")
+
+
+def test_a_disturbed_probe_is_repeated_and_the_search_goes_on(made, tmp_path, capsys, monkeypatch):
+    odd = {2: State.DISTURBED, 3: State.DISTURBED, 5: State.DISTURBED}
+    found, saved = searched(lambda k: verdict(odd.get(k, State.VALID)), made, tmp_path, capsys, monkeypatch)
+    assert (found.code, saved["state"]) == (exit_codes.DONE, "confirmed")
+    loads = [probe["load"] for probe in saved["found"]["probes"]]
+    assert loads[1] == loads[2] == loads[3]
+    assert loads[4] == loads[5]
+    assert [k for k, probe in enumerate(saved["found"]["probes"], 1) if probe["lost"]] == list(odd)
+    assert found.both("3 others (DISTURBED) cannot decide it")
+
+
+def test_requests_that_fail_above_the_limit_are_misses(made, tmp_path, capsys, monkeypatch):
+    """A server that refuses what is beyond its capacity: its probes there are FAILED, and decide."""
+
+    def of(k: int) -> Verdict:
+        return verdict(State.FAILED if k == 1 else State.VALID)
+
+    found, saved = searched(of, made, tmp_path, capsys, monkeypatch, limit_at=2.5)
+    assert saved["state"] == "confirmed"
+    assert not saved["found"]["probes"][0]["lost"]
+    assert found.code == exit_codes.DONE
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_certificate_says_what_the_client_says_of_itself(state, made, tmp_path, capsys, monkeypatch):
+    planted(made(), tmp_path / "run", verdict(state))
+    printed = certification._ours(tmp_path / "run")
+    asked = AskedLoad("a load", 10, (4, 4), np.zeros(10), None)
+
+    def certified(*_: object):
+        own = replace(told(), doubt=printed.doubt)
+        rows = [served(k) for k in range(10)]
+        return certificate(rows, asked, "fixed", own, lambda a, b: ClientCost(1.0, None, a, b), None)
+
+    monkeypatch.setattr(certification, "certified", certified)
+    code = main(["certify", "--requests", "10", "--out", str(tmp_path / "out")])
+    found = Told(code, capsys.readouterr().out, (tmp_path / "out" / "certificate.md").read_text())
+    certifies = withheld(verdict(state), Use.CERTIFIED) is None
+    assert found.code == (exit_codes.DONE if certifies else exit_codes.INCONCLUSIVE)
+    assert found.both(f"Its own verdict is {state}. {WHY}") == (not certifies)
+
+
+def test_a_state_behind_the_worst_one_keeps_a_run_from_deciding_too():
+    both = verdict(State.CLIENT_BOUND, also=(State.DISTURBED,))
+    assert withheld(both, Use.RANKED) == withheld(both, Use.MISSED) == State.DISTURBED
+    assert withheld(both, Use.MET) is None
+    assert withheld(verdict(State.DISTURBED, also=(State.NOT_STATIONARY,)), Use.MET) == State.NOT_STATIONARY
+    assert withheld(verdict(State.FAILED, also=(State.NOT_STATIONARY,)), Use.MISSED) is None
+
+
+def test_the_documented_table_is_the_policy():
+    method = (ROOT / "docs" / "method.md").read_text()
+    table = method.partition("**What a run may decide.**")[2].partition("\n\n| ")[2].partition("\n\n")[0]
+    head, _, *rows = [[cell.strip() for cell in row.strip("| ").split("|")] for row in table.splitlines()]
+    assert len(head) == 1 + len(Use)
+    assert {row[0]: [cell.split()[0].strip(",") for cell in row[1:]] for row in rows} == {
+        str(state): ["yes" if use in DECIDES[state] else "no" for use in Use] for state in State
+    }
