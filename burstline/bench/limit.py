@@ -172,9 +172,10 @@ class _Prober:
             return ""
         if any(is_spoilt(goal, summary) for goal in self._goals):
             return State.CLIENT_BOUND
-        state = withheld(summary.verdict, Use.SEARCHED)
+        state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
+        grows |= look.change > 0 and not self._users  # in a closed loop no queue grows
         if leaning(look, bounds_of(self._goals)) == Result.FAIL:
-            state = state and withheld(summary.verdict, Use.MISSED, grows=look.grows)
+            state = state and withheld(summary.verdict, Use.MISSED, grows=grows)
         undecided = look.judged == Result.INCONCLUSIVE and state == State.NOT_STATIONARY
         return "" if state is None or undecided else state
 

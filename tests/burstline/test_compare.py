@@ -292,9 +292,17 @@ def test_a_factor_that_does_not_differ_is_refused(two_runs, capsys):
     assert "they differ in max-num-seqs" in err
 
 
-def test_a_run_is_not_compared_with_itself(two_runs, capsys):
-    folders, _ = two_runs
-    assert compare(capsys, [folders[0], folders[0]])[0] == 2
+def test_a_run_is_not_compared_with_itself_or_with_a_copy(two_runs, tmp_path, capsys):
+    folders, change = two_runs
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    RunDir(copy).save_manifest(replace(RunDir(copy).manifest, usd_per_hour=2.0))  # as `report` does
+    for again in (folders[0], copy):
+        code, out, err = compare(capsys, [folders[0], again])
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert f"{again} is {folders[0]} again" in err
+    change(1, engine="reference")
+    assert compare(capsys, folders)[0] == 0
 
 
 def test_a_reader_who_leaves_does_not_make_an_inconclusive_comparison_a_clean_one(two_runs, monkeypatch):
@@ -439,28 +447,17 @@ def spoil(folder: Path, state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "n_runs", "ranked", "left_out"),
-    [
-        ("CLIENT-BOUND", 4, True, True),
-        ("CLIENT-BOUND", 3, True, False),  # two of them would remain: its grades decide
-        ("NOT-STATIONARY", 4, False, False),  # that was the server
-        ("FAILED", 4, False, False),
-    ],
+    ("state", "ranked"), [("CLIENT-BOUND", True), ("NOT-STATIONARY", False), ("FAILED", False)]
 )
-def test_a_run_that_the_client_spoilt_is_left_out_by_name_where_three_remain(
-    repeated, tmp_path, capsys, state, n_runs, ranked, left_out
-):
+def test_one_run_of_several_decides_as_it_would_alone(repeated, tmp_path, capsys, state, ranked):
     spoilt = shutil.copytree(repeated["vllm"][0], tmp_path / "spoilt")
     spoil(spoilt, state)
-    folders = [spoilt, *repeated["vllm"][1:n_runs], *repeated["tgi"]]
+    folders = [spoilt, *repeated["vllm"][1:], *repeated["tgi"]]
     code, out, _ = compare(capsys, folders, "--format", "json")
     (cell,) = json.loads(out)["cells"]
     assert code == (0 if ranked else 4)
     assert any(cell["best"].values()) == ranked
-    assert cell["left_out"] == (["spoilt"] if left_out else [])
-    said = [reason["text"] for reason in cell["warnings"] if reason["code"] == "left-out"]
-    assert said == ([f"spoilt (vllm) is left out: it is {state}. So."] if left_out else [])
-    assert len(cell["runs"]["vllm"]) == n_runs - left_out
+    assert len(cell["runs"]["vllm"]) == 4
 
 
 def test_a_disturbed_run_is_compared_only_when_told_and_its_state_is_named(two_runs, capsys):
@@ -486,12 +483,6 @@ def test_a_percentile_that_late_reads_made_unreliable_is_left_out_and_the_others
     assert "the client was too late in late: ttft p50 is unreliable" in found["TTFT p50"]["absent"]
     assert cell["best"]["TTFT p50"] is None
     assert found["E2E p50"]["answer"] == "different"
-
-
-def test_the_page_lists_a_run_that_was_left_out(repeated, tmp_path, capsys):
-    spoil(spoilt := shutil.copytree(repeated["vllm"][0], tmp_path / "spoilt"), "CLIENT-BOUND")
-    folders = [spoilt, *repeated["vllm"][1:], *repeated["tgi"]]
-    assert "CLIENT-BOUND, left out" in compare(capsys, folders, "--format", "html")[1]
 
 
 # ---- engines that cheat, live: each is run beside an honest one and found out

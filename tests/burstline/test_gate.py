@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -137,6 +138,18 @@ def test_a_history_names_its_first_bad_run_and_draws_the_series(servers, tmp_pat
     drawn = Path("judged/gate-001/history-e2e-p50.svg").read_text()
     assert names[11] in drawn
     assert main(["gate", "--history", str(tmp_path), "--metric", "ttft.p50", "--out", "x"]) in (0, 3, 4)
+
+
+def test_copies_of_runs_are_no_more_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = finished_run(tmp_path / "nightly", "vllm", 60)
+    for k in range(7):
+        shutil.copytree(run.path, tmp_path / "nightly" / f"copy-{k}")
+    assert main(["gate", "--history", "nightly"]) == 4
+    said = capsys.readouterr()
+    assert "1 runs can be used; 5 before the newest are needed" in said.out
+    assert said.err.count("again: it counts once") == 7
+    assert len(gate.stored_runs(tmp_path / "nightly")) == 1
 
 
 def test_the_band_of_a_history_lies_around_what_the_earlier_runs_let_expect(tmp_path):

@@ -20,9 +20,19 @@ from burstline.console import exit_codes
 from burstline.loadgen.metrics.slo import judge_goals, parse_goal
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
-from burstline.loadgen.stats.limit_search import Evidence
+from burstline.loadgen.stats.limit_search import (
+    Evidence,
+    Found,
+    LatencyBound,
+    LoadProbe,
+    ProbeLook,
+    Purpose,
+    judge,
+)
 from burstline.loadgen.verdict.certificate import AskedLoad, ClientCost, certificate
+from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
 from burstline.suites import gate
 from tests.loadgen.test_certify import served, told
@@ -238,6 +248,32 @@ def test_a_disturbed_probe_is_repeated_and_the_search_goes_on(made, tmp_path, ca
     assert loads[4] == loads[5]
     assert [k for k, probe in enumerate(saved["found"]["probes"], 1) if probe["lost"]] == list(odd)
     assert found.both("3 others (DISTURBED) cannot decide it")
+
+
+@pytest.mark.parametrize("slower", [np.repeat([1.0, 1.5], 350), np.geomspace(1.0, 1.5, 700)])
+def test_more_requests_are_no_advice_where_the_speed_changed_in_the_probe(slower, made, tmp_path):
+    """The server slows by half: in the middle at once, or little by little."""
+    bounds, random = (LatencyBound("e2e.p90<=1s", 0.9, 1.0),), np.random.default_rng(4)
+    latencies = random.lognormal(-0.2, 0.1, 700) * slower
+    look = judge(Evidence((latencies,), None), bounds, 0.01, 8)
+    found = Found(None, None, 0.05, (LoadProbe(1, 8.0, Purpose.SCOUT, look),), bounds, None, 202_000, 1)
+    drifting = planted(made(), tmp_path, verdict(State.NOT_STATIONARY))
+    closed = planted(made(concurrency=8), tmp_path, verdict(State.VALID))
+    assert why_open(found, [drifting]) == f"Probe 1 says little, because its speed changed: {WHY} Do so."
+    told = why_open(found, [closed])
+    assert re.match(r"Probe 1 says little, because its speed changed: the latency rose by [3-9]\d% ", told)
+    result = LimitResult(
+        "vllm", "concurrency", ("e2e.p90<=1s",), 600.0, found, 90.0, (closed.name,), why=told
+    )
+    shown = text(limit_blocks(result, [closed]))
+    assert "its speed changed" in shown
+    assert "202,000" not in shown
+    steady = judge(Evidence((random.lognormal(-0.2, 0.1, 700),), None), bounds, 0.01, 8)
+    assert why_open(replace(found, probes=(replace_look(found.probes[0], steady),)), [closed]) == ""
+
+
+def replace_look(probe: LoadProbe, look: ProbeLook) -> LoadProbe:
+    return LoadProbe(probe.number, probe.load, probe.purpose, look)
 
 
 def test_requests_that_fail_above_the_limit_are_misses(made, tmp_path, capsys, monkeypatch):

@@ -246,7 +246,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a reader that is late says nothing",
-        judge._client_bound,
+        judge._read_late,
         "if not unreliable:",
         "if True:",
         LOADGEN + "test_grades.test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable",

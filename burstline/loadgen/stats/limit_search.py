@@ -121,11 +121,6 @@ class ProbeLook:
     in_flight: float = 0.0
     change: float = 0.0
 
-    @property
-    def grows(self) -> bool:
-        """Whether the queue or a latency grew."""
-        return self.overloaded or self.change > 0
-
 
 def leaning(look: ProbeLook, bounds: Sequence[LatencyBound]) -> Result:
     """What was judged; else what the shares look like, as far as there are any."""
@@ -226,9 +221,11 @@ def judge(
         share = _share(kept, bound, 3 * (concurrency or 0) or 1)
         batches = np.array([part.mean() for part in np.array_split(logs[-len(kept) :], N_BATCHES)])
         trend = mann_kendall(batches)
-        drifts = trend is not None and trend.p < DRIFT
-        rises = trend is not None and trend.tau > 0 and drifts
-        change = max(change, math.expm1(_rise(batches)) if drifts else 0.0, key=abs)
+        rises = trend is not None and trend.tau > 0 and trend.p < DRIFT
+        whole = np.array([part.mean() for part in np.array_split(logs[min(skip, n // 10) :], N_BATCHES)])
+        drift = mann_kendall(whole)
+        drifts = drift is not None and drift.p < DRIFT
+        change = max(change, math.expm1(_rise(whole)) if drifts else 0.0, key=abs)
         rising |= cut is None or (rises and (concurrency is None or _would_miss(kept, bound, batches)))
         shares.append(share)
         late, size = share.beyond * share.n_effective, share.n_effective

@@ -13,7 +13,6 @@ import numpy as np
 
 from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, state_of, worst
-from burstline.loadgen.stats.across_runs import LEAST_RUNS
 from burstline.loadgen.verdict.served_work import ServedWork
 from burstline.servers.settings import EQUAL
 from burstline.workloads.options import flag_of
@@ -324,31 +323,3 @@ def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple
             text = f"{state_text}. {which}{runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, runs[0].verdict_advice))
     return tuple(reasons)
-
-
-def admitted(works: Sequence[ServedWork]) -> tuple[tuple[ServedWork, ...], tuple[Reason, ...]]:
-    """The runs that are compared, and one reason for each that is left out.
-
-    Only CLIENT-BOUND runs are left out: the client spoilt them, no server did, and that verdict does not
-    depend on who would win. At least three runs of the contender, and more than are left out, must remain.
-    Otherwise all stay in, and nothing is ranked.
-    """
-    spoilt = {
-        label: [w for w in works if w.label == label and w.verdict == State.CLIENT_BOUND]
-        for label in {work.label for work in works}
-    }
-    left_out: list[ServedWork] = []
-    for label, runs in spoilt.items():
-        n_kept = sum(work.label == label for work in works) - len(runs)
-        if n_kept >= LEAST_RUNS and n_kept > len(runs):
-            left_out += runs
-    reasons = tuple(
-        Reason(
-            "left-out",
-            f"{work.run} ({work.label}) is left out: it is {work.verdict}. {work.verdict_reason}".rstrip(),
-            "The other runs of this contender are compared; run it again to include it.",
-        )
-        for work in works
-        if work in left_out
-    )
-    return tuple(work for work in works if work not in left_out), reasons

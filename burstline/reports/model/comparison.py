@@ -33,7 +33,7 @@ from burstline.loadgen.stats.significance import (
     judged,
 )
 from burstline.loadgen.summarize import part_of, summarize_run
-from burstline.loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
+from burstline.loadgen.verdict.comparable import ALONE, Comparability, comparability
 from burstline.loadgen.verdict.grades import widened
 from burstline.loadgen.verdict.served_work import work_of
 from burstline.reports.figures.series import sending_order
@@ -336,7 +336,7 @@ class Case:
     """Runs of one model and workload by contender, and whether these may be ranked.
 
     `contrasts` hold the second of every pair of contenders against the first, none where they did not do the
-    same work. `left_out` are runs that the client spoilt, with their contenders; nothing else knows of them.
+    same work.
     """
 
     name: str
@@ -344,7 +344,6 @@ class Case:
     gate: Comparability
     hrefs: Mapping[str, str] = field(default_factory=dict)
     contrasts: Mapping[Pair, Contrasts] = field(default_factory=dict)
-    left_out: tuple[tuple[str, View], ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -437,12 +436,10 @@ def case_of(
     anyway: bool = False,
 ) -> Case:
     """The runs of one workload, judged; the same runs give the same case."""
-    all_works = [work_of(member.run, member.label) for member in members]
-    works, left_out = admitted(all_works)
-    kept = [member for member, work in zip(members, all_works, strict=True) if work in works]
+    works = [work_of(member.run, member.label) for member in members]
     of = {
-        label: sorted((m for m in kept if m.label == label), key=lambda member: member.repeat or 0)
-        for label in dict.fromkeys(member.label for member in kept)
+        label: sorted((m for m in members if m.label == label), key=lambda member: member.repeat or 0)
+        for label in dict.fromkeys(member.label for member in members)
     }
     contenders = tuple(Contender(label, tuple(view_of(m.run) for m in own)) for label, own in of.items())
     repeats = {label: [m.repeat for m in own if m.repeat is not None] for label, own in of.items()}
@@ -450,8 +447,7 @@ def case_of(
     return Case(
         name,
         contenders,
-        replace(gate, warnings=(*left_out, *gate.warnings)),
+        gate,
         hrefs={member.run.name: member.href for member in members},
         contrasts=contrasts_of(contenders, repeats) if gate.comparable else {},
-        left_out=tuple((member.label, view_of(member.run)) for member in members if member not in kept),
     )

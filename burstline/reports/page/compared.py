@@ -137,15 +137,15 @@ def platforms(comparison: Comparison) -> list[Block]:
 
 def runs(case: Case, _: str) -> list[Block]:
     """Every run with its own report, and how far runs of one contender scatter."""
-    shown = [*((each.label, view) for each in case.contenders for view in each.views), *case.left_out]
     rows = [
         (
-            label,
+            each.label,
             Cell(view.name, href=case.hrefs[view.name], tone="code"),
-            f"{view.summary.verdict.state}{', left out' * ((label, view) in case.left_out)}",
+            view.summary.verdict.state,
             f"{view.summary.counts['ok']:,} of {view.summary.counts['planned']:,}",
         )
-        for label, view in shown
+        for each in case.contenders
+        for view in each.views
     ]
     columns = ["Contender", "Run", "Reliable?", "Served as asked"]
     return [table("Every run, with its own report", columns, rows, text=(0, 1, 2))]

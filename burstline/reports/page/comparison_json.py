@@ -45,7 +45,6 @@ def _case(case: Case) -> dict[str, Any]:
             for headline in HEADLINES
         },
         "contrasts": [contrast_json(pair, contrasts) for pair, contrasts in case.contrasts.items()],
-        "left_out": [view.name for _, view in case.left_out],
         "best": {headline.title: case.best(headline) for headline in HEADLINES},
         "runs": {each.label: [view.name for view in each.views] for each in case.contenders},
     }

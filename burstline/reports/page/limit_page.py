@@ -140,7 +140,10 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
 
 
 def why_open(found: Found, runs: Sequence[Run]) -> str:
-    """Why more requests would not settle it, and what to do; "" where they would."""
+    """Why more requests would not settle it, and what to do; "" where they would.
+
+    In an open loop a queue may be why a latency changed.
+    """
     verdicts = [run.summary.verdict if run.summary else Verdict(State.FAILED) for run in runs]
     if found.is_lost:
         last = found.probes[-MOST_LOST:]
@@ -149,12 +152,12 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
     if found.high is not None or found.nearest is None:
         return ""
     probe, verdict = found.probes[found.nearest - 1], verdicts[found.nearest - 1]
-    moved = "rose" if probe.last.change > 0 else "fell"
-    why = say("highest.change-by", moved=moved, percent=f"{abs(probe.last.change):.0%}")
+    change, is_closed = probe.last.change, runs[probe.number - 1].manifest.asked.concurrency is not None
     if State.NOT_STATIONARY in (verdict.state, *(verdict.also or ())) and not verdict.has(QUEUE_GREW):
-        why = _told(verdict)
-    elif abs(probe.last.change) < NOTABLE or probe.last.overloaded:
+        return say("highest.changed", number=probe.number, why=_told(verdict))
+    if not is_closed or abs(change) < NOTABLE:
         return ""
+    why = say("highest.change-by", moved="rose" if change > 0 else "fell", percent=f"{abs(change):.0%}")
     return say("highest.changed", number=probe.number, why=why)
 
 
