@@ -170,9 +170,9 @@ class _Prober:
         summary = open_run(run.path).summary
         if summary is None or look is None or not look.shares:
             return ""
-        if any(is_spoilt(goal, summary) for goal in self._goals):
-            return State.CLIENT_BOUND
         state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
+        if any(is_spoilt(goal, summary) for goal in self._goals):
+            return state or State.CLIENT_BOUND
         grows |= look.change > 0 and not self._users  # in a closed loop no queue grows
         if leaning(look, bounds_of(self._goals)) == Result.FAIL:
             state = state and withheld(summary.verdict, Use.MISSED, grows=grows)
