@@ -56,7 +56,7 @@ MEANT_BY: Final[Mapping[str, str]] = {
     "too-many-failures": "Too many requests failed: do not use these numbers.",
     "read-lag": "The client read replies too late: do not use the percentiles graded unreliable.",
     "send-lag": "The client sent requests too late: do not use the percentiles graded unreliable.",
-    "slow-client": "The client sent a lower load than asked: do not use the throughput.",
+    "slow-client": "The client sent a lower load than asked: do not use these numbers.",
     "instrument-error": "The client's time stamps are wrong: do not use the percentiles graded unreliable.",
     "read-unknown": "The client may have read replies late: do not use the percentiles graded unreliable.",
 }

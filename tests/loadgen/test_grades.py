@@ -168,7 +168,7 @@ def test_a_closed_loop_whose_replies_lie_unread_is_not_the_load_that_was_asked(l
         assert [reason["code"] for reason in summary["verdict"]["reasons"]] == ["slow-client"]
         goals = [parse_goal(text) for text in ("requests_per_s>=1", "ttft.p50<=10s")]
         targets = summarized(record_table(rows), conditions(concurrency=8, goals=goals))["targets"]
-        assert [row["result"] for row in targets] == ["inconclusive", "pass"]
+        assert [row["result"] for row in targets] == ["inconclusive"] * 2, "of another load"
 
 
 def test_3_events_that_share_a_segment_are_bounded_by_their_own_read():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.columns import Columns, Floats, seconds_or_nan
 from burstline.loadgen.record.drive_report import CANARY_PERIOD_S, DriveReport, MachineUse
 from burstline.loadgen.record.summary import Instrument, ScheduleFigures
 from burstline.loadgen.record.telemetry import Telemetry
@@ -103,7 +103,7 @@ def _unread(c: Columns) -> Figure:
     A closed loop sends no other request meanwhile. The first millisecond is any client's.
     """
     ended = c.ok & (c.n_events > 0) & (c.closed_s > c.sent_s)
-    late_s = np.nan_to_num(c.event_lag_s[c.starts[1:][ended] - 1]) - FLOOR_S
+    late_s = np.nan_to_num(seconds_or_nan(c.event_lag_ns[c.starts[1:][ended] - 1])) - FLOOR_S
     stays_s = (c.closed_s - c.sent_s)[ended]
     share = float(late_s.clip(0).sum() / stays_s.sum()) if len(stays_s) else None
     return measured(share, "1", "no request succeeded", len(stays_s))

@@ -59,7 +59,6 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 
 SHARES: Final = ("attainment", "goodput_per_s")
 """Goals on the requests that meet all criteria."""
-RATES: Final = ("throughput", "goodput")
 MAY_BE_WHY: Final = {
     State.DISTURBED: "other work on this machine may be why it is missed",
     State.COLD: "its slow first requests may be why it is missed",
@@ -249,16 +248,15 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
 
 
 def is_spoilt(goal: Goal, summary: Summary) -> bool:
-    """Whether the client's lateness spoilt the goal's percentile; of a share, those up to it; or the rate."""
-    if _path(goal)[0] in RATES and summary.verdict.has(SLOW_CLIENT):
-        return True
+    """Whether the client's lateness spoilt the goal's percentile; of a share, those up to it; or the load."""
     places = [(goal.metric, str(goal.statistic))]
     if goal.metric in SHARES:
         most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
         ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
         places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
-    return any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
+    late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
+    return late or summary.verdict.has(SLOW_CLIENT)
 
 
 def _held_against(goal: Goal, figure: Figure, c: Columns | None) -> tuple[Result, str]:

@@ -110,7 +110,7 @@ QUEUE_GREW: Final = "overloaded"
 CONTRADICTION: Final = "contradiction"
 SLOW_CLIENT: Final = "slow-client"
 """Codes of reasons: requests in flight kept growing; the run's numbers contradict each other; the client took
-long to follow a reply with its next request, which lowers the rates of a closed loop."""
+long to follow a reply with its next request, so that a closed loop was a lower load than asked."""
 
 
 class Replies(StrEnum):

@@ -142,7 +142,7 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     if unread is not None and unread > MOST_SHARE:
         text = (
             f"For {unread:.0%} of the time that requests were in flight, the client had not yet read their "
-            "last token, so it sent a lower load than asked. Unreliable: throughput and goodput."
+            "last token: it sent a lower load than asked, so no number is of that load."
         )
         found.append(Reason(SLOW_CLIENT, text, MACHINE))
     if found:

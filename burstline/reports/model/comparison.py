@@ -199,9 +199,10 @@ class View:
 
     def grade(self, path: Path) -> Grade:
         """The grade of the number at `path`; what has none is ok."""
+        if self.summary.verdict.has(SLOW_CLIENT):
+            return Grade.UNRELIABLE
         if path[0] != "metrics":
-            is_slow = path[0] in ("throughput", "goodput", "cost")
-            return Grade.UNRELIABLE if is_slow and self.summary.verdict.has(SLOW_CLIENT) else Grade.OK
+            return Grade.OK
         graded = self.summary.grades.get(path[1], {}).get(path[2])
         return graded.grade if graded else Grade.OK
 
