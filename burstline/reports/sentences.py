@@ -188,8 +188,7 @@ SENTENCES: Final[Mapping[str, str]] = {
         "The search, with a budget of {budget}, ended before fresh probes had confirmed both loads: "
         "its first probes find the limit only roughly."
     ),
-    "highest.state-lost": "Probes that may not decide it were repeated, but the last ones may not either: "
-    "the search stopped.",
+    "highest.state-lost": "The search stopped: its last probes were repeated, and still could not decide.",
     "highest.state-none": "Even the lowest load misses an SLO.",
     "highest.figure": "Horizontal axis: {latency} of each probe with its 95% interval. Vertical "
     "axis: {load}. The number beside each point is the place of its probe in the search.",

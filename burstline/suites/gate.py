@@ -17,13 +17,14 @@ from burstline.loadgen.record.rundir import Run, originals
 from burstline.reports.blocks import Plot
 from burstline.reports.formats.junit import junit_suite
 from burstline.reports.formats.markdown import markdown
-from burstline.reports.model.comparison import Comparison, Member, case_of
+from burstline.reports.model.comparison import Comparison, Member
 from burstline.reports.model.gated import (
     BASELINE,
     CANDIDATE,
     GateOutcome,
     Judged,
     Rule,
+    compared,
     judge_pairs,
     judge_series,
 )
@@ -73,11 +74,9 @@ def run_gate(
         longest_s = max(longest_s, ended_s - began_s)
         if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
             break
-    case = judged.case or case_of("", members, anyway=rule.anyway)
-    facts = (
-        sentence(judged),
-        f"{judged.n_values} pairs count" if not stored else f"{len(stored)} stored runs",
-    )
+    n_counted = f"{len(stored)} stored runs" if stored else f"{judged.n_values} pairs count"
+    facts = (sentence(judged).rstrip("."), n_counted)
+    case = judged.case or compared(members, rule)
     comparison = Comparison(f"{BASELINE} vs {CANDIDATE}: {judged.outcome}", (case,), facts)
     (folder / "report.html").write_text(render(comparison), "utf-8")
     return _report(folder, judged, start_s)

@@ -183,7 +183,10 @@ def test_a_gate_counts_its_pairs_as_the_table_says(state, made, tmp_path, capsys
 
     def run_in(folder: Path, argv: list[str], label: str) -> Run:
         what = verdict(state if label == "candidate" else State.VALID)
-        return planted(made(speed=1.5 if label == "candidate" else 1.0, seed=next(n_runs) % 4), folder, what)
+        run = planted(made(speed=1.5 if label == "candidate" else 1.0, seed=next(n_runs) % 4), folder, what)
+        identity = replace(run.manifest.identity, max_num_seqs=40 if label == "candidate" else 64)
+        RunDir(run.path).save_manifest(replace(run.manifest, identity=identity))  # the change that is judged
+        return open_run(run.path)
 
     monkeypatch.setattr(gate, "run_in", run_in)
     code = main(["gate", "run --engine vllm", "run --engine vllm", "--out", str(tmp_path)])
@@ -200,6 +203,7 @@ def test_a_gate_counts_its_pairs_as_the_table_says(state, made, tmp_path, capsys
         first, *_ = [line for line in said.err.splitlines() if line.startswith("After 2 runs")]
         assert f"it is {state}. {WHY}" in first
         assert "None of the first 3 rounds counts, so the gate stopped." in said.out
+        assert f"3 of 6 runs are {state} (candidate). {WHY}" in found.page
     assert (found.code, saved["outcome"], n_rounds) == (code, outcome, rounds)
     assert found.both(outcome)
 

@@ -120,8 +120,7 @@ def judge_pairs(members: Sequence[Member], rule: Rule) -> Judged:
         reasons = (*reasons, Reason(NONE_COUNTS, text, ""))
     if not n:
         return Judged(rule, GateOutcome.UNDECIDED, unknown, reasons, n)
-    differing = differing_factors([each.run for each in kept])
-    case = case_of("", kept, varied=settled_in(differing, ()), anyway=rule.anyway)
+    case = compared(kept, rule)
     if not case.gate.comparable:
         return Judged(rule, GateOutcome.UNDECIDED, unknown, (*case.gate.reasons, *reasons), n, case)
     numbers = []
@@ -133,6 +132,12 @@ def judge_pairs(members: Sequence[Member], rule: Rule) -> Judged:
         numbers.append(Number(headline, found))
     counted = tuple(each for each in case.gate.warnings if each.code == "verdict")
     return Judged(rule, _worst(numbers), tuple(numbers), (*reasons, *counted), n, case)
+
+
+def compared(members: Sequence[Member], rule: Rule) -> Case:
+    """The two contenders, whose settings may differ."""
+    differing = differing_factors([each.run for each in members])
+    return case_of("", members, varied=settled_in(differing, ()), anyway=rule.anyway)
 
 
 def judge_series(runs: Sequence[Run], rule: Rule) -> Judged:
