@@ -163,7 +163,7 @@ class Found:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended because its last probes may not decide."""
+        """Whether its last probes may not decide."""
         return self.high is None and _are_lost(self.probes)
 
     @property
