@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.secrets_learned import fresh  # noqa: F401
 from tests.seeds import SEED
 from tests.servers.lives import engine_in, lives  # noqa: F401
 from tests.verdicts import Undecided, unsure

@@ -31,6 +31,7 @@ from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
+from burstline.servers.redact import redacted, without_secrets
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import TruthSetup
 from burstline.servers.truth.script import Script
@@ -112,7 +113,8 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
         rows = truth.log()
     if ran.code not in ((0,) if client else (0, 4)):  # ours says with 4 that a run is not VALID
         raise WorkloadError(
-            f"the client ended with exit code {ran.code}: {shlex.join(argv)}\n{_last_lines(out / 'tool.log')}"
+            f"the client ended with exit code {ran.code}: {shlex.join(without_secrets(argv))}\n"
+            f"{_last_lines(out / 'tool.log')}"
         )
     printed = _printed_by(client, out)
     count = Tokenizer.from_file(str(tokenizer / "tokenizer.json")) if tokenizer else None
@@ -142,7 +144,8 @@ class Ran:
             self.code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise WorkloadError(
-                f"the client has not ended after {limit_s:.0f} s: {shlex.join(argv)}\n{_last_lines(log)}"
+                f"the client has not ended after {limit_s:.0f} s: {shlex.join(without_secrets(argv))}\n"
+                f"{_last_lines(log)}"
             ) from None
         finally:
             if process.poll() is None:
@@ -154,6 +157,7 @@ class Ran:
             self._end_s = time.monotonic()
             over.set()
             watcher.join()
+            _redact(log)
         self._cpu_s = max(_children_s() - before_s, self._watched_cpu_s)
 
     def _watch(self, pid: int, over: threading.Event) -> None:
@@ -169,6 +173,14 @@ class Ran:
         pss = [pss_bytes for _, pss_bytes in self._samples if pss_bytes is not None]
         before_s, after_s = first_s - self._start_s, self._end_s - last_s
         return ClientCost(self._cpu_s, max(pss, default=None), before_s, after_s)
+
+
+def _redact(log: Path) -> None:
+    """A tool prints its arguments, and the server's errors."""
+    clean = log.with_suffix(".partial")
+    with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as file:
+        file.writelines(map(redacted, lines))
+    clean.replace(log)
 
 
 def _children_s() -> float:

@@ -15,11 +15,11 @@ from typing import Final
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
 from burstline.cluster.driver_processes import Driver, local_drivers
-from burstline.loadgen.driver.job import NAMES, STOP_S, Counters, Done, End, Go, Job, Ready, Stop
+from burstline.loadgen.driver.job import NAMES, Counters, Done, End, Go, Job, Ready, Stop
 from burstline.loadgen.record.capture import Capture, CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.loadgen.record.record import Outcome
-from burstline.servers.host.child import SILENT_S, ChildLostError
+from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.process import Server
 from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
@@ -35,6 +35,8 @@ STARTING_LIMIT_S: Final = 30.0
 """How long a driver may take to its first sign of life: it imports, and reads its job."""
 STILL_LIMIT_S: Final = 10.0
 """How long a driver may show no sign of life after that: stopped, or its machine or its disk hangs."""
+STOPPING_LIMIT_S: Final = 5.0
+"""The same once it was asked to stop, and somebody waits for it."""
 
 OnTick = Callable[[Snapshot], None]
 Enough = Callable[[Snapshot], bool]
@@ -81,8 +83,8 @@ def fire(
     `say` is called with each driver that is lost during the load. Once `enough` is true nothing more is sent,
     and what is in flight ends by itself.
 
-    An interrupt asks the drivers to stop, so that every planned request still gets its capture; a second one
-    is raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
+    An interrupt asks the drivers to stop, so that all that was sent still gets its capture; a second one is
+    raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
     DriverDiedError where nothing was sent.
     """
     with Counters.create(job.counters, n_workers) as counters:
@@ -201,9 +203,8 @@ class _DriverControl:
                 self._beats[k] = n_beats, at_s
             limit_s = STILL_LIMIT_S if n_beats else STARTING_LIMIT_S
             if stopped_s is not None:
-                limit_s = SILENT_S
-            still_s = at_s - max(self._beats[k][1], stopped_s or 0.0)
-            if still_s > limit_s or (stopped_s is not None and at_s - stopped_s > STOP_S):
+                limit_s = STOPPING_LIMIT_S
+            if at_s - max(self._beats[k][1], stopped_s or 0.0) > limit_s:
                 if driver.pid is not None:
                     os.kill(driver.pid, signal.SIGKILL)
                 how = "did not stop" if stopped_s is not None else f"made no progress for {limit_s:g} s"

@@ -168,8 +168,10 @@ class Target:
 def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
     """The target that a user's URL names, given with or without `/v1`; its login is taken out of it.
 
-    Raises ValueError, which never quotes the URL, where it is not scheme://[user:password@]host[:port][/path].
+    From here on its secrets are known. Raises ValueError, which never quotes the URL, where it is not
+    scheme://[user:password@]host[:port][/path].
     """
+    learn(api_key)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -3,6 +3,7 @@
 `without_secrets` knows secrets by their names and forms, and by value once `learn` has seen them: the values
 of the command line and the environment are learned when the command begins, so that they are also removed
 where a server or an engine's log repeats them. `printable` is for every text that a server can influence.
+Everything here is linear in the length of its text.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, Final
 from unicodedata import category
 from urllib.parse import quote, quote_plus, unquote
@@ -19,13 +22,19 @@ from urllib.parse import quote, quote_plus, unquote
 REMOVED: Final = "(removed)"
 LEAST_KNOWN: Final = 5
 """Shorter values are removed by their names only: a word like "key" stands in too many places."""
+OF_PROTOCOL: Final = frozenset(
+    {
+        *("abort", "array", "assistant", "basic", "bearer", "chunk", "content", "default", "dummy", "empty"),
+        *("error", "event", "false", "finish_reason", "function", "index", "input", "length", "model"),
+        *("object", "output", "prompt", "retry", "string", "system", "token", "tokens", "usage"),
+    }
+)
+"""Words of the protocols, in lower case: as a key they are removed by their names only, since replies are
+read by them."""
 _FOLDERS: Final = frozenset({"PWD", "OLDPWD"})
 """Variables of every shell that sound like passwords."""
-_PLACEHOLDERS: Final = frozenset({"EMPTY", "empty", "dummy", "false", "False"})
-
-LEAST_OF_VARIABLE: Final = 8
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+(?:[_ -][A-Za-z]+)*")
-"""What reads as words is no secret of its own: replies and logs are full of them."""
+"""What reads as words is no secret of its own where it is only a part of one."""
 _INNOCENT_HEADERS: Final = frozenset(
     {"accept", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
 )
@@ -39,22 +48,32 @@ _OF_TEXT: Final = re.sub(
 
 # The names of secrets, each by its end, in text, options, variables, headers and JSON.
 _NAME: Final = (
-    r"(?:(?i:api[_-]?key|[a-z0-9][_-]key|secret|passw(?:or)?d|passphrase|(?<![a-z])pwd|authorization|credentials?"
-    rf"|cookie|signature|(?<![a-z])auth|{_OF_TEXT}[_-]token"
-    r"|(?:hf|hub|auth|access|bearer|api|refresh|session|security)token)|[a-z0-9](?:Key|Token|Auth))"
+    r"(?:(?i:api[_-]?keys?|[a-z0-9][_-]keys?|secrets?|passw(?:or)?ds?|passphrase|(?<![a-z])pwd|authorization"
+    rf"|credentials?|cookies?|signature|(?<![a-z])(?:auth|jwt|bearer|sig|webhook)|[_-]pat|{_OF_TEXT}[_-]token"
+    r"|(?:hf|hub|auth|access|bearer|api|refresh|session|security)tokens?)"
+    r"|[a-z0-9](?:Key|Token|Auth|KeyId|Secret))"
 )
 _SECRET_NAME: Final = re.compile(rf"(?:{_NAME}|^(?i:auth|key|token))$")
 # `Authorization: Bearer X`, `--api-key=X`, `X-API-Key: X`, `{"api_key": "X"}`, `api_key=['X']`, `?key=X`.
-_SCHEME: Final = r"(?i:bearer|basic|digest|token)\s+"
+_SCHEME: Final = r"(?i:bearer|basic|digest|token)[^\S\n]+"
+_GAP: Final = r"[^\S\n]{0,64}"
+_VALUE: Final = r"(?!\(removed\))(\[[^\]\n]*\]?+|[^\s\"'\\,;&#)\]}]+)"  # twice redacted is once redacted
 _ASSIGNED: Final = re.compile(
-    rf"((?:{_NAME}|(?<=[?&\"'])(?i:token)|(?<=[?&])(?i:key|sig))(?:\\?[\"'])?\s*(?:=|:|%3D|%3A)\s*"
-    rf"(?:\\?[\"'])?+(?:{_SCHEME})?+)"
-    r"(?!\(removed\))"  # twice redacted is once redacted
-    r"(\[[^\]\n]*\]?+|[^\s\"'\\,;&#)\]}]+)"
+    rf"((?:{_NAME}|(?<=[?&\"'])(?i:token)|(?<=[?&])(?i:key))(?:\\?[\"'])?{_GAP}(?:=|:|%3D|%3A){_GAP}"
+    rf"(?:\\?[\"'])?+(?:{_SCHEME})?+){_VALUE}"
 )
-_BEARER: Final = re.compile(r"\b((?:Bearer|Basic)\s+)([\w.~+/=-]{5,})", re.IGNORECASE)
-_URL_USER: Final = re.compile(r"(\w+://)((?:[^\s/@\"'<>:]*:[^\s\"'<>]*)|[^\s/@\"'<>:]+)@")
-_FORMS: Final = (_ASSIGNED, _BEARER, _URL_USER)
+_OPTION: Final = re.compile(rf"(?<![\w-])(--?(?:[\w-]{{0,64}}{_NAME}|(?i:key|token))[^\S\n]+[\"']?+){_VALUE}")
+_BEARER: Final = re.compile(r"\b((?:Bearer|Basic)[^\S\n]+)([\w.~+/=-]{5,})", re.IGNORECASE)
+# Bounded, and from the first letter of a scheme on: else each letter of a long word begins a search.
+_URL_USER: Final = re.compile(
+    r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})@"
+)
+_FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, _URL_USER)
+_HINTS: Final = (
+    *("key", "secret", "pass", "pwd", "auth", "credential", "cookie", "sig", "jwt", "bearer", "_pat", "-pat"),
+    *("webhook", "token", "basic", "://"),
+)
+"""Each form has one of them, in lower case: they are found a hundred times as fast."""
 
 _learned: set[str] = set()
 _known: set[str] = set()
@@ -85,8 +104,12 @@ def without_known(text: str) -> str:
 def redacted(text: str) -> str:
     """The text without secrets."""
     text = without_known(text)
-    text = _ASSIGNED.sub(rf"\1{REMOVED}", text)
-    return _URL_USER.sub(rf"\1{REMOVED}@", _BEARER.sub(rf"\1{REMOVED}", text))
+    lower = text.lower()
+    if not any(hint in lower for hint in _HINTS):
+        return text
+    for form in _FORMS:
+        text = form.sub(rf"\1{REMOVED}{'@' if form is _URL_USER else ''}", text)
+    return text
 
 
 def printable(text: str, limit: int | None = None) -> str:
@@ -114,37 +137,36 @@ def learn(*secrets: str | None) -> None:
     """From now on remove these values wherever they stand, in each encoding that a server may use."""
     global _known_text, _known_bytes
     for secret in secrets:
-        if secret and len(secret) >= LEAST_KNOWN and secret not in _PLACEHOLDERS:
+        if secret and len(secret) >= LEAST_KNOWN and secret.lower() not in OF_PROTOCOL:
             _learned.add(secret)
             _known.update(_encodings(secret))
     if _known:
         longest_first = sorted(_known, key=lambda form: (-len(form), form))
         _known_text = re.compile("|".join(map(re.escape, longest_first)))
-        _known_bytes = re.compile(b"|".join(map(_in_bytes, longest_first)))
-
-
-def _in_bytes(form: str) -> bytes:
-    """The pattern of a form in raw bytes. Digits are only looked for in text, where a quote or a word's sign
-    stands before them: a number of JSON, such as a token id or a time, is data."""
-    pattern = re.escape(form.encode())
-    return rb'(?<=["= ])(?<!: )(?<!, )%b(?!\d)' % pattern if form.isdigit() else pattern
+        _known_bytes = re.compile(b"|".join(re.escape(form.encode()) for form in longest_first))
 
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Learn every secret that the command line or the environment names as one.
-
-    Of the environment only what cannot be a common word: `SORT_KEY=finish_reason` is no secret.
-    """
-    named = (value for name, value in environ.items() if _names_secret(name) and name not in _FOLDERS)
-    learn(*(value for value in named if len(value) >= LEAST_OF_VARIABLE and not _WORDS.fullmatch(value)))
+    """Learn every secret that the command line or the environment names as one, commands within it too."""
+    learn(*(value for name, value in environ.items() if _names_secret(name) and name not in _FOLDERS))
+    learn(*(secret for value in environ.values() for secret in _secrets_in(value, (_URL_USER,))))
     learn(*(item for item, hidden in _marked(argv) if hidden))
-    learn(*(secret for item in argv for secret in _secrets_in(item)))
+    for option, item in pairwise(("", *argv)):
+        learn(*_secrets_in(item))
+        name, colon, value = item.partition(":")
+        if option in ("--header", "-H") and colon:
+            learn_header(name.strip(), value.strip())
+        if " " in item.strip():
+            with suppress(ValueError):  # no command of a shell
+                words = shlex.split(item)
+                if len(words) > 1:
+                    learn_from(words, {})
 
 
 def learn_header(name: str, value: str) -> None:
     """Learn a header that each request carries, and each part of it that may be quoted alone."""
     is_secret = _names_secret(name)
-    if name.lower() in _INNOCENT_HEADERS or (_WORDS.fullmatch(value) and not is_secret):
+    if name.lower() in _INNOCENT_HEADERS:
         return
     words = re.split(r"[\s;,]+", value)
     parts = [*words, *(word.partition("=")[2] for word in words)]
@@ -164,8 +186,8 @@ def learn_body(value: Any, name: str = "") -> None:
     elif isinstance(value, list):
         for inner in value:
             learn_body(inner, name)
-    elif name and isinstance(value, str) and not (name.lower().endswith("key") and _WORDS.fullmatch(value)):
-        learn(value)  # a key may also be one to sort by
+    elif name and isinstance(value, str):
+        learn(value)
 
 
 def known_secrets() -> tuple[str, ...]:
@@ -174,10 +196,13 @@ def known_secrets() -> tuple[str, ...]:
 
 
 def masked(data: bytes) -> bytes:
-    """Raw bytes with known values overwritten by as many asterisks: framing and offsets stay true."""
-    if _known_bytes is None:
-        return data
-    return _known_bytes.sub(lambda found: b"*" * len(found[0]), data)
+    """Raw bytes with known values overwritten by as many asterisks."""
+    return data if _known_bytes is None else _known_bytes.sub(lambda found: b"*" * len(found[0]), data)
+
+
+def known_in(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where known values stand in raw bytes: from, to."""
+    return iter(()) if _known_bytes is None else (found.span() for found in _known_bytes.finditer(data))
 
 
 def n_unfinished(data: bytes) -> int:
@@ -197,8 +222,8 @@ def _marked(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         hidden = is_option and _names_secret(item)
 
 
-def _secrets_in(text: str) -> Iterator[str]:
-    for form in _FORMS:
+def _secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator[str]:
+    for form in forms:
         for found in form.finditer(text):
             secret = found[2]
             yield from re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]

@@ -19,7 +19,7 @@ from burstline import __version__
 from burstline.bench.report import write_report
 from burstline.console import exit_codes
 from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
+from burstline.loadgen.record.decode import capture_limit_bytes, decoded_batches, were_killed, with_cancelled
 from burstline.loadgen.record.rundir import Run, RunDir, open_run, read_manifest
 from burstline.loadgen.record.tables import RECORDS, counts_of, record_table
 from burstline.servers.registry import ENGINES
@@ -107,7 +107,7 @@ def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
     batches = decoded_batches(captures, requests, decode, counts, damage.append)
     parts = [record_table(records) for records in batches]
     seen = pa.concat_tables(parts) if parts else RECORDS.empty_table()
-    return len(seen), with_cancelled(seen, requests, due_ns)
+    return len(seen), with_cancelled(seen, requests, due_ns, was_killed=were_killed(run.path / "captures"))
 
 
 def _records(run: Run, records: pa.Table) -> PartCheck:

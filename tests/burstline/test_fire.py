@@ -61,7 +61,7 @@ def test_drivers_that_prepare_nothing_are_given_up(tmp_path: Path, monkeypatch: 
 def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fire, "SILENT_S", 0.1)
+    monkeypatch.setattr(fire, "STOPPING_LIMIT_S", 0.1)
     interrupts = iter([KeyboardInterrupt])
 
     def ctrl_c(snapshot: object) -> None:
@@ -75,7 +75,6 @@ def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
     (lost,) = load.lost
     assert lost.why == "driver 0 did not stop; 0 of its 7 requests had been sent"
     assert lost.share == 1
-    assert lost.at_s < 3, "else after STOP_S"
     assert [c.failure for c in read_captures(job.captures)] == ["driver_lost"] * 7
 
 
@@ -127,13 +126,16 @@ def test_a_driver_that_was_still_before_a_stop_has_the_whole_limit_after_it(tmp_
         control._stop()
         control._check_limits()
         assert control._pending
-        control._stopped_s = time.monotonic() - 4.0
+        control._stopped_s = time.monotonic() - fire.STOPPING_LIMIT_S - 1.0
         control._check_limits()
         assert not control._pending
 
 
-def test_a_driver_that_works_on_after_a_stop_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fire, "STOP_S", 0.5)
+def test_a_driver_that_still_stores_after_a_stop_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has replies to store for longer than anything may be silent."""
+    monkeypatch.setattr(fire, "STOPPING_LIMIT_S", 1.0)
     interrupts = iter([KeyboardInterrupt])
 
     def ctrl_c(snapshot: object) -> None:
@@ -141,9 +143,9 @@ def test_a_driver_that_works_on_after_a_stop_is_lost(tmp_path: Path, monkeypatch
             raise interrupt
 
     job = job_in(tmp_path)
-    load = fire.fire(job, 1, lambda pids: None, ctrl_c, a_driver(beating(job, 50, 0.1)))
+    load = fire.fire(job, 1, lambda pids: None, ctrl_c, a_driver(beating(job, 12, 0.25)))
     assert load.lost[0].why.startswith("driver 0 did not stop")
-    assert load.lost[0].at_s < 3, "it would have beaten for 5 s"
+    assert load.lost[0].at_s > 2, "a run with drivers elsewhere begins after 1 s; it beat for 3 s"
 
 
 def test_a_second_interrupt_is_raised(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
 from tests.servers.golden import decode_completion
 
 
-def write_run(directory, n, captured):
+def write_run(directory, n, captured, *, killed=False):
     """A plan of n requests of two tokens; captures of those listed, in that order."""
     requests = tuple(Request(i, array("I", [1, 2, 3, 4]), None, 4, 2) for i in range(n))
     plan = Plan(requests, array("q", range(n)), 0, "x")
@@ -33,23 +33,29 @@ def write_run(directory, n, captured):
         one: Capture = replace(capture(reads), index=index, due_ns=index)
         spool.put(lambda one=one: one)
     spool.close()
+    if killed:
+        (file,) = (directory / "captures").iterdir()
+        file.rename(f"{file}.partial")
 
 
+@pytest.mark.parametrize(("killed", "outcome"), [(True, "cancelled"), (False, "not_sent")])
 @pytest.mark.parametrize("n_processes", [1, 2])
-def test_every_planned_request_has_a_record_in_the_plans_order(tmp_path, n_processes):
-    write_run(tmp_path, 7, [5, 0, 3, 1])
+def test_every_planned_request_has_a_record_in_the_plans_order(tmp_path, n_processes, killed, outcome):
+    """A driver that was killed had requests in flight; one that ended has captured all that it sent."""
+    write_run(tmp_path, 7, [5, 0, 3, 1], killed=killed)
     records = list(records_of(decode_run(tmp_path, decode_completion, n_processes)))
     assert [record.index for record in records] == list(range(7))
     assert [record.outcome == "ok" for record in records] == [True, True, False, True, False, True, False]
-    assert {record.outcome for record in records if record.index in (2, 4, 6)} == {"cancelled"}
+    assert {record.outcome for record in records if record.index in (2, 4, 6)} == {outcome}
     assert [record.due_ns for record in records] == list(range(7))
     assert records[5].output_tok == 2
 
 
-def test_a_run_without_any_capture_is_all_cancelled(tmp_path):
-    write_run(tmp_path, 3, [])
+@pytest.mark.parametrize(("killed", "outcome"), [(True, "cancelled"), (False, "not_sent")])
+def test_a_run_without_any_capture(tmp_path, killed, outcome):
+    write_run(tmp_path, 3, [], killed=killed)
     table = decode_run(tmp_path, decode_completion, 1)
-    assert table.column("outcome").to_pylist() == ["cancelled"] * 3
+    assert table.column("outcome").to_pylist() == [outcome] * 3
 
 
 def test_what_a_child_raises_is_raised_here(tmp_path):
@@ -84,7 +90,7 @@ def _stands_still(reply):
     ],
 )
 def test_what_a_lost_child_was_to_decode_is_decoded_here(lose, silent_s, why, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(decode, "SILENT_S", silent_s)
+    monkeypatch.setattr(decode, "STILL_S", silent_s)
     write_run(tmp_path, 3, [0, 1, 2])
     table = decode_run(tmp_path, lose, 2)
     assert table.column("outcome").to_pylist() == ["ok"] * 3
@@ -102,7 +108,7 @@ def test_a_lost_child_is_ended_before_its_replies_are_decoded_here(tmp_path, mon
 
     child.receive = lost
     monkeypatch.setattr(decode, "Child", lambda *_: nullcontext(child))
-    monkeypatch.setattr(decode, "SILENT_S", 0.0)
+    monkeypatch.setattr(decode, "STILL_S", 0.0)
     share = SimpleNamespace(k=0, tables=lambda: events.append("decoded") or [])
     assert decode._by_children([share]) == []
     assert events == ["killed", "decoded"]

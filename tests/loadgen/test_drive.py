@@ -1,4 +1,4 @@
-"""A driver from its job to its report: every planned request ends with exactly one capture."""
+"""A driver from its job to its report: every request that was sent ends with exactly one capture."""
 
 from __future__ import annotations
 
@@ -206,6 +206,24 @@ def test_stop_ends_the_run_at_once_with_every_request_accounted_for(tmp_path: Pa
         report = driven(job, stop)
     assert dict(report.failures) == {"cancelled": 5, "not_sent": 20}
     assert len(list(read_captures(job.captures))) == 25
+
+
+def test_what_was_never_prepared_is_counted_and_takes_no_capture(tmp_path: Path) -> None:
+    """Captures of a hundred thousand requests that were not sent would take longer than anyone waits."""
+
+    async def hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await asyncio.sleep(5)
+
+    def stop(conn: Connection) -> None:
+        while not server.asked:
+            time.sleep(0.01)
+        conn.send(Stop())
+
+    with served(hangs) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 20_000, concurrency=1)
+        report = driven(job, stop)
+    assert dict(report.failures) == {"cancelled": 1, "not_sent": 19_999}
+    assert len(list(read_captures(job.captures))) < 1000
 
 
 def test_stop_before_the_start_sends_nothing(tmp_path: Path) -> None:

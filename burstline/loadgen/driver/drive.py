@@ -7,7 +7,7 @@ A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to:
     driver <- Go       the run's start, shortly in the future
     driver <- End      nothing more is to be sent; what is in flight ends by itself
     driver <- Stop     at any time: what is in flight ends "cancelled", the rest "not_sent"
-    driver -> Done     every planned request has its capture on disk
+    driver -> Done     the capture of all that was sent is on disk
     driver -> Failed   an exception, to be raised by the reader
 
 Three threads: this one prepares requests and listens to the orchestrator, the wire's sends and reads, the
@@ -147,6 +147,9 @@ class _Drive:
             self._listen(1.0)
         for each in due:
             self._await_room(ahead)
+            if self._is_over and self._sessions is None:  # what has no capture was not sent
+                self._failures["not_sent"] += 1 + sum(1 for _ in due)
+                break
             self._prepare([each])
             self._converse()
         while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
@@ -298,7 +301,8 @@ class _Drive:
             self._wake()
 
     def _captured(self, exchange: Exchange) -> Capture:
-        """The capture, counted. Runs in the spool's thread."""
+        """The capture, counted. Runs in the spool's thread, also once all has ended: a sign of life."""
+        self._cells[-1] += 1
         capture = exchange.capture(self._t0_ns or 0, self._wire.offsets)
         closed = self._job.concurrency is not None and self._sessions is None
         if closed and capture.dispatched_ns is not None:

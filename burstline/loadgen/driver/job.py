@@ -146,7 +146,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From a driver, its last message: every planned request has its capture on disk."""
+    """From a driver, its last message: the capture of all that was sent is on disk."""
 
     report: DriveReport
 

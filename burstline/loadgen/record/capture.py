@@ -25,6 +25,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from burstline.loadgen.record.files import PARTIAL
+from burstline.loadgen.record.masking import masked_reply
 from burstline.servers.messages import Read
 from burstline.servers.redact import masked
 from burstline.workloads.request import WorkloadError
@@ -148,7 +150,6 @@ class Capture:
 _LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct("<4siqqqqqHII")
 _MAGIC: Final = b"BLC2"
-_PARTIAL = ".partial"
 _MIN_FRAME_HEADER_BYTES = 6
 _RLE_BLOCK, _RESERVED_BLOCK, _HAS_CHECKSUM = 1, 3, 4
 
@@ -170,7 +171,7 @@ class CaptureWriter:
     def __init__(self, directory: Path, worker: int = 0, on_error: Callable[[], None] = lambda: None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f"driver-{worker}.zst"
-        self._partial = self._path.with_name(self._path.name + _PARTIAL)
+        self._partial = self._path.with_name(self._path.name + PARTIAL)
         # Unbuffered: what has been put is on its way to the disk, even if this process is killed next.
         self._file = self._partial.open("wb", buffering=0)
         self._compress = zstandard.ZstdCompressor(level=1, write_checksum=True).compress
@@ -252,7 +253,7 @@ def read_captures(
     Files of a run that was killed (`*.partial`) are read up to their last whole frame. A capture that takes
     more than `max_bytes` unpacked counts as damage.
     """
-    for path in sorted([*directory.glob("*.zst"), *directory.glob(f"*.zst{_PARTIAL}")]):
+    for path in sorted([*directory.glob("*.zst"), *directory.glob(f"*.zst{PARTIAL}")]):
         with path.open("rb") as file:
             yield from _read_file(file, path, max_bytes, on_damage)
 
@@ -273,7 +274,7 @@ def _read_file(file: BinaryIO, path: Path, max_bytes: int, on_damage: OnDamage) 
             damage = f"{path} is damaged at byte {start:,}: {error}"
         # From the next byte, not from behind the frame: its length may be what is damaged.
         goes_on = _seek_frame(file, start + 1)
-        if goes_on or path.suffix != _PARTIAL:
+        if goes_on or path.suffix != PARTIAL:
             on_damage(damage)
         if not goes_on:
             return  # of a run that was cut off: the frame that was being written
@@ -358,7 +359,7 @@ def packed(capture: Capture) -> bytes:
         reads.since_ns.astype("<i8", copy=False),
         np.diff(reads.ends, prepend=0).astype("<u4"),
     )
-    data = masked(reads.data)  # a server may have quoted the key that it was sent
+    data = masked_reply(reads.data)
     contents = b"".join((header, failure, detail, *(column.tobytes() for column in columns), data))
     return _LENGTH.pack(len(contents)) + contents
 

@@ -21,12 +21,20 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture, OnDamage, read_captures, refuse, reply_limit_bytes
+from burstline.loadgen.record.capture import (
+    Capture,
+    OnDamage,
+    read_captures,
+    refuse,
+    reply_limit_bytes,
+)
+from burstline.loadgen.record.files import PARTIAL
 from burstline.loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
-from burstline.servers.host.child import SILENT_S, Child, ChildLostError
+from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
@@ -35,6 +43,8 @@ from burstline.workloads.request import Request
 _N_AT_ONCE = 500
 _BATCH_S = 0.3
 _BYTES_PER_READ = 20
+STILL_S: Final = 15.0
+"""How long all decoders may send nothing: each first reads the plan, which may be long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +75,7 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
 
     `decode` is the engine's. A small run is decoded here, a larger one by child processes, as many as CPUs
     unless given; each holds the raw bytes of one reply and the records of one batch. What the server did not
-    count is read from `counts.parquet`, where it was counted afterwards. Requests without a capture are
-    `cancelled`. Raises DamagedCapturesError.
+    count is read from `counts.parquet`, where it was counted afterwards. Raises DamagedCapturesError.
     """
     if n_processes is None:
         n_processes = min(_n_cpus(), 1 + n_planned(directory) // 2000)
@@ -77,7 +86,8 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
     requests, due_ns = _read_asked(directory)
     seen = pa.concat_tables([RECORDS.empty_table(), *tables])
     n = sum(request.stage is None for request in requests)
-    return with_cancelled(seen, requests[:n], due_ns[:n])
+    killed = were_killed(directory / "captures")
+    return with_cancelled(seen, requests[:n], due_ns[:n], was_killed=killed)
 
 
 def _by_children(shares: list[Share]) -> list[pa.Table]:
@@ -90,7 +100,7 @@ def _by_children(shares: list[Share]) -> list[pa.Table]:
             pending[child.connection] = share, child
             child.send(share)
         while pending:
-            heard = wait(list(pending), SILENT_S) or list(pending)
+            heard = wait(list(pending), STILL_S) or list(pending)
             for connection in [each for each in heard if isinstance(each, Connection)]:
                 share, child = pending[connection]
                 try:
@@ -114,27 +124,54 @@ def main(home: Connection, share: Share) -> None:
     home.send(None)
 
 
-def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
+def with_cancelled(
+    seen: pa.Table, requests: Sequence[Request], due_ns: array[int], *, was_killed: bool = True
+) -> pa.Table:
     """One row per request, in order: those of `seen`, and one without a reply for each of the rest.
 
-    A run that was ended by force leaves no capture of what it had in flight (`cancelled`), nor of what was
-    due after the last capture (`not_sent`).
+    A driver captures all that it has sent. One that was killed leaves no capture of what it had in flight
+    (`cancelled`), nor of what was due after the last capture (`not_sent`).
     """
     # A request that was captured twice is a bug elsewhere; the first capture stands.
     _, first = np.unique(seen.column("index").to_numpy(), return_index=True)
     seen = seen.take(first)
-    there = set(seen.column("index").to_pylist())
-    closed_ns = seen.column("closed_ns").drop_null().to_numpy()
-    last_ns = closed_ns.max() if len(closed_ns) else None
-    missing = [
-        record_without_capture(request, due, sent=last_ns is None or due <= last_ns)
-        for request, due in zip(requests, due_ns, strict=True)
-        if request.index not in there
-    ]
-    if not missing:
+    index = np.array([request.index for request in requests], dtype=np.int64)
+    is_missing = ~np.isin(index, seen.column("index").to_numpy())
+    if not is_missing.any():
         return seen
-    whole = pa.concat_tables([seen, record_table(missing)])
-    return whole.sort_by("index")
+    closed_ns = seen.column("closed_ns").drop_null().to_numpy()
+    last_ns = closed_ns.max() if len(closed_ns) else np.inf
+    due = np.frombuffer(due_ns, dtype=np.int64)
+    is_sent = was_killed & (due <= last_ns)
+    rest = [
+        _without_capture([requests[i] for i in rows.tolist()], due[rows], sent=sent)
+        for sent in (True, False)
+        if len(rows := np.flatnonzero(is_missing & (is_sent == sent)))
+    ]
+    return pa.concat_tables([seen, *rest]).sort_by("index")
+
+
+def _without_capture(requests: Sequence[Request], due_ns: NDArray[np.int64], *, sent: bool) -> pa.Table:
+    """Their rows by column: they may be most of a million."""
+    one = record_without_capture(requests[0], 0, sent=sent)
+    own = {
+        "index": [request.index for request in requests],
+        "due_ns": due_ns,
+        "planned_prompt_tok": [request.n_prompt_tok for request in requests],
+        "planned_output_tok": [request.n_output_tok for request in requests],
+    }
+    columns = [
+        pa.array(own[field.name], field.type)
+        if field.name in own
+        else pa.repeat(pa.scalar(getattr(one, field.name), field.type), len(requests))
+        for field in RECORDS
+    ]
+    return pa.table(columns, RECORDS)
+
+
+def were_killed(captures: Path) -> bool:
+    """Whether a driver of this run ended before it had closed its file."""
+    return any(captures.glob(f"*{PARTIAL}"))
 
 
 def decoded_batches(

@@ -262,10 +262,12 @@ def _plausible(request: Request, reply: Reply) -> Reply:
 
 
 def record_without_capture(request: Request, due_ns: int, *, sent: bool = True) -> Record:
-    """The record of a request of which a run that was ended by force left nothing."""
+    """The record of a request that was not sent, or of which a run that was ended by force left nothing."""
     capture = Capture(request.index, due_ns, None, None, None, None, ())
-    outcome = Outcome.CANCELLED if sent else Outcome.NOT_SENT
-    return _record(request, capture, outcome, "the run left no capture of this request", _Heard())
+    if not sent:
+        return _record(request, capture, Outcome.NOT_SENT, None, _Heard())
+    why = "the run left no capture of this request"
+    return _record(request, capture, Outcome.CANCELLED, why, _Heard())
 
 
 def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Reply, tokens: _Tokens) -> str:

@@ -11,8 +11,8 @@ that the keeper's descendants are all of the engine at any time. Elsewhere it re
     keeper -> EngineEnded        the engine's first process has ended
     keeper -> AllEnded           so have all others, but for those that survive even SIGKILL
 
-Where there are `secrets`, the engine's output passes through the keeper, which leaves them out of the log:
-engines print their arguments. Otherwise the engine writes its log itself, so that no pipe can break under it.
+The engine's output passes through the keeper, which leaves secrets out of the log: engines print their
+arguments and their environment.
 
 Signals only set `stopping` and wake `select`: everything else happens in the one thread that waits, so that
 no handler ever interrupts the reaping of a process or sees half of its state.
@@ -34,12 +34,11 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from burstline.servers.launch import Launch
-from burstline.servers.redact import learn, masked, n_unfinished
+from burstline.servers.redact import learn, n_unfinished, redacted
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -116,16 +115,12 @@ class Keeper:
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
-        self._log: threading.Thread | None = None
+        learn(*task.secrets)
         with task.log.open("ab", buffering=0) as log:
-            if task.secrets:
-                learn(*task.secrets)
-                self.root = _start(task, subprocess.PIPE)
-                arguments = (self.root, os.dup(log.fileno()))
-                self._log = threading.Thread(target=_keep_log, args=arguments, daemon=True)
-                self._log.start()
-            else:
-                self.root = _start(task, log)
+            self.root = _start(task)
+            arguments = (self.root, os.dup(log.fileno()))
+            self._log = threading.Thread(target=_keep_log, args=arguments, daemon=True)
+            self._log.start()
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -158,8 +153,7 @@ class Keeper:
                 )
                 self._wait(lambda: after.poll() is not None, AFTER_TIMEOUT_S)
         self._wait(self._killed_all, KILLED_GRACE_S)
-        if self._log is not None:
-            self._log.join(LOG_GRACE_S)
+        self._log.join(LOG_GRACE_S)
         _remove_leftovers(self._task)
         return tuple(process.pid for process in self._look())
 
@@ -226,7 +220,7 @@ def _wake_on_signals(stop: Callable[..., None]) -> int:
     return readable
 
 
-def _start(task: KeeperTask, out: int | IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(task: KeeperTask) -> subprocess.Popen[bytes]:
     n_cores = task.launch.n_cores
 
     def prepare() -> None:
@@ -238,7 +232,7 @@ def _start(task: KeeperTask, out: int | IO[bytes]) -> subprocess.Popen[bytes]:
         task.launch.argv,
         env=task.env,
         stdin=subprocess.DEVNULL,
-        stdout=out,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=prepare if sys.platform == "linux" else None,
@@ -259,7 +253,8 @@ def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
         if is_late or len(line) - end > LINE_BYTES:
             end = len(line) - n_unfinished(line)
         with contextlib.suppress(OSError):  # where the disk is full, the engine goes on without its log
-            os.write(log, masked(line[:end]))
+            lines = line[:end].decode("utf-8", "surrogateescape").splitlines(keepends=True)
+            os.write(log, "".join(map(redacted, lines)).encode("utf-8", "surrogateescape"))
         line = line[end:]
 
 

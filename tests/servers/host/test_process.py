@@ -243,6 +243,23 @@ def test_a_keeper_that_is_told_to_end_ends_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
+def test_what_an_engine_prints_of_its_environment_is_known_by_names_and_forms(tmp_path: Path) -> None:
+    """Nothing was learned: an engine may have read its secrets from a file of its own."""
+    lines = {
+        "DB_PASSWORD=seven77": "DB_PASSWORD=(removed)",
+        "ADMIN_SECRET=open sesame": "ADMIN_SECRET=(removed) sesame",
+        "DATABASE_URL=postgres://me:seven77@host/db": "DATABASE_URL=postgres://(removed)@host/db",
+        "GH_PAT=v4lue-1": "GH_PAT=(removed)",
+        "A=x;AccountKey=v4lue-2;y": "A=x;AccountKey=(removed);y",
+        "Avg generation throughput: 5.0 tokens/s": "Avg generation throughput: 5.0 tokens/s",
+    }
+    say = f"print(*{list(lines)}, sep='\\n')"
+    with process.start(Launch((sys.executable, "-c", say)), tmp_path / "log") as server:
+        assert eventually(lambda: server.exit_code == 0)
+    assert server.log().splitlines() == list(lines.values())
+
+
+@pytest.mark.usefixtures("fresh")
 def test_what_an_engine_prints_of_our_secrets_is_in_no_log_and_its_last_line_steers_no_terminal(
     tmp_path: Path,
 ) -> None:
@@ -250,7 +267,7 @@ def test_what_an_engine_prints_of_our_secrets_is_in_no_log_and_its_last_line_ste
     say = "print('--api-key SECRETKEY12345678 \\x1b[2J')"
     with process.start(Launch((sys.executable, "-c", say)), tmp_path / "log") as server:
         assert eventually(lambda: server.exit_code == 0)
-    assert server.log() == "--api-key ***************** \x1b[2J\n"
+    assert server.log() == "--api-key (removed) \x1b[2J\n"
     assert "\x1b" not in server.last_line()
 
 
