@@ -211,7 +211,7 @@ def test_no_secret_leaves_by_a_file_a_stream_or_a_title(tmp_path: Path) -> None:
         texts += ended.out + shown(outs / name)
         log = next((outs / name).glob("*/server.log")).read_bytes()
         assert log.count(b"halves: ") >= 2, log[:2000]
-        assert len(log) > 140_000
+        assert len(log) > 100_000
     found = hits(outs, texts, titles)
     noted("20 secrets, 12 ways in, 5 ways out", "0 hits", found or "0 hits", time.monotonic() - began_s)
     assert not found
