@@ -1,6 +1,7 @@
 """What every engine's replies come to: the same scenes for all, fed whole and byte by byte."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.record import Record, record_of
 from burstline.servers.host.ready import stage_of
-from burstline.servers.messages import Read
+from burstline.servers.messages import EngineError, HttpReply, Read
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
 from tests.servers import documented as said
@@ -430,3 +431,25 @@ def test_a_long_line_of_a_log_is_searched_for_a_cause_in_no_time(name: str) -> N
         assert engine.doomed(log) is None
         assert engine.dead(log) is None
         stage_of(engine, log)
+
+
+METRICS: dict[str, Callable[[], HttpReply]] = {
+    "none": lambda: HttpReply(404, {}, b"vllm:cache_config_info{"),
+    "not metrics": lambda: HttpReply(200, {}, b'vllm:cache_config_info{a="\nsglang:max_total_num_tokens x y'),
+    "too long": lambda: _raises("longer than 8 MiB"),
+    "hangs": lambda: _raises("did not answer in time"),
+}
+
+
+def _raises(text: str) -> HttpReply:
+    raise EngineError(text)
+
+
+@pytest.mark.parametrize("page", METRICS)
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_server_whose_metrics_cannot_be_read_is_identified_without(name: str, page: str) -> None:
+    def get(path: str) -> HttpReply:
+        return METRICS[page]() if path == "/metrics" else HttpReply(200, {}, b'{"data": [{"id": "m"}]}')
+
+    identity = ENGINES[name].identify(get, "")
+    assert (identity.engine, identity.kv_tok) == (name, None)

@@ -22,6 +22,7 @@ from burstline.servers.protocol.introspection import (
     json_at,
     logged,
     mean_of,
+    metrics_at,
     opposite,
     option_of,
     owned_by,
@@ -221,8 +222,7 @@ class Sglang(PackagedEngine):
         """
         info, model = json_at(get, "/server_info"), json_at(get, "/model_info")
         served = first_model(json_at(get, "/v1/models"))
-        metrics = get("/metrics")
-        measured = {s.name: s.value for s in samples(metrics.body.decode(errors="replace"), _MEMORY)}
+        measured = {s.name: s.value for s in samples(metrics_at(get), _MEMORY)}
         states = info.get("internal_states") or [{}]
         kv_tok = info.get("max_total_num_tokens") or measured.get("sglang:max_total_num_tokens")
         kv_dtype = logged(log, r"KV Cache is allocated\. dtype: torch\.(\w+)")

@@ -24,6 +24,7 @@ from burstline.servers.protocol.introspection import (
     logged,
     logged_bytes,
     mean_of,
+    metrics_at,
     number,
     option_of,
     owned_by,
@@ -163,9 +164,7 @@ class Vllm(PackagedEngine):
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")
         model = first_model(models)
-        metrics = get("/metrics")
-        text = metrics.body.decode(errors="replace") if metrics.status == 200 else ""
-        found = samples(text, ("vllm:cache_config_info",))
+        found = samples(metrics_at(get), ("vllm:cache_config_info",))
         cache: Mapping[str, str] = found[0].labels if found else {}
         kv_tok = number(cache.get("kv_cache_size_tokens"))
         block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
