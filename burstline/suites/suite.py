@@ -182,6 +182,9 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
     return tuple(Slot(k, e, m, w, repeat, p) for k, (p, m, w, e, repeat) in enumerate(order, 1))
 
 
+MOST_BYTES: Final = 1 << 18
+MOST_DOTTED: Final = 10_000
+"""Of a suite's file, and of a word of it in which dots join names: reading one takes its length squared."""
 SHIPPED: Final = Path(__file__).parent / "shipped"
 """Suites that come with Burstline (in a clone a link to suites/)."""
 
@@ -195,14 +198,22 @@ def suite_file(path: Path) -> Path:
 def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
     try:
-        raw = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1).decode()
+        if len(text) > MOST_BYTES or any(
+            len(word) > MOST_DOTTED for word in re.findall(r"[^\s\"']*\.[^\s\"']*", text)
+        ):
+            raise WorkloadError(
+                f"{path} is no suite: expected at most {MOST_BYTES:,} bytes, and {MOST_DOTTED:,} in a name"
+            )
+        raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
         near = difflib.get_close_matches(path.stem, shipped, n=1)
         known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
         raise WorkloadError(f"{path} cannot be read: {why}; expected a suite's TOML file, {known}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply; a number of thousands of digits
         raise WorkloadError(f"{path} is not TOML: {error}") from None
     return parse_suite(raw, str(path))
 

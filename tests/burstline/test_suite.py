@@ -249,7 +249,17 @@ def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("name = ", "is not TOML"), (None, "cannot be read"), ("x = 1", "unknown key 'x'")]
+    ("text", "words"),
+    [
+        ("name = ", "is not TOML"),
+        (None, "cannot be read"),
+        ("x = 1", "unknown key 'x'"),
+        ("x = " + "[" * 20_000, "is not TOML"),
+        ("x = " + "9" * 5_000, "is not TOML"),
+        ("a" + ".a" * 100_000 + " = 1", "is no suite"),
+        ("# comment\n" * 100_000, "is no suite"),
+    ],
+    ids=range(7),
 )
 def test_a_file_that_is_no_suite_is_said_in_a_line(tmp_path, capsys, text, words):
     path = tmp_path / "suite.toml"
