@@ -22,11 +22,10 @@ from burstline.servers.protocol.introspection import (
     json_at,
     logged,
     mean_of,
-    metrics_at,
     opposite,
     option_of,
     owned_by,
-    samples,
+    samples_at,
 )
 from burstline.servers.protocol.openai import post
 from burstline.servers.protocol.replies import Tally
@@ -222,7 +221,7 @@ class Sglang(PackagedEngine):
         """
         info, model = json_at(get, "/server_info"), json_at(get, "/model_info")
         served = first_model(json_at(get, "/v1/models"))
-        measured = {s.name: s.value for s in samples(metrics_at(get), _MEMORY)}
+        measured = {s.name: s.value for s in samples_at(get, _MEMORY)}
         states = info.get("internal_states") or [{}]
         kv_tok = info.get("max_total_num_tokens") or measured.get("sglang:max_total_num_tokens")
         kv_dtype = logged(log, r"KV Cache is allocated\. dtype: torch\.(\w+)")

@@ -24,11 +24,10 @@ from burstline.servers.protocol.introspection import (
     logged,
     logged_bytes,
     mean_of,
-    metrics_at,
     number,
     option_of,
     owned_by,
-    samples,
+    samples_at,
 )
 from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.settings import Spelling, among, switch, valued
@@ -164,7 +163,7 @@ class Vllm(PackagedEngine):
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")
         model = first_model(models)
-        found = samples(metrics_at(get), ("vllm:cache_config_info",))
+        found = samples_at(get, ("vllm:cache_config_info",))
         cache: Mapping[str, str] = found[0].labels if found else {}
         kv_tok = number(cache.get("kv_cache_size_tokens"))
         block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
