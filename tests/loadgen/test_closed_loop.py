@@ -9,9 +9,10 @@ import pytest
 from scipy.signal import lfilter
 
 from burstline.loadgen.metrics.steady_state import LIVES_A_BLOCK, plateau
-from burstline.loadgen.metrics.throughput import Lives
+from burstline.loadgen.metrics.throughput import Lives, Window, _by_lives
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.stats.quantiles import Samples, percentiles
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, percentile_in_order
 from tests.loadgen.making import conditions, ok, summarized
@@ -143,3 +144,12 @@ def test_a_loop_that_never_gets_past_its_start_wave_has_no_plateau():
     for n in (8, 5):
         c = closed(n, 8, lambda k: 1.0)
         assert plateau(c, Lives.of(c), 8) is None
+
+
+def test_requests_that_an_interrupted_loop_never_sent_cost_no_warning():
+    """They neither began nor ended: infinity less infinity is no time."""
+    ends = np.array([*np.arange(1.0, 41.0), np.inf])
+    lives = Lives(np.array([*np.arange(40.0), np.inf]), ends, np.arange(41))
+    rate = _by_lives(lives, np.ones(41), Window(0.0, 40.0), 2, measured(1.0, "requests/s", "", 40))
+    assert rate.point == 1.0
+    assert rate.low is not None

@@ -174,7 +174,7 @@ def _by_lives(lives: Lives, amount: Floats, window: Window, least_block: int, fi
     if isinstance(figure, Absent) or not len(ended):
         return figure
     ended = ended[np.argsort(lives.start_s[ended], kind="stable")]
-    factors = ratio_interval(amount[ended], (lives.end_s - lives.start_s)[ended], least_block)
+    factors = ratio_interval(amount[ended], lives.end_s[ended] - lives.start_s[ended], least_block)
     what = "requests" if lives.session is None else "sessions"
     if factors is None:
         note = f"an interval needs {LEAST_BLOCKS * least_block:,} {what} that ended, there are {len(ended):,}"
