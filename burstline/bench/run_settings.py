@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 from contextlib import suppress
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from burstline import __version__
 from burstline.bench.load_options import Load
@@ -19,6 +22,7 @@ from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.gpus import Gpu
+from burstline.servers.host.serving import ACROSS_BRIDGE, first_of_container
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.redact import without_secrets
@@ -89,7 +93,13 @@ def server_facts(site: Site, model: str | None) -> ServerFacts:
         from burstline.models.model_folder import made_notes  # here: it imports tokenizers
 
         made = made_notes(Path(model))
-    launch, n_addresses = site.launch, None
+    launch, n_addresses, argv = site.launch, None, None
+    if launch is not None:
+        argv = launch.argv
+    elif (first := first_of_container(site.target.url)) is not None:
+        made = (ACROSS_BRIDGE, *made)
+        with suppress(psutil.Error):
+            argv = without_secrets(psutil.Process(first).cmdline())
     with suppress(EngineError, OSError):  # they may not resolve here
         urls = (site.target.url, *site.target.replicas)
         n_addresses = len({address for url in urls for _, address in Destination.of(url).addresses()})
@@ -98,10 +108,10 @@ def server_facts(site: Site, model: str | None) -> ServerFacts:
         model=site.target.model,
         model_asked=model,
         attached=site.server is None,
-        argv=tuple(launch.argv) if launch else None,
+        argv=None if argv is None else tuple(argv),
         env=dict(launch.env) if launch else None,
-        image=launch.image if launch else None,
-        image_digest=launch.image_digest if launch else None,
+        image=launch.image if launch else os.environ.get("BURSTLINE_SERVER_IMAGE") or None,
+        image_digest=launch.image_digest if launch else os.environ.get("BURSTLINE_SERVER_DIGEST") or None,
         notes=(*site.notes, *made),
         ready_s=site.startup.ready_s,
         startup_stages=site.startup.stages,

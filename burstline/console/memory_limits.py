@@ -1,14 +1,15 @@
-"""Limits of memory, read before anything large is imported: there a library would fail in the middle."""
+"""What this process is given of memory and disk, read before anything large is imported and before a load."""
 
 from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
+import tempfile
 from pathlib import Path
 from typing import Final
 
 from burstline.servers.host.child import BLAS_THREADS
+from burstline.servers.host.control_group import memory_limit
 
 ADDRESS_SPACE: Final = 900 << 20
 """What libraries and a small run take of addresses, with one thread for numpy; measured were 780 MB."""
@@ -16,8 +17,6 @@ PER_THREAD: Final = 128 << 20
 """What each further one takes: numpy's and scipy's OpenBLAS reserve their buffers at once."""
 MEMORY: Final = 192 << 20
 """What a small run takes of a control group, with all its processes; measured were 137 MB."""
-CGROUPS: Final = Path("/sys/fs/cgroup")
-GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
 
 
 def refusal() -> str | None:
@@ -34,7 +33,11 @@ def refusal() -> str | None:
             )
         if limit < ADDRESS_SPACE + PER_THREAD * (os.cpu_count() or 1):
             os.environ.setdefault(BLAS_THREADS, "1")
-    most = _most_of_group()
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return "no folder for temporary files can be written; in a container: docker run --tmpfs /tmp"
+    most = memory_limit()
     if most is not None and most < MEMORY:
         return (
             f"the control group is limited to {most >> 20:,} MiB of memory, but {MEMORY >> 20:,} MiB are "
@@ -43,17 +46,12 @@ def refusal() -> str | None:
     return None
 
 
-def _most_of_group() -> int | None:
-    """The lowest limit of our control group and those above it, in bytes; None without one."""
-    limits = []
-    with suppress(OSError):
-        for line in GROUPS_OF_SELF.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            root, name = CGROUPS / controllers, "memory.limit_in_bytes" if controllers else "memory.max"
-            group = root / path.lstrip("/")
-            for folder in (group, *group.parents):
-                with suppress(OSError, ValueError):  # "max"
-                    limits.append(int((folder / name).read_text()))
-    return min(limits, default=None)
+def lost_with_container(place: Path) -> str | None:
+    """Why a file there would be gone with a container of our image: no mount holds it; None for any other."""
+    if "BURSTLINE_IN_IMAGE" not in os.environ:
+        return None
+    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()} - {"/"}
+    if not mounts.isdisjoint(map(str, ((place := place.resolve()), *place.parents))):
+        return None
+    run = 'docker run -v "$PWD/runs:/runs" --user "$(id -u):$(id -g)"'
+    return f"{place} is inside this container and is gone with it; expected a mounted folder: {run}"

@@ -22,6 +22,7 @@ import psutil
 from huggingface_hub import constants
 
 from burstline.loadgen.record.manifest import HostFacts
+from burstline.servers.host.control_group import cpu_quotas, memory_limit
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -45,6 +46,8 @@ def host() -> HostFacts:
         governor=_kernel_says("cpu/cpu0/cpufreq/scaling_governor"),
         smt={"0": False, "1": True}.get(_kernel_says("cpu/smt/active") or ""),
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        cpu_quota=min(cpu_quotas().values(), default=None),
+        memory_limit_bytes=memory_limit(),
     )
 
 
@@ -56,7 +59,10 @@ def _kernel_says(name: str) -> str | None:
 
 @cache
 def commit() -> str | None:
-    """The commit of Burstline's own sources where they are a checkout, with a + where they were changed."""
+    """The commit of Burstline's own sources where they are a checkout, with a + where they were changed.
+
+    An image states its own.
+    """
     here = Path(__file__).resolve().parent
     with suppress(OSError, subprocess.SubprocessError):
         described = subprocess.run(
@@ -67,7 +73,7 @@ def commit() -> str | None:
             check=True,
         )
         return described.stdout.strip() or None
-    return None
+    return os.environ.get("BURSTLINE_COMMIT") or None
 
 
 def _cpu_model() -> str | None:

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from burstline.bench.server_session import check_model
 from burstline.cli import VERBS, main
 from burstline.console import memory_limits
 from burstline.console.stdout import json_text, outlets
+from burstline.servers.host import control_group
 from burstline.servers.host.child import BLAS_THREADS
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
@@ -243,8 +245,8 @@ def test_numpy_starts_one_thread_where_the_address_space_has_no_room_for_all(mon
     ("limits", "mib"), [({"": 64, "a": 512}, 64), ({"a/b": 128}, 128), ({"a": 512}, None)]
 )
 def test_the_lowest_limit_of_the_control_groups_counts(line, name, limits, mib, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_limits, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory_limits, "GROUPS_OF_SELF", tmp_path / "self")
+    monkeypatch.setattr(control_group, "CGROUPS", tmp_path)
+    monkeypatch.setattr(control_group, "GROUPS_OF_SELF", tmp_path / "self")
     (tmp_path / "self").write_text(f"9:cpu:/\n{line}\n")
     root = tmp_path / line.split(":")[1]
     (root / "a" / "b").mkdir(parents=True)
@@ -254,6 +256,29 @@ def test_the_lowest_limit_of_the_control_groups_counts(line, name, limits, mib, 
     said = memory_limits.refusal()
     assert (said is None) == (mib is None)
     assert mib is None or said.startswith(f"the control group is limited to {mib} MiB of memory")
+
+
+def test_a_place_in_a_container_of_ours_that_no_mount_holds_is_lost_with_it(monkeypatch, capsys):
+    inside = Path("/no-mount-holds-this")
+    assert not memory_limits.lost_with_container(inside)  # no container of our image
+    monkeypatch.setenv("BURSTLINE_IN_IMAGE", "1")
+    assert memory_limits.lost_with_container(inside)
+    assert not memory_limits.lost_with_container(Path("/proc/self"))
+    for words in (["run"], ["certify"], ["compare", "a", "b"], ["calibrate"]):
+        assert main([*words, "--out", str(inside)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"burstline: {inside} is inside this container and is gone with it")
+        assert len(said.splitlines()) == 1
+    monkeypatch.chdir("/")
+    assert main(["run", "laptop", "--dry-run"]) == 0  # it writes nothing
+
+
+def test_without_a_place_for_temporary_files_one_line_says_what_to_do(tmp_path, monkeypatch):
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(memory_limits.tempfile, "gettempdir", none)
+    assert "docker run --tmpfs /tmp" in (memory_limits.refusal() or "")
 
 
 ASK_BASH = """

@@ -46,23 +46,18 @@ def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
     assert found.kernel_stamps.point == 0
 
 
-def quota(*, alone, throttled_s, n_cpus=2.0):
+def quota(*throttled_s):
     """Readings a second apart, the first a second before the load of ten."""
     rows = [Row((k - 1) * 1000 * MS, "cgroup", "throttled_s", value) for k, value in enumerate(throttled_s)]
-    rows += [Row(at * 1000 * MS, "cgroup", "alone", value) for at, value in alone]
-    rows.append(Row(0, "host", "n_cpus", n_cpus))
-    rows.sort(key=lambda row: row.at_ns)
     return Telemetry.of(telemetry_table(rows)).over(10.0).throttled_fraction()
 
 
-def test_what_a_quota_took_counts_within_the_load_and_by_cpu():
-    found = quota(alone=[(0, 1.0), (9, 1.0)], throttled_s=[0.0, 5.0, 5.0, 5.4, 5.8, 5.8])
-    assert found.point == pytest.approx(0.8 / 4.0 / 2)  # 4 s between the first and the last reading
+def test_what_a_quota_took_counts_within_the_load():
+    assert quota(0.0, 5.0, 5.0, 5.4, 5.8, 5.8).point == pytest.approx(0.8 / 4.0)  # of 4 s between readings
 
 
-def test_a_quota_that_others_share_even_for_a_moment_says_nothing_of_the_client():
-    found = quota(alone=[(0, 1.0), (1, 0.0), (2, 1.0)], throttled_s=[0.0, 1.0, 2.0])
-    assert found == Absent("the control group holds more than the client")
+def test_a_client_that_a_quota_stopped_on_several_cpus_was_stopped_all_the_time_at_most():
+    assert quota(0.0, 0.0, 2.0, 4.0).point == 1.0
 
 
 def test_a_client_without_a_quota_was_never_watched_for_one():

@@ -45,7 +45,7 @@ class HostFacts:
     """The client's machine; what is unknown is None.
 
     `governor` is the kernel's policy for CPU clocks, `smt` whether cores run two threads, `numa_nodes` how
-    many memories the machine has.
+    many memories the machine has; `cpu_quota` (in CPUs) and `memory_limit_bytes` are the control group's.
     """
 
     platform: str | None = None
@@ -58,6 +58,8 @@ class HostFacts:
     governor: str | None = None
     smt: bool | None = None
     numa_nodes: int | None = None
+    cpu_quota: float | None = field(default=None, metadata=OPTIONAL)
+    memory_limit_bytes: int | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Where the load went. `attached` servers were running already; of them `argv` and `env` are not known.
+    """Where the load went. `attached` servers were running already: `env` is not known, and `argv` only where
+    their processes could be seen.
 
     `model` is the served name, `model_asked` what the user named. `ready_s` is from the start to the first
     generated token, `startup_stages` when each stage began that the log names. `env` is laid over the
@@ -239,12 +242,12 @@ class Manifest:
 
     @property
     def server_here(self) -> bool:
-        """Whether the server was started on this machine."""
-        return self.server is not None and not self.server.attached
+        """Whether the server was started on this machine, or seen in a container of it."""
+        return self.server is not None and (not self.server.attached or self.server.argv is not None)
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether the server is here as far as is known: started here, or at a loopback address."""
+        """Whether the server is here as far as is known: started or seen here, or at a loopback address."""
         return self.server is None or self.server_here or urlsplit(str(self.server.url)).hostname in LOOPBACK
 
     def to_json(self) -> dict[str, Any]:

@@ -194,12 +194,9 @@ class Telemetry:
         return self.fraction("host", name, float(n_cpus[-1]) if len(n_cpus) else 1.0)
 
     def throttled_fraction(self) -> Figure:
-        """The share of a CPU that a quota took from the client; Absent where others share the quota."""
-        _, alone = self.series("cgroup", "alone")
-        if len(alone) and not alone.min():
-            return Absent("the control group holds more than the client")
-        _, n_cpus = self.series("host", "n_cpus")
-        return self.fraction("cgroup", "throttled_s", float(n_cpus[-1]) if len(n_cpus) else 1.0)
+        """The share of the time in which a CPU quota stopped the client's control group, on any CPU."""
+        share = self.fraction("cgroup", "throttled_s", 1.0)
+        return share if isinstance(share, Absent) else replace(share, point=min(share.point, 1.0))
 
     def fraction(self, source: str, name: str, per_s: float) -> Figure:
         """How much a counter grew in a second of the watched time, as a share of `per_s`."""

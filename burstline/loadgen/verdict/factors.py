@@ -63,6 +63,8 @@ def factors(manifest: Manifest) -> dict[str, str]:
         "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
         "cpu": manifest.host.cpu,
         "cores": manifest.host.cores_allowed or manifest.host.cores,
+        "cpu-quota": manifest.host.cpu_quota,
+        "memory-limit": manifest.host.memory_limit_bytes,
         "governor": manifest.host.governor,
         "smt": manifest.host.smt,
         "numa-nodes": manifest.host.numa_nodes,

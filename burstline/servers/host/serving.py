@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -83,6 +85,9 @@ class ServingProcesses:
         return ""
 
 
+ACROSS_BRIDGE: Final = (
+    "The server runs in another container: requests cross the bridge between it and the client"
+)
 UNKNOWN: Final = ServingProcesses(unknown="the server is not watched: its processes are not known")
 
 
@@ -94,7 +99,9 @@ def _listening_at(url: str) -> set[int]:
         raise LookupError("only Linux says which process listens")
     places = {address[0] for _, address in addresses_of(parts.hostname or "", port)}
     if not places & {each.address for rows in psutil.net_if_addrs().values() for each in rows}:
-        raise LookupError("it is on another machine")
+        if (first := first_of_container(url)) is None:
+            raise LookupError("it is on another machine")
+        return {first}
     listeners = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     there = [(each.pid, ip) for each in listeners for ip, at in [_plain(each.laddr)] if at == port]
     exact = {pid for pid, ip in there if ip in places}
@@ -107,6 +114,30 @@ def _listening_at(url: str) -> set[int]:
         if (name := psutil.Process(pid).name()) in FORWARDERS:
             raise LookupError(f"{name} (process {pid}) passes its requests on")
     return pids
+
+
+def first_of_container(url: str) -> int | None:
+    """The first process of the container with the URL's one IPv4 address; None where it cannot be seen.
+
+    It can where containers share a namespace of processes, in which the first of each has no parent. An
+    address of our own is not another container's.
+    """
+    parts = urlsplit(url)
+    try:
+        (_, (address, *_)), *others = addresses_of(parts.hostname or "", parts.port or 80)
+    except EngineError:
+        return None
+    local = re.compile(rf"\|-- {re.escape(address)}\n\s+/32 host LOCAL")
+
+    def has_address(pid: int) -> bool:
+        with suppress(OSError):
+            return local.search(Path(f"/proc/{pid}/net/fib_trie").read_text()) is not None
+        return False
+
+    if others or has_address(os.getpid()):
+        return None
+    firsts = (each.pid for each in psutil.process_iter(["ppid"]) if each.info["ppid"] == 0)
+    return next(filter(has_address, firsts), None)
 
 
 def _plain(address: Any) -> tuple[str, int]:

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import psutil
 
+from burstline.servers.host.control_group import cpu_quotas
+
 PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
 POWERCAP = Path("/sys/class/powercap")
 RANGE = "max_energy_range_uj"
 
@@ -74,33 +75,29 @@ class CpuPressure:
 
 
 class Throttling:
-    """How often and how long our control group was stopped for using up its CPU quota, summed over CPUs.
+    """How often and how long CPU quotas stopped our control group, or one above it, summed over CPUs.
 
-    `alone` is 1 where the group holds none but `ours` (processes), so that what it lost the client lost.
+    Whatever shares a quota, the client was stopped with it.
     """
 
     name = "cgroup"
 
-    def __init__(self, ours: Callable[[], set[int]] = set) -> None:
-        self._ours = ours
-        self._path = _cpu_stat_path()
+    def __init__(self) -> None:
+        self._files = [folder / "cpu.stat" for folder in cpu_quotas()]
+        if not self._files:
+            raise MissingSourceError("the control group has no CPU quota")
         self._base: Mapping[str, float] = {}
         self._base = self.read()
 
     def read(self) -> Mapping[str, float]:
-        stat = dict(line.split() for line in self._path.read_text().splitlines())
-        # Version 2 counts microseconds, version 1 nanoseconds.
-        throttled_s = int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9
-        values = {"n_throttled": float(stat["nr_throttled"]), "throttled_s": throttled_s}
-        grown = {name: value - self._base.get(name, 0.0) for name, value in values.items()}
-        return {**grown, "alone": float(self._is_alone())}
-
-    def _is_alone(self) -> bool:
-        try:
-            members = (self._path.parent / "cgroup.procs").read_text().split()
-        except OSError:
-            return False
-        return {int(pid) for pid in members} <= self._ours()
+        sums = {"n_throttled": 0.0, "throttled_s": 0.0}
+        for file in self._files:
+            stat = dict(line.split() for line in file.read_text().splitlines())
+            sums["n_throttled"] += float(stat["nr_throttled"])
+            # Version 2 counts microseconds, version 1 nanoseconds.
+            sums["throttled_s"] += int(stat.get("throttled_usec", 0)) / 1e6
+            sums["throttled_s"] += int(stat.get("throttled_time", 0)) / 1e9
+        return {name: value - self._base.get(name, 0.0) for name, value in sums.items()}
 
 
 class Rapl:
@@ -139,25 +136,6 @@ def _busy_and_steal_s() -> tuple[float, float]:
     times = psutil.cpu_times()
     names = ("user", "nice", "system", "irq", "softirq")
     return sum(getattr(times, name, 0.0) for name in names), getattr(times, "steal", 0.0)
-
-
-def _cpu_stat_path() -> Path:
-    """Where our group's cpu.stat is. Inside a container the group's own path is often mounted as the root."""
-    try:
-        groups = (PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError as error:
-        raise MissingSourceError(f"no control groups: {error}") from error
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        folders = [CGROUPS] if not controllers else [CGROUPS / "cpu", CGROUPS / "cpu,cpuacct"]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for folder in folders:
-            for candidate in (folder / path.lstrip("/") / "cpu.stat", folder / "cpu.stat"):
-                with contextlib.suppress(OSError):
-                    if "nr_throttled" in candidate.read_text():
-                        return candidate
-    raise MissingSourceError("the control group does not report throttling")
 
 
 class ProcessTree:

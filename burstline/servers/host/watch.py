@@ -200,7 +200,7 @@ class Watch:
         opened: list[Source] = [HostCpu(self._ours_cpu_s)]
         openers: dict[str, Callable[[], Sequence[Source]]] = {
             "pressure": lambda: [CpuPressure()],
-            "cgroup": lambda: [Throttling(self._our_pids)],
+            "cgroup": lambda: [Throttling()],
             "cpu": lambda: [Rapl()],
             "gpu": self._open_gpus,
         }
@@ -218,9 +218,6 @@ class Watch:
 
     def _ours_cpu_s(self) -> float:
         return sum(tree.cpu_s for tree in (self._server, self._clients, self._own))
-
-    def _our_pids(self) -> set[int]:
-        return self._clients.pids | self._own.pids | {os.getppid()}
 
     def _discover(self) -> None:
         self._discovered_s = time.monotonic()

@@ -1,18 +1,32 @@
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
-from burstline.bench.server_session import serving
+from burstline.bench import run_settings
+from burstline.bench.run_settings import server_facts
+from burstline.bench.server_session import Site, serving
 from burstline.console.server_options import ServerOptions
+from burstline.loadgen.record.manifest import Manifest
 from burstline.servers.host import container, process
-from burstline.servers.host.container import Runtime, contained, find_runtime, launch_in_container
+from burstline.servers.host.container import (
+    Runtime,
+    contained,
+    find_runtime,
+    launch_in_container,
+)
+from burstline.servers.host.ready import Startup
+from burstline.servers.host.serving import ACROSS_BRIDGE
+from burstline.servers.identity import Identity
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import EngineError
+from burstline.servers.messages import EngineError, Target
 from burstline.servers.registry import ENGINES
 
 DOCKER = Runtime("docker", "/usr/bin/docker")
@@ -215,3 +229,66 @@ def test_an_engine_without_an_image_wants_one_named(docker: Path, tmp_path: Path
     failure = pytest.raises(EngineError, match="name one: --container IMAGE")
     with failure, serving(ENGINES["transformers"], where, tmp_path, lambda note: None):
         pass
+
+
+ELSEWHERE = """
+ip link set lo up
+ip address add 10.213.0.7/32 dev lo
+echo ready
+sleep 60 & sleep 60
+"""
+
+
+ASK = """
+import psutil
+from burstline.servers.host.serving import ServingProcesses, first_of_container
+first = first_of_container("http://10.213.0.7:8000")
+print(first and psutil.Process(first).name(), first_of_container("http://10.213.0.8:1"), first_of_container("http://127.0.0.1:1"))
+print(first in ServingProcesses.at("http://10.213.0.7:8000").pids())
+"""
+
+
+def test_a_server_in_another_container_is_found_by_its_address() -> None:
+    """In a namespace of processes that both share, as `pid: service:...` makes it."""
+    with contextlib.ExitStack() as started:
+
+        def start(*argv: str) -> psutil.Popen:
+            process = started.enter_context(psutil.Popen(argv, stdout=subprocess.PIPE, text=True))
+            started.callback(lambda: [each.kill() for each in (*process.children(recursive=True), process)])
+            return process
+
+        holder = start("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", "echo ready; exec sleep 60")
+        if holder.stdout.readline() != "ready\n":
+            pytest.skip("this user may not make a namespace of processes")
+        join = ("nsenter", "--target", str(holder.children()[0].pid), "--pid", "--mount")
+        server = start(*join, "unshare", "--net", "sh", "-ec", ELSEWHERE)
+        assert server.stdout.readline() == "ready\n"
+        asked = subprocess.run([*join, sys.executable, "-c", ASK], capture_output=True, text=True)
+        assert asked.stdout == "sh None None\nTrue\n", asked.stderr
+
+
+def test_the_page_knows_a_server_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments without secrets, the image that compose names, and that the load crosses a bridge."""
+    monkeypatch.setenv("BURSTLINE_SERVER_IMAGE", "org/engine:v1")
+    monkeypatch.setenv("BURSTLINE_SERVER_DIGEST", "org/engine@sha256:abc")
+    argv = [sys.executable, "-c", "import time; time.sleep(60)", "--api-key", "sk-of-the-server"]
+    engine = ENGINES["vllm"]
+    with subprocess.Popen(argv) as server:
+        try:
+            parts = (engine, Target("http://127.0.0.1:1", "m"), Identity("vllm"), None, None, Startup(0.0))
+            monkeypatch.setattr(run_settings, "first_of_container", lambda _: server.pid)
+            facts = server_facts(Site(*parts, engine.capabilities), None)
+            monkeypatch.setattr(run_settings, "first_of_container", lambda _: None)
+            unseen = server_facts(Site(*parts, engine.capabilities), None)
+        finally:
+            server.kill()
+    assert facts.argv is not None
+    assert facts.argv[1:4] == ("-c", "import time; time.sleep(60)", "--api-key")
+    assert "sk-of-the-server" not in str(facts)
+    assert (facts.image, facts.image_digest) == ("org/engine:v1", "org/engine@sha256:abc")
+    assert facts.notes == (ACROSS_BRIDGE,)
+    assert (unseen.argv, unseen.notes) == (None, ())
+    here = Manifest(engine="vllm", workload="burst", server=facts)
+    elsewhere = Manifest(engine="vllm", workload="burst", server=replace(unseen, url="http://other:1"))
+    assert (here.server_here, here.on_this_machine) == (True, True)
+    assert (elsewhere.server_here, elsewhere.on_this_machine) == (False, False)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.servers.host import sources
+from burstline.servers.host import control_group, sources
 from burstline.servers.host.sources import CpuPressure, HostCpu, MissingSourceError, Rapl, Throttling
 
 
@@ -10,7 +10,8 @@ from burstline.servers.host.sources import CpuPressure, HostCpu, MissingSourceEr
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty /proc and /sys/fs/cgroup."""
     monkeypatch.setattr(sources, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(sources, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_group, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_group, "GROUPS_OF_SELF", tmp_path / "proc/self/cgroup")
     return tmp_path
 
 
@@ -26,36 +27,15 @@ def test_pressure_counts_seconds_from_when_it_is_opened(machine: Path) -> None:
     assert pressure.read() == {"cpu_waiting_s": 2.5}
 
 
-def test_throttling_is_read_in_version_2_of_control_groups(machine: Path) -> None:
-    write(machine / "proc/self/cgroup", "0::/a/b\n")
-    stat = machine / "cgroup/a/b/cpu.stat"
-    write(stat, "usage_usec 9\nnr_periods 10\nnr_throttled 3\nthrottled_usec 1000000\n")
-    throttling = Throttling()
-    write(stat, "usage_usec 9\nnr_periods 10\nnr_throttled 5\nthrottled_usec 1500000\n")
-    assert throttling.read() == {"n_throttled": 2, "throttled_s": 0.5, "alone": 0}
-
-
-def test_throttling_is_read_in_version_1_and_where_a_container_mounts_its_group_as_the_root(
-    machine: Path,
-) -> None:
-    write(machine / "proc/self/cgroup", "3:cpuset:/x\n2:cpu,cpuacct:/docker/x\n0::/\n")
-    stat = machine / "cgroup/cpu/cpu.stat"
-    write(stat, "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
-    throttling = Throttling()
-    write(stat, "nr_periods 9\nnr_throttled 1\nthrottled_time 250000000\n")
-    assert throttling.read() == {"n_throttled": 1, "throttled_s": 0.25, "alone": 0}
-
-
 def test_what_a_machine_does_not_have_is_missing_with_a_reason(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(MissingSourceError, match="no pressure stall information"):
         CpuPressure()
-    with pytest.raises(MissingSourceError, match="no control groups"):
-        Throttling()
-    write(machine / "proc/self/cgroup", "0::/\n")
-    with pytest.raises(MissingSourceError, match="does not report throttling"):
-        Throttling()
+    for groups in ("", "0::/\n"):
+        write(machine / "proc/self/cgroup", groups)
+        with pytest.raises(MissingSourceError, match="no CPU quota"):
+            Throttling()
 
 
 def test_others_use_what_is_neither_ours_nor_stolen_and_it_never_falls(

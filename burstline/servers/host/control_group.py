@@ -1,0 +1,51 @@
+"""Our control group: where its files are, in versions 1 and 2, and what it may use of CPU and memory.
+
+https://docs.kernel.org/admin-guide/cgroup-v2.html, and cgroup-v1/ and scheduler/sched-bwc.html there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+CGROUPS: Final = Path("/sys/fs/cgroup")
+GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
+UNLIMITED_BYTES: Final = 1 << 60
+"""Version 1 writes the largest multiple of a page where there is no limit."""
+
+
+def folders(controller: str) -> Iterator[Path]:
+    """The folders of our group and of those above it, the innermost first; in a container it is the root."""
+    for line in GROUPS_OF_SELF.read_text().splitlines() if GROUPS_OF_SELF.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        roots = (CGROUPS / controllers, CGROUPS / controller) if controllers else (CGROUPS,)
+        root = next(filter(Path.is_dir, roots), CGROUPS)
+        group = root / path.lstrip("/")
+        yield from (each for each in (group, *group.parents) if each.is_relative_to(root))
+
+
+def cpu_quotas() -> dict[Path, float]:
+    """How many CPUs' time our group may use, by the folder of each group that has a quota."""
+    quotas = {}
+    for folder in folders("cpu"):
+        with suppress(OSError, ValueError):  # "max"
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            quotas[folder] = quota / period
+        with suppress(OSError, ValueError):
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            quotas[folder] = quota / period
+    return {folder: quota for folder, quota in quotas.items() if quota > 0}  # version 1: -1 for none
+
+
+def memory_limit() -> int | None:
+    """How much memory our group may hold, in bytes; None without a limit."""
+    limits = []
+    for folder in folders("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # "max"
+                limits.append(int((folder / name).read_text()))
+    return min((limit for limit in limits if limit < UNLIMITED_BYTES), default=None)
