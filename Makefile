@@ -7,7 +7,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # Without its caches Python compiles every module again in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test slow timing browser thorough lint types contract check accuracy findings clean
+.PHONY: help run test slow timing browser containers thorough lint types contract check accuracy findings clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ timing: $(VENV)/.slow  ## Tests that judge times, one at a time; undecided on a 
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium
 	@$(BIN)/python -m pytest -q -m browser -n 2 $(BY_FILE) --timeout 600
+
+containers: $(VENV)/.dev  ## The image, and a profile of docker-compose.yml, by a daemon that the tests start (root)
+	@BURSTLINE_DOCKERD=1 $(BIN)/python -m pytest -q -m 'containers and not thorough' tests/test_containers.py tests/test_containers_live.py
 
 thorough: $(VENV)/.slow  ## What CI has no time for: PARTS="oracle faults ..." of docs/thorough.md
 	@$(BIN)/python scripts/thorough.py $(PARTS)

@@ -114,3 +114,13 @@ def test_a_step_that_fails_is_a_row_and_not_the_end(steps, beside):
     assert (bad.passed, bad.failed, bad.notes) == (0, 1, ["exit code 3"])
     assert (good.passed, good.failed) == (1, 0)
     assert (none.failed, none.notes) == (1, ["no test ran"])
+
+
+def test_a_machine_without_namespaces_says_so_in_one_line(steps, tmp_path, monkeypatch):
+    (tmp_path / "unshare").write_text("#!/bin/sh\necho 'unshare: Operation not permitted' >&2\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    said = "no container can run on this machine: unshare: Operation not permitted"
+    assert steps.no_containers() == said
+    (tmp_path / "unshare").write_text("#!/bin/sh\n")
+    assert steps.no_containers() == ""

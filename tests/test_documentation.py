@@ -30,6 +30,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     for text in (*blocks(page, "sh"), *blocks(page, "console")):
         for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[:2] == ["docker", "run"]:  # of our image
+                words = [word.removesuffix(":local") for word in words]
             if "burstline" in words:
                 yield words[words.index("burstline") + 1 :]
 
