@@ -1,6 +1,9 @@
-"""Runs that never happened, for tests of what is made of runs."""
+"""Runs that never happened, for tests of what is made of runs; and a tokenizer of a few words."""
+
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
@@ -28,3 +31,13 @@ def burst_run(tmp_path_factory) -> Run:
     run.finish("complete")
     run.save_summary(summarize_run(open_run(run.path)))
     return open_run(run.path)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One token a word, as the known-truth server counts a text."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made = Tokenizer(models.WordLevel({"?": 0} | {f"w{i}": i + 1 for i in range(200)}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    return folder

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
 from burstline.loadgen.record.rundir import Run, open_run
@@ -22,16 +21,6 @@ from tests.truth.queue import Queue
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One token a word, as the known-truth server counts a text."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    made = Tokenizer(models.WordLevel({"?": 0} | {f"w{i}": i + 1 for i in range(200)}, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
