@@ -22,8 +22,8 @@ from burstline.loadgen.record.decode import uncounted
 from burstline.loadgen.record.record import RECOUNTS
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import COUNTS
-from burstline.servers.messages import HttpReply
-from burstline.servers.protocol.destination import Destination
+from burstline.servers.host.ready import send
+from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import count_in, tokenize_call
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 ASKING_S = 60.0
 """The server is asked for so long: what is left then has a local tokenizer's word, or none."""
 ASK_TIMEOUT_S = 10.0
-LEAST_REPLY_BYTES, REPLY_BYTES_PER_TOKEN = 1 << 20, 64
-"""A reply may list an id and a piece of text for each token, of which a text has fewer than bytes."""
 N_ASKED_AT_ONCE = 8
 MOST_ASKED_PER_S = 500
 N_BATCH = 1000
@@ -74,61 +72,26 @@ def _server(site: Site, ask: bool) -> Count:
 
     Limits concurrency and rate, because the server may have other users.
     """
-    import asyncio  # these here: a run whose server counts never needs them
-
-    import httpx
-    from asyncio_throttle.throttler import Throttler
-
-    target = site.target
     until_s = time.monotonic() + ASKING_S if ask and site.engine.tokenizes else 0.0
 
-    async def one(client: httpx.AsyncClient, throttler: Throttler, text: str) -> int | None:
+    def one(text: str) -> int | None:
         nonlocal until_s
-        async with throttler:
-            if time.monotonic() >= until_s:
-                return None
-            call = tokenize_call(text, target)
-            most_bytes = LEAST_REPLY_BYTES + REPLY_BYTES_PER_TOKEN * len(call.body)
-            headers = {**dict(call.headers), "Accept-Encoding": "identity"}
-            try:
-                async with (
-                    asyncio.timeout(ASK_TIMEOUT_S),
-                    client.stream("POST", call.path, content=call.body, headers=headers) as reply,
-                ):
-                    body = bytearray()
-                    async for piece in reply.aiter_raw():
-                        body += piece
-                        if len(body) > most_bytes:
-                            break
-                count = count_in(HttpReply(reply.status_code, reply.headers, bytes(body)))
-            except (httpx.HTTPError, TimeoutError):
-                count = None
-        if count is None:
-            until_s = 0.0
-        return count
-
-    async def every(texts: Sequence[str]) -> list[int | None]:
-        throttler = Throttler(MOST_ASKED_PER_S // 10, 0.1)
-        login = tuple(target.login.split(":", 1)) if target.login else None
-        client = httpx.AsyncClient(
-            base_url=target.url,
-            headers=list(target.headers),
-            auth=(login[0], login[1]) if login else None,
-            verify=Destination.of_target(target).tls() or False,
-            timeout=ASK_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=N_ASKED_AT_ONCE),
-            trust_env=False,
-        )
-        async with client:
-            return await asyncio.gather(*(one(client, throttler, text) for text in texts))
+        if time.monotonic() >= until_s:
+            return None
+        time.sleep(N_ASKED_AT_ONCE / MOST_ASKED_PER_S)
+        with suppress(EngineError):
+            if (
+                n := count_in(send(site.target, tokenize_call(text, site.target), ASK_TIMEOUT_S))
+            ) is not None:
+                return n
+        until_s = 0.0
+        return None
 
     def count(texts: Sequence[str]) -> list[int | None]:
         nonlocal until_s
-        if not until_s:
-            return [None] * len(texts)
-        with ThreadPoolExecutor(1) as apart:  # in a notebook this thread has a loop of its own
+        with ThreadPoolExecutor(N_ASKED_AT_ONCE) as pool:
             try:
-                return apart.submit(asyncio.run, every(texts)).result()
+                return list(pool.map(one, texts))
             except KeyboardInterrupt:
                 until_s = 0.0
                 raise
