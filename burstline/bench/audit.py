@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from importlib.metadata import version
 
+from burstline.bench.fire import STARTING_LIMIT_S
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.bench.stages import later_job, send_apart
 from burstline.console.server_options import ServerOptions
+from burstline.loadgen.driver.job import Job
 from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.rundir import AUDIT, RunDir
+from burstline.loadgen.record.decode import Reading, Readings
+from burstline.loadgen.record.files import write_json
+from burstline.loadgen.record.rundir import AUDIT, READINGS, RunDir
+from burstline.loadgen.record.typed_json import to_json
+from burstline.servers.host.child import Child, ChildLostError
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import WorkloadError
@@ -43,5 +50,23 @@ def audit_load(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Voca
     requests, at_once = tuple(plan.requests[k] for k in chosen), array("q", [0] * n)
     with later_job(run, site, load, plan, vocabulary) as job:
         alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})
-        for folder in AUDIT:
-            send_apart(replace(alone, captures=run.path / folder))
+        first, second = (replace(alone, captures=run.path / folder) for folder in AUDIT)
+        send_apart(first)
+        client = site.engine.own_client if site.engine.speaks == "native" else "httpx"
+        if client is None:
+            send_apart(second)
+        else:
+            _read_again(run, second, client, say)
+
+
+def _read_again(run: RunDir, job: Job, client: str, say: Say) -> None:
+    """Send the requests once more, by this client; what it makes of the replies is kept with the run."""
+    replies: list[Reading] = []
+    with Child("burstline.bench.second_reader", f"the second reader ({client})") as child:
+        child.send((client, job))
+        try:
+            while (reading := child.receive(STARTING_LIMIT_S + (job.deadline_s or 0.0))) is not None:
+                replies.append(reading)
+        except ChildLostError as error:
+            say(f"{error}; the audit has the {len(replies):,} replies before that")
+    write_json(run.path / READINGS, to_json(Readings(f"{client} {version(client)}", tuple(replies))))

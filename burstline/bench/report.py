@@ -10,18 +10,18 @@ import orjson
 
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.audit import audit
+from burstline.loadgen.metrics.audit import audit, compared
 from burstline.loadgen.metrics.slo import state_decides
-from burstline.loadgen.record.decode import decode_run, generated_by
+from burstline.loadgen.record.decode import Readings, decode_run, readings
 from burstline.loadgen.record.files import TRACES, write_json
-from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, Run, RunDir, open_run
+from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
 from burstline.loadgen.record.summary import Audit, Instrument, Summary
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
 from burstline.loadgen.record.verdict import Reason
 from burstline.loadgen.stats.figure import Absent
 from burstline.loadgen.summarize import summarize_run
-from burstline.loadgen.verdict.replies import replies_differ
+from burstline.loadgen.verdict.replies import misread, replies_differ
 from burstline.machine.forecast import forecast_load, read_forecast, scored
 from burstline.machine.host_facts import MOST_OTHERS
 from burstline.machine.roofline_input import LackingError, seen_in, setup_of
@@ -46,7 +46,7 @@ def write_report(run: RunDir) -> Summary:
     forecast = read_forecast(opened)
     roofline = reconciled(opened, forecast)
     found = audited(opened)
-    summary = summarize_run(opened, not_comparable=suspect(roofline))
+    summary = summarize_run(opened, not_comparable=(*suspect(roofline), *misread(found)))
     verdict = summary.verdict
     summary = replace(
         summary,
@@ -122,10 +122,14 @@ def audited(run: Run) -> Audit | None:
         return None
     if not all((run.path / folder).is_dir() for folder in AUDIT):
         return Audit.absent(Absent("the run ended before its audit", "not-audited"))
-    generated = ENGINES[run.manifest.engine].generated
-    alone, again = (generated_by(run.path / folder, generated, range(len(run.asked))) for folder in AUDIT)
-    loaded = generated_by(run.path / "captures", generated, alone.keys() & again.keys())
-    return audit([(loaded[k], alone[k], again[k]) for k in sorted(loaded)])
+    engine = ENGINES[run.manifest.engine]
+    alone, again = (readings(run.path / folder, engine, range(len(run.asked))) for folder in AUDIT)
+    loaded = readings(run.path / "captures", engine, alone.keys() & again.keys())
+    found = audit([(loaded[k].generated, alone[k].generated, again[k].generated) for k in sorted(loaded)])
+    if not (kept := run.path / READINGS).exists():
+        return found
+    theirs = from_json(Readings, orjson.loads(kept.read_bytes()), READINGS)
+    return replace(found, second_reader=compared(theirs.client, theirs.replies, again))
 
 
 def keep_profile(run: Run, traces: Path) -> None:

@@ -55,6 +55,8 @@ class Engine:
 
     speaks: str = "native"
     """Its own dialect: "native", or one of OpenAI's, "completions" or "chat"."""
+    own_client: str | None = None
+    """The package with a client for its own dialect, which an audit uses as a second reader."""
     index_header: str | None = None
     """The header in which each request names its index in the plan."""
     lora_path: Sequence[str] | None = ("model",)

@@ -1,16 +1,21 @@
-"""`run --audit` at real engines on a CPU: one batched reply in fp32 is as good as one alone."""
+"""`run --audit` at engines on a CPU: one batched reply in fp32 is as good as one alone."""
+
+from importlib.metadata import version
 
 import pytest
 
 from burstline.cli import main
 from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.summary import SecondReader
 from burstline.loadgen.record.verdict import Replies
 from tests.servers.lives import of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("engine", [of("vllm"), of("sglang", marks=[pytest.mark.thorough]), of("llamacpp")])
+@pytest.mark.parametrize(
+    "engine", [of("reference"), of("vllm"), of("sglang", marks=[pytest.mark.thorough]), of("llamacpp")]
+)
 def test_a_real_engines_replies_are_those_that_it_gives_alone(engine, lives, tmp_path):
     url = lives(engine).url
     load = "--requests 60 --concurrency 8 --prompt-tokens 64 --output-tokens 24 --audit 50% --no-canary -q"
@@ -26,3 +31,7 @@ def test_a_real_engines_replies_are_those_that_it_gives_alone(engine, lives, tmp
     )
     assert 25 <= audit.under_load.n <= 30  # llama.cpp truncates some replies of random weights
     assert audit.cut_short.point == 0
+    if engine in ("sglang", "llamacpp"):
+        assert audit.second_reader is None  # their own dialects, of which the field has no client
+    else:
+        assert audit.second_reader == SecondReader(f"httpx {version('httpx')}", 30)

@@ -44,7 +44,7 @@ MOST: Final[Mapping[tuple[str, str], int]] = {
 
 HTTP: Final = {"httpx", "httpx2", "requests", "urllib3", "aiohttp"}
 """Stacks for HTTP, of which huggingface_hub 1 and 2 bring different ones (docs/decisions/0019)."""
-NEVER: Final = {"pandas", "scipy.stats", "scipy.optimize", "matplotlib.pyplot", *HTTP}
+NEVER: Final = {"asyncio_throttle", "pandas", "scipy.stats", "scipy.optimize", "matplotlib.pyplot", *HTTP}
 NEVER_BEFORE_THE_REPORT: Final = NEVER | {
     "scipy",
     "matplotlib",
@@ -98,6 +98,15 @@ def test_a_run_never_imports_what_frames_and_notebooks_need(
 ) -> None:
     for each in processes.values():
         assert not NEVER & each.modules, each.role
+
+
+@pytest.mark.slow
+def test_of_an_audited_run_only_the_second_reader_imports_clients(tmp_path: Path) -> None:
+    processes = loaded_by_a_run(None, tmp_path, (*LOAD, "--audit", "50%"))
+    clients = {each.role: NEVER & each.modules for each in processes}
+    assert {"httpx", "asyncio_throttle"} <= clients.pop("second reader") <= {"asyncio_throttle", *HTTP}
+    assert clients.keys() >= {"main", "driver", "watcher", "keeper"}
+    assert not set().union(*clients.values())
 
 
 def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 FOLDER = os.environ.get("BURSTLINE_MODULES_TO")
 ROLES = {
     "burstline": "main",
+    "burstline.bench.second_reader": "second reader",
     "burstline.loadgen.driver.drive": "driver",
     "burstline.loadgen.driver.canary": "canary",
     "burstline.loadgen.record.decode": "decoder",

@@ -16,7 +16,7 @@ from types import FunctionType
 
 import pytest
 
-from burstline.loadgen.driver import drive, self_measurement
+from burstline.loadgen.driver import drive, job, self_measurement
 from burstline.loadgen.metrics import definitions, server_histograms, slo, throughput
 from burstline.loadgen.record import columns, record, telemetry
 from burstline.loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
@@ -232,8 +232,8 @@ MUTATIONS = (
     ),
     Mutation(
         "the salt is forgotten",
-        drive._Drive._built,
-        "if job.salt is not None and",
+        job.Job.call,
+        "if self.salt is not None and",
         "if False and",
         CHAIN + "test_failures.test_14_a_salt_repeated_is_flagged_and_a_fresh_one_hits_no_cache",
     ),

@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
-from burstline.loadgen.metrics.audit import audit
+from burstline.loadgen.metrics.audit import audit, compared
 from burstline.loadgen.metrics.steady_state import ColdStart
+from burstline.loadgen.record.decode import Reading
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.summary import (
+    Audit,
     Concurrency,
     Instrument,
     LengthSummary,
@@ -30,7 +32,7 @@ from burstline.loadgen.record.summary import (
 )
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from burstline.loadgen.stats.estimates import Absent, Estimate
-from burstline.loadgen.verdict.replies import audit_sentence, replies_differ
+from burstline.loadgen.verdict.replies import audit_sentence, misread, replies_differ
 from burstline.loadgen.verdict.warnings import caveats
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
@@ -93,6 +95,18 @@ REPLIES: dict[str, list[tuple[str, str, str]]] = {
     "as alone": [("a", "a", "a")] * 20 + [("a", "b", "a")] * 3,
     "more": [("a", "a", "a")] * 297 + [("a", "b", "b")] * 3,
 }
+OURS = {k: Reading("abc", 3, "length", None, k) for k in range(9)}
+SECOND = [
+    compared("httpx 0.28.1", [replace(OURS[k], **other) for k in range(9)], OURS)
+    for other in (
+        {},
+        {"n_tok": 4},
+        {"finish_reason": "stop"},
+        {"generated": "abd"},
+        {"error": "ReadError: it ended"},
+    )
+]
+SECOND.append(compared("httpx 0.28.1", [OURS[7]], {}))
 MISTAKES = (
     "fly",
     "run --engine warp",
@@ -117,6 +131,7 @@ MISTAKES = (
 
 def audits() -> Iterator[str]:
     yield from (audit_sentence(audit(replies)) for replies in REPLIES.values())
+    yield from (audit_sentence(replace(audit(REPLIES["same"]), second_reader=each)) for each in SECOND)
 
 
 def reasons() -> Iterator[Reason]:
@@ -140,6 +155,7 @@ def reasons() -> Iterator[Reason]:
     yield from slow_start.counted(MetricFigures.absent(Absent("")))[1]
     yield slow_start.left_out()
     yield from replies_differ(audit(REPLIES["more"]))
+    yield from (reason for each in SECOND for reason in misread(replace(Audit(), second_reader=each)))
     yield from caveats(warned(instrument=Instrument(others_cpu_fraction=at(0.8))), MANIFEST)
 
 

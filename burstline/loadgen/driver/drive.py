@@ -43,7 +43,7 @@ from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_by
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import HttpReply, ReplyContent
-from burstline.servers.protocol.destination import Destination, dressed
+from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.redact import learn
 from burstline.servers.registry import ENGINES
@@ -205,20 +205,13 @@ class _Drive:
         exchange = Exchange(request.index, due_ns)
         exchange.max_bytes = reply_limit_bytes(request.n_prompt_tok, request.n_output_tok)
         if not self._is_over:
-            exchange.payload = self._built(request)
+            exchange.payload = self._destination.serialised(self._job.call(request, self._engine))
             exchange.hang_up_at = self._job.hang_ups.get(request.index)
             if exchange.hang_up_at is not None:
                 exchange.hang_up_as = ABANDONED
             else:
                 exchange.hang_up_at = self._engine.hang_up_at(request)
         return exchange
-
-    def _built(self, request: Request) -> bytes:
-        job = self._job
-        if job.salt is not None and job.vocabulary is not None:
-            request = salted(request, job.salt, job.vocabulary)
-        call = self._engine.encode(request, job.target)
-        return self._destination.serialised(dressed(call, job.target, request.index, self._engine.lora_path))
 
     def _await_room(self, ahead: int) -> None:
         """Hold back while as many requests are prepared as the look-ahead allows."""

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.loadgen.record.drive_report import DriveReport
-from burstline.servers.messages import Target
-from burstline.workloads.prompts import Vocabulary
+from burstline.servers.engine import Engine
+from burstline.servers.messages import Call, Target
+from burstline.servers.protocol.destination import dressed
+from burstline.workloads.prompts import Vocabulary, salted
 from burstline.workloads.request import Request
 
 Workers = int | Literal["auto"]
@@ -55,6 +57,12 @@ class Job:
     canary_port: int | None = None
     hang_ups: Mapping[int, int] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    def call(self, request: Request, engine: Engine) -> Call:
+        """The call that asks the target for one of the requests."""
+        if self.salt is not None and self.vocabulary is not None:
+            request = salted(request, self.salt, self.vocabulary)
+        return dressed(engine.encode(request, self.target), self.target, request.index, engine.lora_path)
 
     def split(self, n_workers: int) -> list[Job]:
         """The same work for several drivers: every n-th request each, and their share of the limits.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.record.summary import Audit
+from burstline.loadgen.record.decode import Reading
+from burstline.loadgen.record.summary import Audit, SecondReader
 from burstline.loadgen.record.verdict import Replies
 from burstline.loadgen.stats.estimates import Absent, measured
 from burstline.loadgen.stats.shares import paired_excess, share_of
@@ -44,6 +45,27 @@ def audit(replies: Sequence[tuple[Tokens, Tokens, Tokens]]) -> Audit:
         loops=share_of(sum(ends_in_loop(loaded) for loaded, _, _ in replies), n),
         loops_alone=share_of(sum(ends_in_loop(alone) for _, alone, _ in replies), n),
     )
+
+
+def compared(client: str, theirs: Sequence[Reading], ours: Mapping[int, Reading]) -> SecondReader:
+    """Each reply as another client read it, and our own reading of the same bytes."""
+    read = [each for each in theirs if each.error is None]
+    differ = tuple(_difference(each, ours.get(each.index)) for each in read if each != ours.get(each.index))
+    unread = tuple(f"request {each.index:,}: {each.error}" for each in theirs if each.error is not None)
+    return SecondReader(client, len(read), differ, unread)
+
+
+def _difference(theirs: Reading, ours: Reading | None) -> str:
+    """`request 7: finish reason 'stop', Burstline 'length'`."""
+    if ours is None:
+        return f"request {theirs.index:,}: Burstline could not read it"
+    facts = (
+        ("token count", theirs.n_tok, ours.n_tok),
+        ("finish reason", theirs.finish_reason, ours.finish_reason),
+        ("reply", theirs.generated, ours.generated),
+    )
+    what, one, other = next(fact for fact in facts if fact[1] != fact[2])
+    return f"request {theirs.index:,}: {what} {one!r:.40}, Burstline {other!r:.40}"
 
 
 def first_difference(one: Tokens, other: Tokens) -> int | None:

@@ -9,14 +9,14 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,9 @@ from burstline.loadgen.record.capture import (
 from burstline.loadgen.record.files import PARTIAL
 from burstline.loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
+from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
-from burstline.servers.messages import EngineError
+from burstline.servers.messages import EngineError, HttpReply
 from burstline.servers.protocol.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from burstline.workloads.request import Request
@@ -240,14 +241,8 @@ def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:
     Where a server counts, a reply that was cut off before its count may be left out.
     """
     n_counted = n_found = 0
-    for capture in read_captures(captures):
-        try:
-            parsed = http1.parse(capture.reads)
-        except EngineError:
-            continue
-        if parsed is None:
-            continue
-        reply = understood(decode, parsed[0])
+    for capture, http in _replies(captures):
+        reply = understood(decode, http)
         if reply.text is not None:
             n_found += 1
             yield capture.index, reply.text
@@ -257,15 +252,41 @@ def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:
                 return
 
 
-def generated_by(
-    captures: Path, generated: Callable[[Sequence[Any]], Sequence[int] | str], indices: Container[int]
-) -> dict[int, Sequence[int] | str]:
-    """What the whole replies to these requests say, by index, without errors; `generated` is the engine's."""
-    replies: dict[int, Sequence[int] | str] = {}
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a client made of a reply: its token ids where they came, else its text; or why it made nothing."""
+
+    generated: tuple[int, ...] | str = ""
+    n_tok: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    index: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All that one client, named with its version, read of an audit."""
+
+    client: str
+    replies: tuple[Reading, ...]
+
+
+def readings(captures: Path, engine: Engine, indices: Container[int]) -> dict[int, Reading]:
+    """What our reader makes of the whole replies to these requests, by index, without errors."""
+    found: dict[int, Reading] = {}
+    for capture, http in _replies(captures):
+        if capture.index in indices and capture.failure is None and http.status == 200:
+            with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+                generated, reply = engine.generated(answers_in(http)), understood(engine.decode, http)
+                n_tok = reply.n_output_usage if reply.n_output_ids is None else reply.n_output_ids
+                said = generated if isinstance(generated, str) else tuple(generated)
+                found[capture.index] = Reading(said, n_tok, reply.finish_reason, None, capture.index)
+    return found
+
+
+def _replies(captures: Path) -> Iterator[tuple[Capture, HttpReply]]:
+    """The captures whose bytes begin with a reply in HTTP."""
     for capture in read_captures(captures):
-        if capture.index in indices and capture.failure is None:
-            with suppress(EngineError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-                parsed = http1.parse(capture.reads)
-                if parsed is not None and parsed[0].status == 200:
-                    replies[capture.index] = generated(answers_in(parsed[0]))
-    return replies
+        with suppress(EngineError):
+            if (parsed := http1.parse(capture.reads)) is not None:
+                yield capture, parsed[0]

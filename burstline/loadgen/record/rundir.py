@@ -54,6 +54,8 @@ PROFILED_LOAD: Final = "profile_load.json"
 """The profiled load: prompt and output tokens of each request, in the order of their first tokens."""
 AUDIT: Final = ("audit/1", "audit/2")
 """The captures of audited requests, sent alone once and twice."""
+READINGS: Final = "audit/readings.json"
+"""What a second reader made of the replies of the latter."""
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
 _MOST_UNPACKED_BYTES: Final = 1 << 30

@@ -388,6 +388,16 @@ class Agreement(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class SecondReader:
+    """How many replies another client read, which of them `differ`, and which it could not read, and why."""
+
+    client: str
+    n: int
+    differ: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Audit(Section):
     """Replies of the load, compared with the same requests sent alone afterwards; each was sent alone twice.
 
@@ -402,6 +412,7 @@ class Audit(Section):
     cut_short: Figure = titled("Replies cut short under load", share=True)
     loops: Figure = titled("Replies that end in a loop, under load", share=True)
     loops_alone: Figure = titled("… alone", share=True)
+    second_reader: SecondReader | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from burstline.loadgen.record.summary import Audit
+from burstline.loadgen.record.summary import Audit, SecondReader
 from burstline.loadgen.record.verdict import Reason, Replies
 from burstline.loadgen.stats.estimates import Absent, Estimate
 
 
 def audit_sentence(audit: Audit) -> str:
     """What an audit found, for the page and the terminal."""
+    second = audit.second_reader
+    return " ".join([_difference_sentence(audit), *([reader_sentence(second)] if second else [])])
+
+
+def _difference_sentence(audit: Audit) -> str:
     load, alone, excess = audit.under_load, audit.alone, audit.excess
     if isinstance(load, Absent) or isinstance(alone, Absent) or isinstance(excess, Absent):
         return (
@@ -24,6 +29,25 @@ def audit_sentence(audit: Audit) -> str:
         f"{round(alone.point * n):,} when it is sent alone again: {more} under load "
         f"(95% CI of the difference: {_interval(excess)})."
     )
+
+
+def reader_sentence(second: SecondReader) -> str:
+    """How another client read the replies that were sent alone."""
+    who, n = second.client, f"{second.n:,} {'reply' if second.n == 1 else 'replies'}"
+    told = f"{who} read the same text, token count and finish reason as Burstline in {n}."
+    if second.differ:
+        told = f"{who} and Burstline read {len(second.differ):,} of {n} differently ({second.differ[0]})."
+    if second.unread:
+        told += f" {who} could not read {len(second.unread):,} more ({second.unread[0]})."
+    return told
+
+
+def misread(audit: Audit | None) -> tuple[Reason, ...]:
+    """A reason not to believe a run: another client reads its replies otherwise."""
+    if audit is None or (second := audit.second_reader) is None or not second.differ:
+        return ()
+    advice = "Do not use numbers that count tokens. Report this with the folder audit/ of the run."
+    return (Reason("misread", reader_sentence(second), advice),)
 
 
 def replies_differ(audit: Audit | None) -> tuple[Reason, ...]:

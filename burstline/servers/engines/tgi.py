@@ -48,6 +48,7 @@ class Tgi(ProgramEngine):
         per_event_tok="one-per-event",
         graceful_overload=True,
     )
+    own_client = "huggingface_hub"
     default_port: int | None = 3000
     image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")
     signs: Sequence[Sign] = (Sign("/info", rb'"router": ?"text-generation-router"'),)
