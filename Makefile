@@ -7,7 +7,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # Without its caches Python compiles every module again in each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test slow timing browser containers thorough lint types contract check accuracy findings clean
+.PHONY: help run test slow timing browser containers thorough promises lint types contract check accuracy findings clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ containers: $(VENV)/.dev  ## The image, and a profile of docker-compose.yml, by 
 
 thorough: $(VENV)/.slow  ## What CI has no time for: PARTS="oracle faults ..." of docs/thorough.md
 	@$(BIN)/python scripts/thorough.py $(PARTS)
+
+promises: $(VENV)/.slow  ## What README promises and whether it is proved; FROM=FOLDER: by pytest's XML there
+	@$(BIN)/python -m tests.promises $(FROM)
 
 lint: $(VENV)/.dev  ## Style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

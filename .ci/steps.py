@@ -238,6 +238,7 @@ def main() -> int:
             row.fail("no test of this step may be skipped")
     if why:
         rows.append(Row("containers", skipped=1, notes=[why]))
+    rows.append(step("promises", f"make promises FROM={LOGS}", env))
 
     print(f"\n{'step':<14}{'seconds':>9}{'passed':>9}{'failed':>9}{'undecided':>11}{'skipped':>9}")
     for row in rows:
