@@ -16,7 +16,7 @@ from burstline.loadgen.metrics.memory import cost, memory
 from burstline.loadgen.metrics.prefix_cache import CacheUse, prefix_cache, uses_of
 from burstline.loadgen.metrics.server_histograms import agreement
 from burstline.loadgen.metrics.sessions import Turns, session_figures, turns_of
-from burstline.loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
+from burstline.loadgen.metrics.slo import NO_CRITERION, Goal, attainment, judge_goals, missed, parse_goal
 from burstline.loadgen.metrics.steady_state import (
     NOT_STEADY,
     Steady,
@@ -36,6 +36,7 @@ from burstline.loadgen.record.summary import (
     Quantiles,
     Stationarity,
     Summary,
+    Throughput,
 )
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
@@ -130,7 +131,7 @@ def _numbers(
             **{p: inverse(metrics["ntpot"].figure(p), "tok/s") for p in map(label, QUANTILES)}
         ),
         throughput=rates,
-        goodput=_goodput(part, goals, closed=closed),
+        goodput=_goodput(part, goals, rates),
         window=_window(whole, steady),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, closed_loop=closed),
@@ -253,22 +254,22 @@ def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
     return (Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N."),)
 
 
-def _goodput(part: Part, goals: Sequence[Goal], *, closed: bool) -> Goodput:
+def _goodput(part: Part, goals: Sequence[Goal], served: Throughput) -> Goodput:
     """What met every criterion for single requests: rates in the window, and the share of those due in it."""
     inside, c, steady = part.inside, part.counted, part.steady
     criteria = [goal for goal in goals if goal.per_request]
     if not criteria:
         return replace(Goodput.absent(NO_CRITERION), criteria=())
     names = tuple(goal.text for goal in criteria)
-    met, of_those_due = good(inside, criteria), good(c, criteria)
-    if met is None or of_those_due is None:
+    misses, of_those_due = missed(inside, criteria), missed(c, criteria)
+    if misses is None or of_those_due is None:
         return replace(Goodput.absent(throughput.UNCOUNTED), criteria=names)
+    met = misses <= 1
     if steady is None:
-        return Goodput(names, attainment(of_those_due), *good_rates(inside, met))
-    share = share_in_order(of_those_due, c.due_s, steady.least_block)
-    lives = part.lives if closed else None
-    rates = good_rates_in(inside, steady.window, steady.block_s, met, lives, steady.least_block)
-    return Goodput(names, share, *rates)
+        return Goodput(names, attainment(of_those_due <= 1), *good_rates(inside, met))
+    in_order = OrderedSamples.of(Samples.per_request(of_those_due), c.due_s, steady.least_block)
+    share = share_in_order(in_order)
+    return Goodput(names, share, *good_rates_in(inside, steady.window, met, share, served))
 
 
 def figures(

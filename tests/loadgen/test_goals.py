@@ -1,10 +1,11 @@
+import math
 from dataclasses import replace
 
 import pytest
 
 from burstline.bench.report import of_summary
 from burstline.console import exit_codes
-from burstline.loadgen.metrics.slo import good, judge_goals, parse_goal, state_decides
+from burstline.loadgen.metrics.slo import judge_goals, missed, parse_goal, state_decides
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.summary import MetricFigures, Summary, Throughput
 from burstline.loadgen.record.tables import record_table
@@ -191,9 +192,21 @@ def test_a_share_of_a_few_requests_decides_no_more_than_chance_allows(n, share, 
     assert (target["target"], target["result"]) == ("attainment>=99%", result)
 
 
+@pytest.mark.parametrize(
+    ("latency_s", "result"), [(0.4, "pass"), (0.9, "inconclusive"), (1.5, "inconclusive"), (2.5, "fail")]
+)
+def test_a_share_of_one_burst_is_as_uncertain_as_the_latencies_behind_it(latency_s, result):
+    """Identical bursts differ by a quarter: all 400 at 0.9 s of 1 s say nothing of the next burst."""
+    goals = tuple(map(parse_goal, ("ttft<=1s", "attainment>=99%")))
+    rows = [ok(k, latency_s, [0.01] * 3) for k in range(400)]
+    (target,) = summarized(record_table(rows), conditions(goals=goals))["targets"]
+    assert target["result"] == result
+
+
 def test_a_single_token_has_no_tpot_to_miss():
     c = columns_of(record_table([ok(0, 0.1, []), ok(1, 0.1, [0.5])]))
-    assert good(c, [parse_goal("tpot<=100ms")]).tolist() == [True, False]
+    assert missed(c, [parse_goal("tpot<=100ms")]).tolist() == [0.0, 5.0]
+    assert missed(columns_of(record_table([failed(0)])), [parse_goal("tpot<=100ms")]).tolist() == [math.inf]
 
 
 def test_an_slo_on_what_was_not_measured_is_neither_met_nor_missed():

@@ -147,6 +147,11 @@ def test_goodput_and_throughput_share_a_window():
     steady = summarized(records, conditions(arrivals=("constant", 20.0), duration_s=30.0, goals=goals))
     for rates in (steady["goodput"], steady["throughput"]):
         assert rates["requests_per_s"]["point"] == pytest.approx(20, rel=0.01)
+    # None missed, at a rate without error: of more requests some may.
+    assert steady["throughput"]["requests_per_s"]["low"] == pytest.approx(20, rel=0.01)
+    good = steady["goodput"]["requests_per_s"]
+    assert good["low"] / good["point"] == pytest.approx(steady["goodput"]["attainment"]["low"], rel=0.01)
+    assert good["low"] < 0.995 * good["point"]
 
 
 def test_the_window_is_the_duration_that_was_asked_for():

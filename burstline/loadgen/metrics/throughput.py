@@ -6,8 +6,7 @@ Within a window of steady state, intervals come from blocks of time: neighbours 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -184,27 +183,36 @@ def _by_lives(lives: Lives, amount: Floats, window: Window, least_block: int, fi
 
 
 def good_rates_in(
-    c: Columns,
-    window: Window,
-    block_s: float,
-    met: NDArray[np.bool_],
-    lives: Lives | None = None,
-    least_block: int = 1,
+    c: Columns, window: Window, met: NDArray[np.bool_], share: Figure, served: Throughput
 ) -> tuple[Figure, Figure]:
-    """Good requests that ended in the window, and their tokens that arrived in it, per second."""
-    rate, binned = partial(_rate, window, block_s), partial(_binned, window, block_s)
+    """Good requests that ended in the window, and their tokens that arrived in it, per second.
+
+    They are a `share` of what was `served`, and as uncertain as both: a crowd of misses that did not come, or
+    came once, is in the share's interval only.
+    """
     own = c.per_event(met)
-    requests = rate(binned(c.last_s[met], np.ones(int(met.sum()))), "1/s")
-    counted = not np.isnan(c.output_tok[met]).any()
-    tokens = rate(binned(c.event_s[own], c.event_n[own]), "tok/s") if counted else UNCOUNTED
-    if lives is None:
-        return requests, tokens
-    good = (met.astype(float), np.where(met, c.output_tok, 0.0))
-    with_interval = (
-        _by_lives(lives, lives.sums(c, amount), window, least_block, figure)
-        for amount, figure in zip(good, (requests, tokens), strict=True)
+    at_s, amount = (c.last_s[met], c.event_s[own]), (np.ones(int(met.sum())), c.event_n[own])
+    requests, tokens = (
+        _share_of(rate, share, _binned(window, window.length_s, *each).amount / window.length_s)
+        for rate, *each in zip((served.requests_per_s, served.output_tok_per_s), at_s, amount, strict=True)
     )
-    return next(with_interval), next(with_interval)
+    return requests, UNCOUNTED if np.isnan(c.output_tok[met]).any() else tokens
+
+
+def _share_of(rate: Figure, share: Figure, point: float) -> Figure:
+    """The part of a rate that is good: `point`, with the errors of both, relative, as those of a product."""
+    if isinstance(rate, Absent) or isinstance(share, Absent):
+        return rate if isinstance(rate, Absent) else share
+    if None in (rate.low, rate.high, share.low, share.high):
+        return replace(rate, point=point)
+    ends = [
+        math.hypot(*(math.log(each.point / end) if end and each.point else math.inf for each, end in both))
+        for both in (((rate, rate.low), (share, share.low)), ((rate, rate.high), (share, share.high)))
+    ]
+    low, high = point * math.exp(-ends[0]), point * math.exp(ends[1])
+    if not point:
+        low, high = 0.0, float(rate.high or 0) * float(share.high or 0)
+    return replace(rate, point=point, low=low, high=high, note="1 run; from throughput and attainment")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,6 +40,9 @@ BELOW: Final = (0.5, 0.9, 0.95)
 """A percentile has no more information than those below it: the values above a p99 came in a crowd or two,
 which say little about how often crowds come."""
 
+CROWD: Final = 0.1
+"""In simulated queues this share of the requests, and any less, come in crowds alike."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedSamples:
@@ -135,15 +138,19 @@ def bound_in_order(samples: OrderedSamples, p: float, unit: str) -> Figure:
     return early_stopping_bound(value, p, unit, effective_size(samples, p) if len(value) else 0.0)
 
 
-def share_in_order(met: NDArray[np.bool_], at_s: Floats, least_block: int = 1) -> Figure:
-    """The share of requests of which `met` is true, with an interval that allows for their order."""
-    n = len(met)
+def share_in_order(missed: OrderedSamples) -> Figure:
+    """The share of requests whose value is at most 1, with an interval that allows for their order.
+
+    The others come in crowds. A crowd or two say little about how often crowds come, and none say nothing:
+    where less than a tenth is beyond 1, the highest tenth of the values must not say more.
+    """
+    n, value = len(missed.order), missed.samples.value
     if not n:
         return Absent("nothing was planned")
-    share = float(met.mean())
-    residuals = met[np.argsort(at_s, kind="stable")].astype(np.float64) - share
-    error, freedom = _error_of_requests(residuals, least_block)
-    n_effective = _independent(share, error, freedom, n)
+    share = float((value <= 1).mean())
+    n_effective = _effective_at(missed, 1.0)
+    if (rest := 1 - share) < CROWD or share < CROWD:
+        n_effective = min(n_effective, size_at(missed, 1 - CROWD if rest < CROWD else CROWD))
     low, high = clopper_pearson(share * n_effective, n_effective)
     return Estimate(share, low, high, LEVEL, n, "1", _effective(n, n_effective))
 
@@ -190,11 +197,17 @@ def effective_size(samples: OrderedSamples, p: float) -> float:
 
 def size_at(samples: OrderedSamples, p: float) -> float:
     """How many independent samples would give the share above the percentile `p` its error."""
-    ranked, weights = samples.samples.ranked, samples.weights
-    below = samples.sums(samples.samples.value <= ranked.at(p * ranked.total))
-    share = float(below.sum() / ranked.total)
+    ranked = samples.samples.ranked
+    return _effective_at(samples, ranked.at(p * ranked.total))
+
+
+def _effective_at(samples: OrderedSamples, most: float) -> float:
+    """The same of the share above the value `most`."""
+    total, weights = samples.samples.ranked.total, samples.weights
+    below = samples.sums(samples.samples.value <= most)
+    share = float(below.sum() / total)
     residuals = (below - share * weights) / weights.mean()
-    return _independent(share, *_error_of_requests(residuals, samples.least_block), ranked.total)
+    return _independent(share, *_error_of_requests(residuals, samples.least_block), total)
 
 
 def _independent(share: float, error: float, freedom: float, most: float) -> float:
