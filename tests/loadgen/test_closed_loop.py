@@ -2,6 +2,7 @@
 
 import heapq
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.stats.quantiles import Samples, percentiles
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, percentile_in_order
 from tests.loadgen.making import conditions, ok, summarized
+from tests.loadgen.wandering import closed_loop, drift, step, table
 
 PS = (0.5, 0.9)
 PREFILL = 2
@@ -153,3 +155,60 @@ def test_requests_that_an_interrupted_loop_never_sent_cost_no_warning():
     rate = _by_lives(lives, np.ones(41), Window(0.0, 40.0), 2, measured(1.0, "requests/s", "", 40))
     assert rate.point == 1.0
     assert rate.low is not None
+
+
+def told(n_runs, c, length_s, seed=1, **how):
+    """The share of loops that are called unsteady."""
+    random, n_told = np.random.default_rng(seed), 0
+    for _ in range(n_runs):
+        columns = columns_of(table(*closed_loop(c, length_s, random, **how)))
+        steady = plateau(columns, Lives.of(columns), c)
+        n_told += bool(steady.reasons)
+    return n_told / n_runs
+
+
+CHANGES = {
+    "half as fast at the end": {"shape": drift(2)},
+    "twice as fast at the end": {"shape": drift(0.5)},
+    "a step of +50%": {"shape": step(1.5)},
+    "a step of -33%": {"shape": step(1 / 1.5)},
+    "a late step of +50%": {"shape": step(1.5, 0.8)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_server_that_changes_its_speed_is_not_stationary_in_a_closed_loop(change):
+    assert told(10, 8, 20.0, **CHANGES[change]) == 1.0
+
+
+@pytest.mark.parametrize("correlation_s", [0.0, 1.0])
+def test_a_server_that_does_not_change_is_rarely_called_unsteady_in_a_closed_loop(correlation_s):
+    assert told(30, 8, 30.0, correlation_s=correlation_s) <= 0.1
+
+
+def test_a_step_says_how_large_it_is_and_when_it_came():
+    columns = columns_of(table(*closed_loop(8, 30.0, np.random.default_rng(0), shape=step(1.5))))
+    (reason,) = plateau(columns, Lives.of(columns), 8).reasons
+    assert reason.code == "drifting"
+    found = re.fullmatch(r"(TTFT|TPOT) changed by \+(\d+)% ([\d.]+) s into the load\.", reason.text)
+    assert found
+    assert 40 < int(found[2]) < 60
+    assert 13 < float(found[3]) < 17
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("c", [8, 64])
+@pytest.mark.parametrize("length_s", [27.0, 60.0])
+def test_changes_of_speed_are_found_and_seldom_invented(c, length_s):
+    """At most 2% false alarms where the speed wanders over 1 s; over 3 s it does drift within 27 s."""
+    for correlation_s, most in ((0.0, 0.02), (1.0, 0.03), (3.0, 0.2 if length_s < 60 else 0.04)):
+        alarms = told(400, c, length_s, correlation_s=correlation_s)
+        print(f"{c} at a time, {length_s:g} s, wanders over {correlation_s:g} s: {alarms:.1%} false alarms")
+        assert alarms <= most
+    for name, how in CHANGES.items():
+        alone, wandering = (
+            told(200, c, length_s, correlation_s=correlation_s, **how) for correlation_s in (0.0, 1.0)
+        )
+        print(f"{c} at a time, {length_s:g} s, {name}: found in {alone:.1%}, wandering in {wandering:.1%}")
+        assert alone >= 0.95

@@ -8,7 +8,7 @@ together, and ends when nothing is left to dispatch; in between it is on its pla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -29,7 +29,7 @@ from burstline.loadgen.record.summary import Section
 from burstline.loadgen.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
-from burstline.loadgen.stats.stationarity import Trend, mann_kendall, theil_slope, warm_up_end
+from burstline.loadgen.stats.stationarity import mann_kendall, shift, theil_slope, warm_up_end
 from burstline.roofline.predict.forecast import FILLED, whole_waves
 from burstline.workloads.arrivals import STEADY_PATTERNS
 
@@ -40,6 +40,7 @@ TESTS: Final = tuple(
     f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
 )
 NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
+KEPT_FULL: Final = Absent("a closed loop keeps as many requests in flight as it was asked for")
 LIVES_A_BLOCK: Final = 3
 """Requests of a closed loop that run together share their delays: blocks hold three times as many as run at a
 time, which is what intervals need to cover (tests/loadgen/test_closed_loop.py)."""
@@ -89,15 +90,17 @@ def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
     later = (c.due_s >= window.start_s) & (c.due_s <= last_s)
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None
+    counts_until_s = None if lives.session is None else last_s
+    tests = _shifts(c, later & (c.due_s <= (counts_until_s or math.inf)), concurrency)
     return Steady(
         window=window,
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
         n_warm_up=int((c.due_s < window.start_s).sum()),
         block_s=min(_least_block_s(c, lives), window.length_s),
-        figures=dict.fromkeys(TESTS, NOT_STEADY),
-        reasons=(),
+        figures={**dict.fromkeys(TESTS, KEPT_FULL), **_figures(tests)},
+        reasons=_drifts(tests),
         least_block=LIVES_A_BLOCK * concurrency,
-        counts_until_s=None if lives.session is None else last_s,
+        counts_until_s=counts_until_s,
     )
 
 
@@ -142,7 +145,7 @@ def steady_part(
         ),
         n_warm_up=int((c.due_s < start_s).sum()),
         block_s=min(block_s, window.length_s) if of_sessions else block_s,
-        figures={name: figure for test in tests for name, figure in test.figures().items()},
+        figures=_figures(tests),
         reasons=_reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
         counts_until_s=end_s if of_sessions else None,
     )
@@ -173,25 +176,52 @@ def _warm_up_end_s(c: Columns) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """`change` is how far the series moves over the run by Theil and Sen, as a share of its `median`."""
+    """Of `n` values: `change` is how far the series moves over the run, as a share of its `median`.
+
+    `p` is the chance of as clear a change where there is none, and `at_s` when it came, if at once.
+    """
 
     name: str
-    trend: Trend | None = None
+    p: float | None = None
+    n: int = 0
     change: float = 0.0
     median: float = 0.0
+    at_s: float | None = None
 
     def found(self, alpha: float = ALPHA) -> bool:
-        least = LEAST_CHANGE[self.name]
-        return self.trend is not None and self.trend.p < alpha and abs(self.change) >= least
+        return self.p is not None and self.p < alpha and abs(self.change) >= LEAST_CHANGE[self.name]
 
-    def figures(self) -> dict[str, Figure]:
-        trend = self.trend
-        few = f"a trend needs {LEAST_REQUESTS} requests and 8 windows"
-        n = trend.n if trend else 0
-        return {
-            f"{self.name}_trend_p": measured(trend.p if trend else None, "1", few, n),
-            f"{self.name}_change_fraction": measured(self.change if trend else None, "1", few, n),
-        }
+    def reason(self) -> Reason:
+        over = "over the run" if self.at_s is None else f"{self.at_s:.3g} s into the load"
+        text = f"{self.name.upper()} drifted by {self.change:+.0%} of its median {over}."
+        if self.at_s is not None:
+            text = f"{self.name.upper()} changed by {self.change:+.0%} {over}."
+        return Reason("drifting", text, "Run longer, warm the server up first, and look for throttling.")
+
+
+def _figures(tests: Iterable[_Test]) -> dict[str, Figure]:
+    few = f"a trend needs {LEAST_REQUESTS} requests and 8 windows"
+    return {
+        f"{test.name}_{what}": measured(None if test.p is None else value, "1", few, test.n)
+        for test in tests
+        for what, value in (("trend_p", test.p), ("change_fraction", test.change))
+    }
+
+
+def _shifts(c: Columns, counted: NDArray[np.bool_], concurrency: int) -> list[_Test]:
+    """Drifts and steps in a closed loop. Requests that run together share their delays."""
+    tests = []
+    for name, values in (("ttft", ttft(c)), ("tpot", tpot(c))):
+        known = np.flatnonzero(counted & c.ok & (values > 0))
+        known = known[np.argsort(c.due_s[known], kind="stable")]
+        logs, n = np.log(values[known]), len(known)
+        found = shift(logs, n / concurrency) if n >= LEAST_REQUESTS and np.ptp(logs) > FLAT else None
+        if found is None:
+            tests.append(_Test(name))
+            continue
+        at_s = None if found.at is None else float(c.due_s[known[int(found.at * n)]])
+        tests.append(_Test(name, found.p, n, math.expm1(found.change), float(np.median(values[known])), at_s))
+    return tests
 
 
 def _tests(c: Columns, window: Window) -> list[_Test]:
@@ -216,7 +246,7 @@ def _test(name: str, series: Floats) -> _Test:
     trend, median = mann_kendall(series), float(np.median(series))
     if trend is None or median <= 0:
         return _Test(name)
-    return _Test(name, trend, float(theil_slope(series)) * len(series) / median, median)
+    return _Test(name, trend.p, trend.n, float(theil_slope(series)) * len(series) / median, median)
 
 
 def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
@@ -236,6 +266,11 @@ def _mean_in_flight(c: Columns, edges: Floats) -> Floats:
     )
 
 
+def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
+    """One reason is enough: where TTFT drifts, TPOT often does."""
+    return tuple(test.reason() for test in tests if test.name != "in_flight" and test.found())[:1]
+
+
 def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]:
     by_name = {test.name: test for test in tests}
     queue = by_name["in_flight"]
@@ -250,12 +285,7 @@ def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]
                 "Lower --rate until the queue stops growing.",
             )
         )
-    for name in ("ttft", "tpot"):
-        test = by_name[name]
-        if test.found() and not reasons:
-            text = f"{name.upper()} drifted by {test.change:+.0%} of its median over the run."
-            advice = "Run longer, warm the server up first, and look for throttling."
-            reasons.append(Reason("drifting", text, advice))
+    reasons = reasons or [*_drifts(tests)]
     if not settled and not reasons and any(test.found(0.05) for test in tests):
         text = "Latencies settled only in the second half of the run, if at all."
         reasons.append(Reason("never-settled", text, "Run longer, or warm the server up first."))

@@ -1,9 +1,11 @@
-"""Stationarity of a series: where its warm-up ends (MSER-5) and whether the rest drifts (Mann-Kendall)."""
+"""Stationarity of a series: where its warm-up ends (MSER-5), and whether the rest drifts or takes a step."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from typing import Final
 
 import numpy as np
 from scipy import special
@@ -91,6 +93,68 @@ def theil_slope(series: Floats) -> float:
     """The median of the slopes between all pairs of points, their places 1 apart (Theil 1950)."""
     later, earlier = np.tril_indices(len(series), -1)
     return float(np.median((series[later] - series[earlier]) / (later - earlier)))
+
+
+COSINES: Final = 8
+LEAST_COSINES: Final = 4
+STEPS: Final = tuple(k / 10 for k in range(1, 10))
+N_DRAWN: Final = 20_000
+
+
+def cosines(series: Floats, n: int) -> Floats:
+    """The coefficients of `n` slow cosines, of 1 to `n` half turns over the series.
+
+    Where neighbours depend on each other for much less than a half turn, these are independent and normal,
+    and each has the variance of the series' mean times its length (Müller, "A theory of robust long-run
+    variance estimation", Journal of Econometrics 141 (2007)).
+    """
+    turns = np.outer(np.arange(1, n + 1), (np.arange(len(series)) + 0.5) * np.pi / len(series))
+    return np.asarray((np.cos(turns) * series).sum(axis=1)) * math.sqrt(2 / len(series))
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A series' likeliest step, `at` this share of it, or its straight drift if that is likelier (None).
+
+    `change` is from its start to its end; `p` is the chance of one as clear in a series that has neither.
+    """
+
+    at: float | None
+    change: float
+    p: float
+
+
+def shift(series: Floats, n_blocks: float) -> Shift | None:
+    """Whether a series of this many blocks that depend on each other within drifts or takes a step.
+
+    The change stands out from what is left of the slow cosines without it; None for too short a series.
+    """
+    n = min(COSINES, int(n_blocks))
+    if n < LEAST_COSINES or not np.ptp(series):
+        return None
+    found = cosines(series, n)
+    sizes, clear = _fits(found[None])
+    k = int(np.argmax(clear))
+    p = (1 + float((_by_chance(n) >= clear[0, k]).sum())) / (1 + N_DRAWN)
+    return Shift((None, *STEPS)[k], float(sizes[0, k]) / math.sqrt(len(series)), p)
+
+
+def _fits(found: Floats) -> tuple[Floats, Floats]:
+    """By row of coefficients and shape (a drift, the steps): the size of the best fit, and Fisher's F."""
+    j = np.arange(1, found.shape[1] + 1)
+    drift = ((-1.0) ** j - 1) / (np.pi * j) ** 2
+    shapes = math.sqrt(2) * np.vstack([drift, *(-np.sin(np.pi * j * at) / (np.pi * j) for at in STEPS)])
+    lengths = np.sqrt((shapes**2).sum(axis=1))
+    along = (found[:, None] * shapes).sum(axis=2) / lengths
+    rest = np.maximum((found**2).sum(axis=1, keepdims=True) - along**2, 1e-300)
+    return along / lengths, along**2 / rest * (found.shape[1] - 1)
+
+
+@cache
+def _by_chance(n: int) -> Floats:
+    """The largest F of series of which nothing changes."""
+    drawn = np.random.default_rng(20_261_128).standard_normal((N_DRAWN, n))
+    return np.asarray(_fits(drawn)[1].max(axis=1))
 
 
 def rankdata(values: Floats) -> Floats:
