@@ -6,6 +6,7 @@ The device is the one that was named, else what the driver calls it, else this m
 
 from __future__ import annotations
 
+import math
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from burstline.loadgen.record.manifest import HardwareFacts, Manifest, ServerFac
 from burstline.loadgen.record.rundir import RunDir
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
-from burstline.machine.hints import DEVICE_FILE, Hints
+from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
@@ -78,14 +79,25 @@ def note_hardware(run: RunDir, hints: Hints, *, force: bool = True, needed: bool
                 _refuse_another(run, hints)
             text, device_from = _device(manifest, config, hints, run)
             write_bytes(run.path / DEVICE_FILE, text.encode())
-            if usd := tomllib.loads(text).get("usd_per_hour"):
-                manifest = replace(manifest, usd_per_hour=usd * max(1, len(manifest.devices)))
             facts = replace(facts, device_from=device_from)
+        usd = tomllib.loads((run.path / DEVICE_FILE).read_text("utf-8")).get("usd_per_hour")
+        # Without the file's price for what was known before, somebody has stated another.
+        if usd and (hints.device is not None or manifest.usd_per_hour == usd * _n_devices(manifest, earlier)):
+            manifest = replace(manifest, usd_per_hour=usd * _n_devices(manifest, facts.stated))
     except (UnknownHardwareError, RooflineError) as why:
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
         facts = replace(facts, absent=str(why))
     run.save_manifest(replace(manifest, hardware=facts))
+
+
+def _n_devices(manifest: Manifest, stated: Mapping[str, Any] | None) -> int:
+    """How many are paid for: those of the engine as it is stated, or as it says, and all that are here."""
+    told, own = Stated.from_json(stated or {}), manifest.identity or Identity(manifest.engine)
+    ranks = (own.tensor_parallel_size, own.pipeline_parallel_size, own.data_parallel_size)
+    if told.ranks:
+        ranks = (told.tp, told.pp, told.dp)
+    return max(1, len(manifest.devices), math.prod(n or 1 for n in ranks))
 
 
 def _refuse_another(run: RunDir, hints: Hints) -> None:

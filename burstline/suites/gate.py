@@ -85,14 +85,12 @@ def run_gate(
 def run_history(history: Path, candidate: str | None, shared: Sequence[str], rule: Rule, out: Path) -> int:
     """Judge a run by the series of those in a folder: the candidate, or the newest of them."""
     runs, start_s = stored_runs(history), time.monotonic()
-    folder = _new_folder(out)
-    if candidate is not None:
-        if Path(candidate).is_dir():
-            new = stored_runs(Path(candidate))
-        else:
-            new = [run_in(folder / CANDIDATE, argv_of(candidate, shared), CANDIDATE)]
-        runs = [*(run for run in originals([*new, *runs])[0] if run not in new), *new]
-    return _report(folder, judge_series(runs, rule), start_s)
+    folder, new = _new_folder(out), list[Run]()
+    if candidate is not None and Path(candidate).is_dir():
+        new = stored_runs(Path(candidate))
+    elif candidate is not None:
+        new = [run_in(folder / CANDIDATE, argv_of(candidate, shared), CANDIDATE)]
+    return _report(folder, judge_series(originals([*new, *runs])[0], rule, new), start_s)
 
 
 def stored_runs(folder: Path) -> list[Run]:

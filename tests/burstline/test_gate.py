@@ -152,6 +152,15 @@ def test_copies_of_runs_are_no_more_runs(tmp_path, capsys, monkeypatch):
     assert len(gate.stored_runs(tmp_path / "nightly")) == 1
 
 
+def test_a_history_judges_the_run_that_is_named_however_old_it_is(servers, tmp_path, capsys):
+    slow, draw = finished_run(tmp_path / "old", "vllm", 60, speed=1.2), np.random.default_rng(2)
+    for _ in range(12):
+        finished_run(tmp_path / "nightly", "vllm", 60, speed=float(np.exp(draw.normal(0, 0.01))))
+    assert main(["gate", "--history", "nightly", str(slow.path)]) == 3
+    assert "WORSE" in capsys.readouterr().out
+    assert main(["gate", "--history", ".", str(slow.path)]) == 3  # also where it lies among the others
+
+
 def test_the_band_of_a_history_lies_around_what_the_earlier_runs_let_expect(tmp_path):
     speeds = np.array([1.0, 1.02, 0.98, 1.01, 0.99, 1.0, 1.3, 1.31, 1.29])
     runs = [finished_run(tmp_path, "vllm", 60, speed=float(speed)) for speed in speeds]

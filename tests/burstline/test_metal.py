@@ -13,7 +13,7 @@ from burstline.bench import host_overhead
 from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
 from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
+from burstline.loadgen.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
 from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import check_hints, note_hardware
@@ -358,6 +358,26 @@ def test_a_step_log_that_was_cut_off_amid_the_queue_ends_with_its_last_step():
     rows = [step | {"start_ns": k * 1000, "end_ns": k * 1000 + 900, "n_waiting": 3} for k in range(3)]
     seen = _logged(SimpleNamespace(steps=pd.DataFrame(rows)), [SimpleNamespace(sent_s=0.0)])
     assert [step.seconds * 1e9 for step in seen] == pytest.approx([1000, 1000, 900])
+
+
+def test_a_price_in_a_device_file_counts_the_devices_that_are_stated_or_that_the_engine_says(run, tmp_path):
+    """Behind a URL nothing is seen; the price of one device would be told for four."""
+    file = tmp_path / "rented.toml"
+    device = load_device("h100-sxm5-80g")
+    file.write_text(device_toml(replace(device, usd_per_hour=2.0), load_calibration(device)))
+    hints, alone = replace(ON_H100, device=str(file)), replace(synthetic.ON_VLLM, tensor_parallel_size=None)
+
+    def usd(hints, **facts):
+        run.save_manifest(replace(run.manifest, **facts))
+        note_hardware(run, hints)
+        return run.manifest.usd_per_hour
+
+    assert usd(hints, devices=(), identity=alone) == 2.0
+    assert usd(replace(hints, stated=Stated(tp=4)), hardware=HardwareFacts()) == 8.0
+    assert usd(hints) == 8.0  # as was stated before
+    assert usd(replace(ON_H100, device=None, stated=Stated(tp=2, dp=4))) == 16.0
+    assert usd(hints, hardware=HardwareFacts(), identity=replace(alone, tensor_parallel_size=4)) == 8.0
+    assert usd(replace(ON_H100, device=None, stated=Stated(tp=2)), usd_per_hour=5.0) == 5.0
 
 
 @pytest.mark.slow

@@ -140,9 +140,16 @@ def compared(members: Sequence[Member], rule: Rule) -> Case:
     return case_of("", members, varied=settled_in(differing, ()), anyway=rule.anyway)
 
 
-def judge_series(runs: Sequence[Run], rule: Rule) -> Judged:
-    """Judge the newest of runs of one engine, model and load by the older ones; others are left out."""
-    runs = sorted(runs, key=lambda run: run.manifest.clock.utc if run.manifest.clock else "")
+def judge_series(runs: Sequence[Run], rule: Rule, candidates: Sequence[Run] = ()) -> Judged:
+    """Judge the newest of runs of one engine, model and load by the older ones; others are left out.
+
+    `candidates` were named to be judged: they come last, however old they are.
+    """
+    named = {run.path.resolve() for run in candidates}
+    runs = [*(run for run in runs if run.path.resolve() not in named), *candidates]
+    runs.sort(
+        key=lambda run: (run.path.resolve() in named, run.manifest.clock.utc if run.manifest.clock else "")
+    )
     unlike = "another engine, model or load than the newest run's"
     whys = [unlike if _kind(run) != _kind(runs[-1]) else _unusable(run, rule) for run in runs]
     reasons = _left_out([(run.name, why) for run, why in zip(runs, whys, strict=True)])
