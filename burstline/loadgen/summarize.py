@@ -41,7 +41,7 @@ from burstline.loadgen.record.summary import (
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
-from burstline.loadgen.stats.figure import inverse, known
+from burstline.loadgen.stats.figure import inverse, known, noted
 from burstline.loadgen.stats.quantiles import Samples, extremes, mean, percentiles
 from burstline.loadgen.stats.serial_correlation import (
     OrderedSamples,
@@ -108,7 +108,12 @@ def _numbers(
     }
     rates = (
         throughputs_in(
-            inside, steady.window, steady.block_s, part.lives if closed else None, steady.least_block
+            inside,
+            steady.window,
+            steady.block_s,
+            part.lives if closed else None,
+            steady.n_cosines,
+            steady.too_short,
         )
         if steady
         else throughput.throughputs(inside)
@@ -267,8 +272,10 @@ def _goodput(part: Part, goals: Sequence[Goal], served: Throughput) -> Goodput:
     met = misses <= 1
     if steady is None:
         return Goodput(names, attainment(of_those_due <= 1), *good_rates(inside, met))
-    in_order = OrderedSamples.of(Samples.per_request(of_those_due), c.due_s, steady.least_block)
-    share = share_in_order(in_order)
+    share = attainment(of_those_due <= 1, steady.too_short)
+    if steady.too_short is None:
+        in_order = OrderedSamples.of(Samples.per_request(of_those_due), c.due_s, steady.n_cosines)
+        share = share_in_order(in_order)
     return Goodput(names, share, *good_rates_in(inside, steady.window, met, share, served))
 
 
@@ -288,9 +295,12 @@ def figures(
     samples = samples_of(metric, c)
     if metric.pooled is None and not np.isfinite(samples.value).any():
         return MetricFigures.absent(Absent(f"no request has this number ({metric.title})", "undefined"))
-    in_order = OrderedSamples.of(samples, c.due_s, steady.least_block) if steady else None
+    in_order = _in_order(samples, c, steady)
     quantiles, average = _percentiles(samples, metric.unit, in_order), mean(samples, metric.unit)
     average = mean_in_order(average, in_order) if in_order else average
+    if steady and steady.too_short:
+        quantiles = {p: noted(figure, steady.too_short) for p, figure in quantiles.items()}
+        average = noted(average, steady.too_short)
     graded = graded or {}
     return MetricFigures(
         **{label(p): widened(figure, graded.get(label(p))) for p, figure in quantiles.items()},
@@ -298,6 +308,13 @@ def figures(
         **extremes(samples, metric.unit),
         instrument_error=most_moved(graded, canary_s),
     )
+
+
+def _in_order(samples: Samples, c: Columns, steady: Steady | None) -> OrderedSamples | None:
+    """What intervals come from; None where there are none."""
+    if steady is None or steady.too_short:
+        return None
+    return OrderedSamples.of(samples, c.due_s, steady.n_cosines)
 
 
 def _percentiles(samples: Samples, unit: str, in_order: OrderedSamples | None) -> dict[float, Figure]:
@@ -317,7 +334,7 @@ def _by_interval(
     ):
         return graded
     own = Samples.per_request(latencies(METRICS[name], c) - np.nan_to_num(c.sent_s - c.due_s))
-    in_order = OrderedSamples.of(own, c.due_s, steady.least_block) if steady else None
+    in_order = _in_order(own, c, steady)
     without = {label(p): each for p, each in _percentiles(own, "s", in_order).items()}
     return {
         p: replace(each, grade=Grade.UNRELIABLE)
@@ -328,8 +345,10 @@ def _by_interval(
 
 
 def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> Quantiles:
+    if steady and steady.too_short:
+        return Quantiles.absent(Absent(steady.too_short, "too-short"))
     if steady:
-        in_order = OrderedSamples.of(samples_of(metric, c), c.due_s, steady.least_block)
+        in_order = OrderedSamples.of(samples_of(metric, c), c.due_s, steady.n_cosines)
         return Quantiles(*(bound_in_order(in_order, p, metric.unit) for p in QUANTILES))
     values = latencies(metric, c)
     return Quantiles(*(early_stopping_bound(values, p, metric.unit) for p in QUANTILES))

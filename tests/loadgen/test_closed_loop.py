@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from burstline.loadgen.metrics.steady_state import LIVES_A_BLOCK, plateau
-from burstline.loadgen.metrics.throughput import Lives, Window, _by_lives
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.metrics.steady_state import MOST_COSINES, plateau
+from burstline.loadgen.metrics.throughput import Lives, Window, _by_lives, throughputs_in
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.stats.quantiles import Samples, percentiles
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, percentile_in_order
+from burstline.loadgen.summarize import figures
 from tests.loadgen.making import conditions, ok, summarized
 from tests.loadgen.wandering import closed_loop, drift, step, table
 
@@ -66,7 +68,7 @@ def coverage(c, n, drift, n_runs=300, seed=5):
         kept = on_plateau(c, sent_s, ended_s)
         for name in pool:
             samples = Samples.per_request(values[name][kept])
-            ordered = OrderedSamples.of(samples, sent_s[kept], LIVES_A_BLOCK * c)
+            ordered = OrderedSamples.of(samples, sent_s[kept], MOST_COSINES)
             for true, (p, point) in zip(truth[name], percentiles(samples, PS, "s").items(), strict=True):
                 found = percentile_in_order(point, ordered, p)
                 hits[name, p] += (found.low or 0.0) <= true <= (found.high or math.inf)
@@ -212,3 +214,76 @@ def test_changes_of_speed_are_found_and_seldom_invented(c, length_s):
         )
         print(f"{c} at a time, {length_s:g} s, {name}: found in {alone:.1%}, wandering in {wandering:.1%}")
         assert alone >= 0.95
+
+
+FIGURES = [(name, p) for name in ("ttft", "tpot", "e2e", "itl") for p in ("mean", "p50", "p90")]
+
+
+def held(figure, truth):
+    """Whether an interval holds it; None without one."""
+    if figure.level is None:
+        return None
+    return (figure.low or 0.0) <= truth <= (math.inf if figure.high is None else figure.high)
+
+
+def figures_of(columns, c=None):
+    """All of a loop, with its rate of tokens."""
+    steady = plateau(columns, Lives.of(columns), c) if c else None
+    counted = steady.counted(columns) if steady else columns
+    found = {name: figures(METRICS[name], counted, steady) for name, _ in FIGURES}
+    rows = {f"{name} {p}": found[name].figure(p) for name, p in FIGURES}
+    if steady:
+        rates = throughputs_in(
+            columns, steady.window, steady.block_s, Lives.of(columns), steady.n_cosines, steady.too_short
+        )
+        rows["output"] = rates.output_tok_per_s
+    return rows
+
+
+def covered(c, length_s, correlation_s, n_runs, *, long_s=1500.0, seed=3):
+    """By figure, how often its interval holds that of long loops; how many loops have one; and notes."""
+    random = np.random.default_rng(seed)
+    due_s, first_s, last_s, n_tok = closed_loop(c, long_s, random, correlation_s=correlation_s)
+    late = due_s > 10
+    truths = figures_of(columns_of(table(due_s[late], first_s[late], last_s[late], n_tok[late])))
+    truth = {name: figure.point for name, figure in truths.items()}
+    truth["output"] = n_tok.sum() / last_s.max()
+    hits, with_one, notes = dict.fromkeys(truth, 0), 0, []
+    for _ in range(n_runs):
+        rows = figures_of(
+            columns_of(table(*closed_loop(c, length_s, random, correlation_s=correlation_s))), c
+        )
+        with_one += rows["ttft mean"].level is not None
+        notes += [rows["ttft p50"].note] * (rows["ttft p50"].level is None)
+        for name, figure in rows.items():
+            hits[name] += held(figure, truth[name]) or 0
+    return {name: hit / max(with_one, 1) for name, hit in hits.items()}, with_one / n_runs, notes
+
+
+def test_intervals_of_a_closed_loop_cover_where_its_speed_wanders():
+    found, with_one, _ = covered(8, 60.0, 1.0, 20, long_s=600.0)
+    assert with_one > 0.8
+    assert np.mean(list(found.values())) > 0.88
+
+
+def test_a_closed_loop_that_is_short_for_how_long_its_speed_stays_alike_says_how_long_to_run():
+    _, with_one, notes = covered(8, 20.0, 3.0, 20, long_s=100.0)
+    assert with_one < 0.4
+    assert re.fullmatch(r"1 run: the speed stays alike over [\d.]+ s; for an interval run [\d.]+ s", notes[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("c", [8, 64])
+@pytest.mark.parametrize(
+    ("correlation_s", "length_s"),
+    [(0.0, 10.0), (0.0, 30.0), (1.0, 10.0), (1.0, 20.0), (1.0, 40.0), (3.0, 27.0), (3.0, 60.0), (3.0, 120.0)],
+)
+def test_intervals_of_closed_loops_cover_at_any_speed(c, correlation_s, length_s):
+    found, with_one, _ = covered(c, length_s, correlation_s, 200)
+    row = ", ".join(f"{name} {share:.0%}" for name, share in found.items())
+    print(f"{c} at a time, {length_s:g} s, {correlation_s:g} s alike: {with_one:.0%} have intervals: {row}")
+    if not correlation_s or length_s >= 30 * correlation_s:
+        assert with_one > 0.7
+        assert min(found.values()) >= 0.88
+        assert np.mean(list(found.values())) >= 0.92

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import math
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from burstline.loadgen.metrics.steady_state import LIVES_A_BLOCK, steady_part
+from burstline.loadgen.metrics.steady_state import MOST_COSINES, steady_part
 from burstline.loadgen.metrics.throughput import Lives, throughputs_in
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.columns import Columns, columns_of
@@ -74,7 +73,7 @@ def covered(of_run, truth: dict[str, float], n_runs: int, **how) -> dict[str, fl
         if steady is None:
             continue
         kept_full = lives if how.get("concurrency") else None
-        rates = throughputs_in(c, steady.window, steady.block_s, kept_full, steady.least_block)
+        rates = throughputs_in(c, steady.window, steady.block_s, kept_full, steady.n_cosines)
         for name in RATES:
             figure = getattr(rates, name)
             if isinstance(figure, Estimate) and figure.level is not None:
@@ -139,7 +138,7 @@ def test_sessions_count_while_new_ones_take_the_place_of_those_that_end() -> Non
         steady = steady_part(c, None, concurrency=8, lives=lives)
         assert steady is not None
         assert steady.counted(c).due_s.max() <= lives.start_s.max()
-        rates = throughputs_in(c, steady.window, steady.block_s, lives, steady.least_block)
+        rates = throughputs_in(c, steady.window, steady.block_s, lives, steady.n_cosines)
         points.append(rates.requests_per_s.point)
     assert np.mean(points) == pytest.approx(rate_of_sessions(8)["requests_per_s"], rel=0.03)
 
@@ -202,7 +201,7 @@ def test_rates_of_loops_whose_steps_slow_all_in_flight_cover(c: int, n: int) -> 
     hits = 0
     for _ in range(300):
         rate, stays_s = one(drains=True)
-        low, high = ratio_interval(np.ones(len(stays_s)), stays_s, LIVES_A_BLOCK * c) or (0.0, math.inf)
+        low, high = ratio_interval(np.ones(len(stays_s)), stays_s, MOST_COSINES)
         hits += rate * low <= truth <= rate * high
     print(f"shared steps, C = {c}, N = {n}: {hits / 300:.1%}")
     assert hits >= 0.91 * 300

@@ -15,6 +15,7 @@ from burstline.loadgen.record import tables
 STEP_S = 0.01
 """Between two values of the speed, and of a token at speed 1."""
 PREFILL_S = 0.05
+LATER = 8
 
 Shape = Callable[[np.ndarray], np.ndarray]
 """From the time, as a share of the load, to the logarithm of the slowness."""
@@ -68,8 +69,11 @@ def closed_loop(
 
 
 def table(due_s: np.ndarray, first_s: np.ndarray, last_s: np.ndarray, n_tok: np.ndarray) -> pa.Table:
-    """Records of successes: an event with the first token, and one with all others."""
+    """Records of successes: an event with the first token, and LATER with the others."""
     n = len(due_s)
+    shares = np.arange(LATER + 1) / LATER
+    at_s = first_s[:, None] + (last_s - first_s)[:, None] * shares
+    tokens = np.diff(np.floor((n_tok - 1)[:, None] * shares).astype(np.int64), axis=1)
     due_ns, first_ns, last_ns = ((each * 1e9).astype(np.int64) for each in (due_s, first_s, last_s))
     values = {
         "index": np.arange(n),
@@ -77,9 +81,9 @@ def table(due_s: np.ndarray, first_s: np.ndarray, last_s: np.ndarray, n_tok: np.
         **dict.fromkeys(("due_ns", "dispatched_ns", "connected_ns", "sent_ns"), due_ns),
         **dict.fromkeys(("headers_ns", "answer_ns"), first_ns),
         "closed_ns": last_ns,
-        "token_ns": list(np.column_stack([first_ns, last_ns])),
-        "token_n": list(np.column_stack([np.ones(n, np.int64), n_tok - 1])),
-        **dict.fromkeys(("read_lag_ns", "read_error_ns"), [[0, 0]] * n),
+        "token_ns": list((at_s * 1e9).astype(np.int64)),
+        "token_n": list(np.column_stack([np.ones(n, np.int64), tokens])),
+        **dict.fromkeys(("read_lag_ns", "read_error_ns"), [[0] * (LATER + 1)] * n),
         **dict.fromkeys(("planned_prompt_tok", "prompt_tok"), [16] * n),
         **dict.fromkeys(("planned_output_tok", "output_tok"), n_tok),
     }

@@ -176,9 +176,9 @@ MUTATIONS = (
     ),
     Mutation(
         "requests of a closed loop pass for independent",
-        serial_correlation.standard_error,
-        "max(lengthened * block_length(residuals), least_block)",
-        "1",
+        serial_correlation._error_of_requests,
+        "(cosines(residuals, n_cosines) ** 2).mean()",
+        "residuals.var()",
         LOADGEN + "test_closed_loop.test_intervals_of_a_closed_loop_cover_where_requests_alone_do_not",
     ),
     Mutation(

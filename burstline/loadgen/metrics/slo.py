@@ -28,7 +28,7 @@ from burstline.loadgen.record.verdict import (
     withheld,
 )
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
-from burstline.loadgen.stats.figure import Result
+from burstline.loadgen.stats.figure import Result, noted
 from burstline.loadgen.stats.shares import clopper_pearson
 from burstline.workloads.request import WorkloadError
 
@@ -150,9 +150,10 @@ def missed(c: Columns, goals: Sequence[Goal]) -> Floats | None:
     return shares
 
 
-def attainment(met: NDArray[np.bool_]) -> Figure:
-    """The share of planned requests that are good."""
-    return measured(float(met.mean()) if len(met) else None, "1", "nothing was planned", len(met))
+def attainment(met: NDArray[np.bool_], note: str | None = None) -> Figure:
+    """The share of planned requests that are good, without an interval."""
+    share = measured(float(met.mean()) if len(met) else None, "1", "nothing was planned", len(met))
+    return noted(share, note) if note else share
 
 
 NO_CRITERION: Final = Absent("no per-request SLO was given (such as --slo 'ttft<=2s')", "no-criterion")

@@ -29,7 +29,13 @@ from burstline.loadgen.record.summary import Section
 from burstline.loadgen.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
-from burstline.loadgen.stats.stationarity import mann_kendall, shift, theil_slope, warm_up_end
+from burstline.loadgen.stats.stationarity import (
+    correlation_length,
+    mann_kendall,
+    shift,
+    theil_slope,
+    warm_up_end,
+)
 from burstline.roofline.predict.forecast import FILLED, whole_waves
 from burstline.workloads.arrivals import STEADY_PATTERNS
 
@@ -41,9 +47,12 @@ TESTS: Final = tuple(
 )
 NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
 KEPT_FULL: Final = Absent("a closed loop keeps as many requests in flight as it was asked for")
-LIVES_A_BLOCK: Final = 3
-"""Requests of a closed loop that run together share their delays: blocks hold three times as many as run at a
-time, which is what intervals need to cover (tests/loadgen/test_closed_loop.py)."""
+LEAST_WAVES: Final = 4
+"""Requests of a closed loop that run together share their delays: so many times as many as run at a time are
+the least that an interval is made from, and as many cosines."""
+MOST_COSINES: Final = 6
+LEAST_LENGTHS: Final = 20
+"""A shorter load, in times over which its speed stays alike, says little of other loads."""
 FLAT: Final = 1e-3
 """A series that varies by less than a thousandth has no warm-up."""
 LEAST_BACKLOG: Final = 0.03
@@ -62,8 +71,9 @@ class Steady:
     loop: a whole number of times C completions later). `warm_up` is how long that took from the first, and
     `n_warm_up` requests were due before its end. Latencies are those of requests that were due from its start
     on, until `counts_until_s` at most: when no new session takes the place of one that ends. `block_s` is the
-    least time, `least_block` the least number of requests or sessions over which neighbours are taken to
-    depend on each other. `figures` are the tests, `reasons` why the run is not stationary.
+    least time over which neighbours are taken to depend on each other. In a closed loop intervals come from
+    `n_cosines`, or it is `too_short` for any. `figures` are the tests, `reasons`
+    why the run is not stationary.
     """
 
     window: Window
@@ -72,7 +82,8 @@ class Steady:
     block_s: float
     figures: Mapping[str, Figure]
     reasons: tuple[Reason, ...]
-    least_block: int = 1
+    n_cosines: int | None = None
+    too_short: str | None = None
     counts_until_s: float | None = None
 
     def counted(self, c: Columns) -> Columns:
@@ -91,7 +102,11 @@ def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None
     counts_until_s = None if lives.session is None else last_s
-    tests = _shifts(c, later & (c.due_s <= (counts_until_s or math.inf)), concurrency)
+    counted = later & (c.due_s <= (counts_until_s or math.inf))
+    series = {name: _logs(c, counted, values) for name, values in (("ttft", ttft(c)), ("tpot", tpot(c)))}
+    tests = [_shifted(name, *each, concurrency) for name, each in series.items()]
+    n_ended = int(((lives.end_s > window.start_s) & (lives.start_s <= last_s)).sum())
+    n_cosines, too_short = _n_cosines([logs for logs, _ in series.values()], n_ended / concurrency, window)
     return Steady(
         window=window,
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
@@ -99,7 +114,8 @@ def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
         block_s=min(_least_block_s(c, lives), window.length_s),
         figures={**dict.fromkeys(TESTS, KEPT_FULL), **_figures(tests)},
         reasons=_drifts(tests),
-        least_block=LIVES_A_BLOCK * concurrency,
+        n_cosines=n_cosines,
+        too_short=too_short,
         counts_until_s=counts_until_s,
     )
 
@@ -208,20 +224,37 @@ def _figures(tests: Iterable[_Test]) -> dict[str, Figure]:
     }
 
 
-def _shifts(c: Columns, counted: NDArray[np.bool_], concurrency: int) -> list[_Test]:
-    """Drifts and steps in a closed loop. Requests that run together share their delays."""
-    tests = []
-    for name, values in (("ttft", ttft(c)), ("tpot", tpot(c))):
-        known = np.flatnonzero(counted & c.ok & (values > 0))
-        known = known[np.argsort(c.due_s[known], kind="stable")]
-        logs, n = np.log(values[known]), len(known)
-        found = shift(logs, n / concurrency) if n >= LEAST_REQUESTS and np.ptp(logs) > FLAT else None
-        if found is None:
-            tests.append(_Test(name))
-            continue
-        at_s = None if found.at is None else float(c.due_s[known[int(found.at * n)]])
-        tests.append(_Test(name, found.p, n, math.expm1(found.change), float(np.median(values[known])), at_s))
-    return tests
+def _logs(c: Columns, counted: NDArray[np.bool_], values: Floats) -> tuple[Floats, Floats]:
+    """The logarithms of what is known and counted, in the order of dispatch, and when each was due."""
+    known = np.flatnonzero(counted & c.ok & (values > 0))
+    known = known[np.argsort(c.due_s[known], kind="stable")]
+    return np.log(values[known]), c.due_s[known]
+
+
+def _shifted(name: str, logs: Floats, due_s: Floats, concurrency: int) -> _Test:
+    """A drift or a step in a closed loop. Requests that run together share their delays."""
+    n = len(logs)
+    found = shift(logs, n / concurrency) if n >= LEAST_REQUESTS and np.ptp(logs) > FLAT else None
+    if found is None:
+        return _Test(name)
+    at_s = None if found.at is None else float(due_s[int(found.at * n)])
+    return _Test(name, found.p, n, math.expm1(found.change), math.exp(float(np.median(logs))), at_s)
+
+
+def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tuple[int | None, str | None]:
+    """From how many cosines the intervals of a closed loop come; else why there are none."""
+    alike = max(correlation_length(logs) if np.ptp(logs) > FLAT else 0.0 for logs in series if len(logs))
+    times = max(LEAST_LENGTHS * alike, LEAST_WAVES / n_waves)
+    if times > 1:
+        few = f"fewer than {LEAST_WAVES} times as many as run at a time"
+        why = (
+            f"the speed stays alike over {alike * window.length_s:.2g} s"
+            if LEAST_LENGTHS * alike > 1
+            else few
+        )
+        return None, f"1 run: {why}; for an interval run {times * window.length_s:.2g} s"
+    most = int(min(n_waves, 0.1 / max(alike, 1e-3)))
+    return max(LEAST_WAVES, min(MOST_COSINES, most)), None
 
 
 def _tests(c: Columns, window: Window) -> list[_Test]:

@@ -136,12 +136,17 @@ def _over_run(c: Columns, amount: Floats, unit: str) -> Figure:
 
 
 def throughputs_in(
-    c: Columns, window: Window, block_s: float, lives: Lives | None = None, least_block: int = 1
+    c: Columns,
+    window: Window,
+    block_s: float,
+    lives: Lives | None = None,
+    n_cosines: int | None = None,
+    too_short: str | None = None,
 ) -> Throughput:
     """Rates of work within the window: each token and each completion when it came.
 
-    `block_s` is the least time over which neighbours are taken to depend on each other; in a closed loop
-    `least_block` is the least number of its `lives`.
+    `block_s` is the least time over which neighbours are taken to depend on each other. The intervals of a
+    closed loop come from so many cosines of its `lives`, unless it is `too_short` for that.
     """
     ok, own = c.ok, c.per_event(c.ok)
     output = _binned(window, block_s, c.event_s[own], c.event_n[own])
@@ -161,25 +166,34 @@ def throughputs_in(
     if lives is not None:
         amounts = _amounts(c)
         rates = {
-            name: _by_lives(lives, lives.sums(c, np.where(ok, amounts[name], 0.0)), window, least_block, rate)
+            name: _by_lives(
+                lives, lives.sums(c, np.where(ok, amounts[name], 0.0)), window, n_cosines, too_short, rate
+            )
             for name, rate in rates.items()
         }
     return Throughput(**rates)
 
 
-def _by_lives(lives: Lives, amount: Floats, window: Window, least_block: int, figure: Figure) -> Figure:
+def _by_lives(
+    lives: Lives,
+    amount: Floats,
+    window: Window,
+    n_cosines: int | None,
+    too_short: str | None,
+    figure: Figure,
+) -> Figure:
     """A closed loop's rate with the interval that its lives give: each brings an `amount`, or none."""
     ended = np.flatnonzero((lives.end_s > window.start_s) & (lives.end_s <= window.end_s))
     if isinstance(figure, Absent) or not len(ended):
         return figure
     ended = ended[np.argsort(lives.start_s[ended], kind="stable")]
-    factors = ratio_interval(amount[ended], lives.end_s[ended] - lives.start_s[ended], least_block)
-    what = "requests" if lives.session is None else "sessions"
-    if factors is None:
-        note = f"an interval needs {LEAST_BLOCKS * least_block:,} {what} that ended, there are {len(ended):,}"
-        return Estimate(figure.point, None, None, None, figure.n, figure.unit, note)
+    if n_cosines is None:
+        return Estimate(figure.point, None, None, None, figure.n, figure.unit, too_short)
+    factors = ratio_interval(amount[ended], lives.end_s[ended] - lives.start_s[ended], n_cosines)
     low, high = (figure.point * factor for factor in factors)
-    return Estimate(figure.point, low, high, LEVEL, figure.n, figure.unit, f"1 run; from blocks of {what}")
+    what = "requests" if lives.session is None else "sessions"
+    note = f"1 run; from the {what} that ended"
+    return Estimate(figure.point, low, high, LEVEL, figure.n, figure.unit, note)
 
 
 def good_rates_in(

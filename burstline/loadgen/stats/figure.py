@@ -85,6 +85,11 @@ def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:
     return Estimate(float(value), None, None, None, n, unit)
 
 
+def noted(figure: Figure, note: str) -> Figure:
+    """The same with another note."""
+    return figure if isinstance(figure, Absent) else replace(figure, note=note)
+
+
 def known(figure: Figure | None) -> float | None:
     """The number, None without one."""
     return figure.point if isinstance(figure, Estimate) else None

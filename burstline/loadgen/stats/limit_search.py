@@ -218,7 +218,8 @@ def judge(
         logs = np.log(np.clip(latencies[~np.isnan(latencies)], 1e-6, 1e6))
         cut = warm_up_end(logs)
         kept = latencies[max(skip, n // 2 if cut is None else cut) :]
-        share = _share(kept, bound, 3 * (concurrency or 0) or 1)
+        n_cosines = None if concurrency is None else min(6, max(2, len(kept) // concurrency))
+        share = _share(kept, bound, n_cosines)
         batches = np.array([part.mean() for part in np.array_split(logs[-len(kept) :], N_BATCHES)])
         trend = mann_kendall(batches)
         rises = trend is not None and trend.tau > 0 and trend.p < DRIFT
@@ -250,11 +251,11 @@ def _would_miss(latencies: Floats, bound: LatencyBound, log_batches: Floats) -> 
     return bool(last * math.exp(_rise(log_batches)) > bound.most)
 
 
-def _share(latencies: Floats, bound: LatencyBound, least_block: int) -> LateShare:
+def _share(latencies: Floats, bound: LatencyBound, n_cosines: int | None) -> LateShare:
     samples = Samples.per_request(latencies)
     if not len(samples.value):
         return LateShare(0.0, 0.0)
-    ordered = OrderedSamples.of(samples, np.arange(len(latencies), dtype=np.float64), least_block)
+    ordered = OrderedSamples.of(samples, np.arange(len(latencies), dtype=np.float64), n_cosines)
     beyond = float((samples.value > bound.most).mean())
     # Those beyond the bound depend on each other. Where they are few or nearly all, less rare ones stand for
     # them: a crowd or two says little about how often crowds come.

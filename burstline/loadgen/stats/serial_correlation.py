@@ -3,9 +3,10 @@
 The error of a mean or a share comes from blocks of neighbours in time (overlapping batch means: Meketon and
 Schmeiser, Winter Simulation Conference 1984), with Student's t for the number of blocks. A block is
 `LENGTHENED` times the one that estimates the variance best, and there are `LEAST_BLOCKS` at least: shorter
-ones miss the rare long waits that make a queue's mean. In a closed loop no queue builds up, and the best
-block is taken as it is, if it holds `least_block` requests. Coverage is simulated in tests/loadgen
-(open loops: M/M/1 from empty; closed loops: 8 and 64 at a time).
+ones miss the rare long waits that make a queue's mean. In a closed loop no queue builds up, but all are as
+fast as the server is then: the error comes from the slowest cosines, which know the slow changes (Lazarus,
+Lewis, Stock and Watson, "HAR inference", Journal of Business & Economic Statistics 36 (2018)). Coverage is
+simulated in tests/loadgen (open loops: M/M/1 from empty; closed loops: 8 and 64 at a time).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from burstline.loadgen.stats.estimates import (
 )
 from burstline.loadgen.stats.quantiles import Samples
 from burstline.loadgen.stats.shares import clopper_pearson
+from burstline.loadgen.stats.stationarity import cosines
 
 LENGTHENED: Final = 5
 LEAST_BLOCKS: Final = 3
@@ -48,22 +50,21 @@ CROWD: Final = 0.1
 class OrderedSamples:
     """Samples, +inf for a failure, of requests whose `order` in time is known; `weights` are theirs in it.
 
-    Requests closer than `least_block` in that order always count as dependent (in a closed loop: as many as
-    run at a time).
+    In a closed loop `n_cosines` say how far their means may be off; None in an open loop.
     """
 
     samples: Samples
     order: Ints
     weights: Floats
-    least_block: int = 1
+    n_cosines: int | None = None
     sizes: dict[float, float] = field(default_factory=dict)
     """By percentile the effective sample size, once it is known."""
 
     @classmethod
-    def of(cls, samples: Samples, at_s: Floats, least_block: int = 1) -> OrderedSamples:
+    def of(cls, samples: Samples, at_s: Floats, n_cosines: int | None = None) -> OrderedSamples:
         """Order the requests of `samples` by `at_s`, one time a request."""
         order = np.argsort(at_s, kind="stable")
-        return cls(samples, order, samples.by_request(samples.weight)[order], least_block)
+        return cls(samples, order, samples.by_request(samples.weight)[order], n_cosines)
 
     def sums(self, amount: NDArray[Any]) -> Floats:
         """Each request's `amount`, one per sample, in time order."""
@@ -80,7 +81,7 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
         return mean
     weights = samples.weights
     residuals = (samples.sums(samples.samples.value) - mean.point * weights) / weights.mean()
-    error, freedom = _error_of_requests(residuals, samples.least_block)
+    error, freedom = _error_of_requests(residuals, samples.n_cosines)
     half = students_t(freedom) * error
     note = _effective(len(weights), float(residuals.var()) / error**2 if error else math.inf)
     mean = replace(mean, level=LEVEL, note=note)
@@ -172,18 +173,18 @@ def rate_interval(sums: Floats, weights: Floats, least_block: int) -> tuple[floa
     return point / reach, point * reach
 
 
-def ratio_interval(amounts: Floats, stays: Floats, least_block: int) -> tuple[float, float] | None:
-    """By which factors a closed loop's rate may be off, 95%; None where blocks are too few.
+def ratio_interval(amounts: Floats, stays: Floats, n_cosines: int) -> tuple[float, float]:
+    """By which factors a closed loop's rate may be off, 95%.
 
     A loop that is kept full has as many requests in flight at any time, so that its rate is known as well as
     sum(amounts) / sum(stays) over its requests, in the order of their dispatch. In blocks of time the counts
     of slots that are independent scatter more than over a long time.
     """
-    if len(amounts) < LEAST_BLOCKS * least_block or not amounts.mean() > 0:
-        return None
+    if not amounts.mean() > 0:
+        return 1.0, 1.0
     ratio = float(amounts.sum() / stays.sum())
     residuals = np.asarray((amounts - ratio * stays) / amounts.mean(), dtype=np.float64)
-    error, freedom = standard_error(residuals, least_block)
+    error, freedom = _error_of_requests(residuals, n_cosines)
     reach = math.exp(students_t(freedom) * error)
     return 1 / reach, reach
 
@@ -207,7 +208,7 @@ def _effective_at(samples: OrderedSamples, most: float) -> float:
     below = samples.sums(samples.samples.value <= most)
     share = float(below.sum() / total)
     residuals = (below - share * weights) / weights.mean()
-    return _independent(share, *_error_of_requests(residuals, samples.least_block), total)
+    return _independent(share, *_error_of_requests(residuals, samples.n_cosines), total)
 
 
 def _independent(share: float, error: float, freedom: float, most: float) -> float:
@@ -218,17 +219,18 @@ def _independent(share: float, error: float, freedom: float, most: float) -> flo
     return min(most, share * (1 - share) / widened**2)
 
 
-def _error_of_requests(residuals: Floats, least_block: int) -> tuple[float, float]:
-    """`standard_error` of one value a request: of a closed loop, if blocks hold more than one at least."""
-    return standard_error(residuals, least_block, 1 if least_block > 1 else LENGTHENED)
+def _error_of_requests(residuals: Floats, n_cosines: int | None) -> tuple[float, float]:
+    """`standard_error` of one value a request; of a closed loop by so many cosines."""
+    if n_cosines is None:
+        return standard_error(residuals)
+    variance = float((cosines(residuals, n_cosines) ** 2).mean()) / len(residuals)
+    return math.sqrt(variance), float(n_cosines)
 
 
-def standard_error(
-    residuals: Floats, least_block: int = 1, lengthened: int = LENGTHENED
-) -> tuple[float, float]:
+def standard_error(residuals: Floats, least_block: int = 1) -> tuple[float, float]:
     """The standard error of the mean of a series around 0, and Student's degrees of freedom for it."""
     n = len(residuals)
-    block = max(1, min(max(lengthened * block_length(residuals), least_block), n // LEAST_BLOCKS))
+    block = max(1, min(max(LENGTHENED * block_length(residuals), least_block), n // LEAST_BLOCKS))
     if n <= block:
         return 0.0, 1.0
     total = np.concatenate([[0.0], np.cumsum(residuals)])

@@ -99,6 +99,9 @@ COSINES: Final = 8
 LEAST_COSINES: Final = 4
 STEPS: Final = tuple(k / 10 for k in range(1, 10))
 N_DRAWN: Final = 20_000
+BATCHES: Final = 100
+CLEAR: Final = 2.5
+"""Errors of a correlation of independent values: what is above is hardly chance."""
 
 
 def cosines(series: Floats, n: int) -> Floats:
@@ -110,6 +113,27 @@ def cosines(series: Floats, n: int) -> Floats:
     """
     turns = np.outer(np.arange(1, n + 1), (np.arange(len(series)) + 0.5) * np.pi / len(series))
     return np.asarray((np.cos(turns) * series).sum(axis=1)) * math.sqrt(2 / len(series))
+
+
+def correlation_length(series: Floats) -> float:
+    """Over what share of a series its neighbours stay alike: until their correlation falls by a factor e.
+
+    Of the means of a hundred batches, from the first lag on, so that what each value has for itself counts
+    for nothing. 0 where the first correlation may be chance.
+    """
+    n = min(BATCHES, len(series) // 3)
+    if n < 8 or not np.ptp(series):
+        return 0.0
+    means = np.array([batch.mean() for batch in np.array_split(series, n)])
+    means -= means.mean()
+    covariance = np.array([(means[lag:] * means[: n - lag]).sum() for lag in range(n)])
+    correlation = covariance / covariance[0]
+    if correlation[1] < CLEAR / math.sqrt(n):
+        return 0.0
+    target = float(correlation[1]) / math.e
+    lag = int(np.argmax(correlation < target))
+    before, after = float(correlation[lag - 1]), float(correlation[lag])
+    return (lag - 2 + (before - target) / (before - after)) / n
 
 
 @dataclass(frozen=True, slots=True)
