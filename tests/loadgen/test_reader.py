@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.loadgen.wire.clock import Offsets
 from burstline.loadgen.wire.exchange import MID_STREAM, Exchange
 from burstline.loadgen.wire.exchange import READ as ROW
 from burstline.loadgen.wire.pool import IN, Connection, Poller, new_poller
@@ -273,6 +274,21 @@ def test_events_that_were_packed_count_for_who_hangs_up(cut_at: int, end: bytes)
         for n in (3, 20, 21)
     ]
     assert failures == ["hung_up", "hung_up", "cancelled"]
+
+
+def test_a_whole_reply_was_over_when_the_kernel_had_its_end_and_a_broken_one_when_we_noticed() -> None:
+    """A client that comes round 3 ms late adds nothing: not to the number in flight, nor to the next turn."""
+    offsets, at_ns = Offsets(), time.monotonic_ns()
+    offsets.observe(at_ns)
+    stamp = struct.pack("qq", *divmod(at_ns + offsets.latest_ns - 3_000_000, 1_000_000_000))
+    exchange = Exchange(closed_ns=at_ns)
+    exchange.reads += ROW.pack(at_ns, stamp, 1, at_ns)
+    assert exchange.over_ns(offsets) == at_ns - 3_000_000
+    exchange.closed_ns = at_ns + 5
+    assert exchange.over_ns(offsets) == at_ns + 5
+    exchange.reads[:] = ROW.pack(at_ns, bytes(16), 1, at_ns)
+    exchange.closed_ns = at_ns
+    assert exchange.over_ns(offsets) == at_ns
 
 
 def test_a_place_that_only_looks_like_a_chunks_end_is_put_together_again() -> None:

@@ -163,7 +163,7 @@ class _Drive:
         sessions = self._sessions
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
-            end_ns = (exchange.closed_ns or 0) - (self._t0_ns or 0)
+            end_ns = (exchange.over_ns(self._wire.offsets) or 0) - (self._t0_ns or 0)
             due, skipped = sessions.ended(exchange.index, end_ns, self._content(exchange))
             for each in due:
                 self._prepare([each])

@@ -182,6 +182,14 @@ class Exchange:
             b"".join((*(part[n:] for n, part in parts), data)),
         )
 
+    def over_ns(self, offsets: Offsets) -> int | None:
+        """When it was over: a whole reply when its last bytes had come, by the kernel's clock if it says."""
+        if self.closed_ns is None or not self.reads or self.closed_ns != self.last_read_ns:
+            return self.closed_ns
+        at_ns, stamp, *_ = READ.unpack_from(self.reads, len(self.reads) - READ.size)
+        (kernel_ns,) = offsets.monotonic(stamp, np.array([at_ns], dtype=np.int64))
+        return int(kernel_ns) if kernel_ns > 0 else self.closed_ns
+
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
         stamps, data = self.whole()
@@ -218,7 +226,7 @@ class Exchange:
             since(self.dispatched_ns),
             since(self.connected_ns),
             since(written_ns),
-            since(self.closed_ns),
+            since(self.over_ns(offsets)),
             reads,
             self.failure,
             self.detail,
