@@ -154,7 +154,7 @@ def test_requests_that_an_interrupted_loop_never_sent_cost_no_warning():
     """They neither began nor ended: infinity less infinity is no time."""
     ends = np.array([*np.arange(1.0, 41.0), np.inf])
     lives = Lives(np.array([*np.arange(40.0), np.inf]), ends, np.arange(41))
-    rate = _by_lives(lives, np.ones(41), Window(0.0, 40.0), 2, measured(1.0, "requests/s", "", 40))
+    rate = _by_lives(lives, np.ones(41), Window(0.0, 40.0), 2, None, measured(1.0, "requests/s", "", 40))
     assert rate.point == 1.0
     assert rate.low is not None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -274,6 +275,36 @@ def test_events_that_were_packed_count_for_who_hangs_up(cut_at: int, end: bytes)
         for n in (3, 20, 21)
     ]
     assert failures == ["hung_up", "hung_up", "cancelled"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    ("n", "counts", "last"), [(6, True, 10), (1, True, 8), (40, True, 27), (3, False, 9)]
+)
+def test_who_hangs_up_counts_tokens_and_neither_roles_nor_comments(
+    n: int, counts: bool, last: int, cut: bool
+) -> None:
+    """A role and comments, then two tokens an event; where only events count the role does, too."""
+    comments = [chunk(b": keep-alive\n\n")] * 6
+    events = [chunk(b"data: 0\n\n"), *comments, *[chunk(b"data: 2\n\n")] * 25]
+    exchange, n_looks = Exchange(hang_up_at=n), 0
+
+    def n_tokens(exchange: Exchange) -> int:
+        nonlocal n_looks
+        n_looks += 1
+        return 2 * exchange.whole()[1].count(b"data: 2\n\n")
+
+    exchange.n_tokens = n_tokens if counts else None
+    for k, piece in enumerate([STREAM_HEAD, *events]):
+        exchange.data += piece
+        exchange.reads += ROW.pack(k, bytes(16), len(piece), 0)
+        assert not exchange.is_whole()
+        if cut and k in (3, 9):
+            exchange.cut(zstandard.compress)
+        if exchange.has_said_enough():
+            break
+    assert k == last
+    assert n_looks <= 5
 
 
 def test_a_whole_reply_was_over_when_the_kernel_had_its_end_and_a_broken_one_when_we_noticed() -> None:

@@ -42,7 +42,7 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
-from burstline.servers.messages import HttpReply, ReplyContent
+from burstline.servers.messages import HttpReply, Kind, ReplyContent
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.redact import learn
@@ -184,6 +184,16 @@ class _Drive:
             return None
         return content
 
+    def _n_tokens(self, exchange: Exchange) -> int:
+        """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""
+        head = exchange.head
+        if head is None:
+            return 0
+        body = body_of(head, exchange.whole()[1])
+        reply = self._engine.decode(HttpReply(head.status, dict(head.headers), body))
+        tokens = (Kind.ANSWER, Kind.REASONING, Kind.TOOL)
+        return sum(event.n_tok or 1 for event in reply.events if event.kind in tokens and event.n_tok != 0)
+
     def _prepare(self, due: Iterable[Due]) -> None:
         """Build requests, then hand them to the wire; after a stop they only get their captures.
 
@@ -208,7 +218,7 @@ class _Drive:
             exchange.payload = self._destination.serialised(self._job.call(request, self._engine))
             exchange.hang_up_at = self._job.hang_ups.get(request.index)
             if exchange.hang_up_at is not None:
-                exchange.hang_up_as = ABANDONED
+                exchange.hang_up_as, exchange.n_tokens = ABANDONED, self._n_tokens
             else:
                 exchange.hang_up_at = self._engine.hang_up_at(request)
         return exchange

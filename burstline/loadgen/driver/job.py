@@ -37,7 +37,7 @@ class Job:
     """One driver's job: `requests[i]` is due at `due_ns[i]`, ns from the run's start, ascending.
 
     With `concurrency` the loop is closed: that many at a time, and after `until_s` seconds none starts
-    any more. `hang_ups` says, by a request's index, after how many events of its reply the client hangs
+    any more. `hang_ups` says, by a request's index, after how many tokens of its reply the client hangs
     up. `salt` needs `vocabulary` (see `burstline.workloads.prompts.salted`), None sends the plan's own
     bytes. `counters` is the file made by `Counters.create`; this driver writes row `worker`.
     """

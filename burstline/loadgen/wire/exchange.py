@@ -38,8 +38,9 @@ class Exchange:
     `left` is the kernel's: when the last byte of a request to a remote server left this host, on the wall
     clock, and when we read that stamp.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
-    With `hang_up_at` the client ends the exchange after that many events, and `failure` says why by
-    `hang_up_as`.
+    With `hang_up_at` the client ends the exchange after that many events, or tokens if `n_tokens` counts
+    those that it has brought, and `failure` says why by `hang_up_as`. `counted` are the events and tokens of
+    the latest look, `look_at` the events of the next, `n_tok_cut` the tokens that were handed to `on_part`.
     """
 
     index: int = 0
@@ -61,6 +62,10 @@ class Exchange:
     resent: bool = False
     hang_up_at: int | None = None
     hang_up_as: str = "hung_up"
+    n_tokens: Callable[[Exchange], int] | None = None
+    n_tok_cut: int = 0
+    counted: tuple[int, int] = (0, 0)
+    look_at: int = 1
     n_blocks: int = 0
     walked_blocks: int = 0
     blank_line: bytes | None = None
@@ -82,19 +87,36 @@ class Exchange:
         return int(READ.unpack_from(self.reads, len(self.reads) - READ.size)[0])
 
     def has_said_enough(self) -> bool:
-        """Whether as many events have ended as the client waits for. Each byte is looked at once."""
+        """Whether as many events, or tokens, have come as the client waits for.
+
+        Tokens are counted when they may be enough, should the next events bring as many as the latest did.
+        """
         if self.hang_up_at is None or self.head is None:
             return False
+        self._count_events()
+        if self.n_tokens is None:
+            return self.n_blocks >= self.hang_up_at
+        if self.n_blocks < self.look_at:
+            return False
+        n_tok = self.n_tok_cut + self.n_tokens(self)
+        events, tokens = self.n_blocks - self.counted[0], n_tok - self.counted[1]
+        ahead = (self.hang_up_at - n_tok) / max(1.0, tokens / max(1, events)) if n_tok else 1
+        self.counted, self.look_at = (self.n_blocks, n_tok), self.n_blocks + max(1, int(ahead))
+        return n_tok >= self.hang_up_at
+
+    def _count_events(self) -> None:
+        """Count the events that have ended, but for comments; bytes behind the last are looked at again."""
+        assert self.head is not None
         begin = max(self.walked_blocks, self.head.body_start)
         if self.blank_line is None:
             self.blank_line = next((line for line in _BLANK_LINES if line in self.data[begin:]), None)
         if (line := self.blank_line) is None:
-            self.walked_blocks = max(begin, len(self.data) - 3)
-            return False
-        self.n_blocks += self.data.count(line, begin)
+            return
         last = self.data.rfind(line, begin)
-        self.walked_blocks = max(begin, len(self.data) - 3) if last < 0 else last + len(line)
-        return self.n_blocks >= self.hang_up_at
+        if last >= 0:
+            end = last + len(line)
+            self.n_blocks += self.data.count(line, begin) - self.data.count(b"\n:", begin - 1, end)
+            self.walked_blocks = end
 
     def is_whole(self) -> bool:
         """Whether the end of the message has come, by Content-Length or by the last chunk.
@@ -146,9 +168,11 @@ class Exchange:
         A chunk has ended here, to all appearances. Should that ever matter, all is put together again.
         """
         assert self.head is not None
-        self.has_said_enough()  # counts the events that are put away
+        if self.hang_up_at is not None:
+            self._count_events()  # they are put away
         reads, data, start = self.reads, self.data, self.head.body_start
         if self.on_part is not None:
+            self.n_tok_cut += self.n_tokens(self) if self.n_tokens else 0
             part = Exchange(self.index, self.due_ns)
             part.reads, part.data, part.sent_ns = reads, data, self.sent_ns
             self.on_part(part)
