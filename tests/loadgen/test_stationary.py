@@ -14,6 +14,7 @@ from burstline.loadgen.stats.estimates import Absent, Estimate
 from burstline.loadgen.summarize import figures
 from tests.loadgen.making import conditions, ok, summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
+from tests.truth.queue import departures
 
 POISSON = ("poisson", 20.0)
 
@@ -31,6 +32,19 @@ def test_a_server_with_room_is_rarely_called_unsteady():
 
 def test_a_growing_queue_is_called_overloaded():
     assert sum("overloaded" in reasons(queued(1.3, 600, seed)) for seed in range(30)) >= 29
+
+
+@pytest.mark.parametrize(
+    ("n", "load", "least"), [(50, 1.5, 20), (200, 1.5, 20), (1000, 1.3, 20), (200, 0.8, 0)]
+)
+def test_a_queue_that_outgrows_the_server_is_named_however_few_the_requests_are(n, load, least):
+    """15/s offered at a capacity of 10/s, one at a time."""
+    found = 0
+    for seed in range(20):
+        due_s = np.arange(n) / (10 * load)
+        left_s = departures(due_s, np.random.default_rng(seed).gamma(10, 0.01, n), 1)
+        found += "overloaded" in reasons(table(due_s, left_s - 0.02, left_s, 5), "constant")
+    assert found == least
 
 
 def test_an_overloaded_run_is_not_stationary_and_says_what_to_do():

@@ -32,6 +32,7 @@ from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import (
     correlation_length,
     mann_kendall,
+    outgrown,
     shift,
     theil_slope,
     warm_up_end,
@@ -42,6 +43,7 @@ from burstline.workloads.arrivals import STEADY_PATTERNS
 LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01
+LEAST_QUEUED: Final = 32
 TESTS: Final = tuple(
     f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
 )
@@ -162,7 +164,7 @@ def steady_part(
         n_warm_up=int((c.due_s < start_s).sum()),
         block_s=min(block_s, window.length_s) if of_sessions else block_s,
         figures=_figures(tests),
-        reasons=_reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
+        reasons=_queued(c) or _reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
         counts_until_s=end_s if of_sessions else None,
     )
 
@@ -302,6 +304,21 @@ def _mean_in_flight(c: Columns, edges: Floats) -> Floats:
 def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
     """One reason is enough: where TTFT drifts, TPOT often does."""
     return tuple(test.reason() for test in tests if test.name != "in_flight" and test.found())[:1]
+
+
+def _queued(c: Columns) -> tuple[Reason, ...]:
+    """Whether more requests wait for a first token, in the end, than at a server just at its capacity.
+
+    This takes no warm-up and fewer requests than a trend. What is in flight also grows, for as long as a
+    reply lasts, where nothing waits.
+    """
+    due_s = np.sort(c.due_s)
+    begun_s = np.sort(np.where(c.n_events > 0, c.first_s, np.where(np.isnan(c.closed_s), np.inf, c.closed_s)))
+    waiting = np.arange(len(due_s), dtype=np.float64) - np.searchsorted(begun_s, due_s)
+    if len(due_s) < LEAST_QUEUED or not outgrown(waiting, ALPHA / 2):
+        return ()
+    text = f"The queue kept growing: {waiting[-1]:,.0f} requests waited for their first token in the end."
+    return (Reason("overloaded", text, "Lower --rate until the queue stops growing."),)
 
 
 def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]:

@@ -27,11 +27,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy import special
 
-from burstline.loadgen.stats.estimates import Floats, students_t
+from burstline.loadgen.stats.estimates import Floats
 from burstline.loadgen.stats.figure import Result
 from burstline.loadgen.stats.quantiles import Samples
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, size_at
-from burstline.loadgen.stats.stationarity import mann_kendall, warm_up_end
+from burstline.loadgen.stats.stationarity import N_BATCHES, mann_kendall, outgrown, warm_up_end
 
 STEP: Final = 1.1
 """How far the load that fails may lie above the load that holds."""
@@ -44,7 +44,6 @@ HOPELESS: Final = STEP**0.45
 TYPICAL, PRIOR = 10.0, 1 / 36
 """The slope of a share's log odds in log load before anything is known, and the inverse of its variance."""
 ATTEMPTS: Final = 8
-N_BATCHES: Final = 16
 DRIFT: Final = 0.05
 """A rise of the latency that chance brings less often lets no load pass that may still come to miss."""
 MOST_STEPS: Final = 20
@@ -211,7 +210,7 @@ def judge(
     if n < 2 * N_BATCHES:
         return ProbeLook(Result.INCONCLUSIVE, n, in_flight=in_flight)
     fail_tail = tail / (len(bounds) + (evidence.in_flight is not None))
-    overloaded = evidence.in_flight is not None and _outgrown(evidence.in_flight, fail_tail)
+    overloaded = evidence.in_flight is not None and outgrown(evidence.in_flight, fail_tail)
     skip = min(max(n // 10, math.ceil(2 * in_flight)), n // 2)
     shares, passes, fails, rising, change = [], [], [overloaded], False, 0.0
     for bound, latencies in zip(bounds, evidence.latencies, strict=True):
@@ -269,18 +268,6 @@ def _at_most(k: float, n: float, share: float) -> float:
 
 def _at_least(k: float, n: float, share: float) -> float:
     return float(special.betainc(k, n - k + 1, share)) if k > 0 else 1.0
-
-
-def _outgrown(in_flight: Floats, tail: float) -> bool:
-    """Whether more are in flight than a server just at its capacity would leave from an empty start.
-
-    There the queue is a random walk that cannot fall below 0, whose end exceeds z standard deviations of the
-    walk at most twice as often as a normal variable does. Below capacity it does so less often.
-    """
-    ends = in_flight[np.linspace(0, len(in_flight) - 1, N_BATCHES + 1).astype(int)]
-    steps = np.diff(ends)
-    spread = float(steps.std(ddof=1)) * math.sqrt(N_BATCHES)
-    return bool(ends[-1] > max(students_t(N_BATCHES - 1, tail / 2) * spread, 4.0))
 
 
 class _SpentError(Exception):

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from burstline.loadgen.stats.estimates import Floats
+from burstline.loadgen.stats.estimates import Floats, students_t
 
 BATCH = 5
 LEAST_KEPT = 5
@@ -89,12 +89,25 @@ def _variance_inflation(series: Floats) -> float:
     return max(1.0, 1 + 2 / (n * (n - 1) * (n - 2)) * float((weights * rho)[significant].sum()))
 
 
+def outgrown(in_flight: Floats, tail: float) -> bool:
+    """Whether more are in flight than a server just at its capacity would leave from an empty start.
+
+    There the queue is a random walk that cannot fall below 0, whose end exceeds z standard deviations of the
+    walk at most twice as often as a normal variable does. Below capacity it does so less often.
+    """
+    ends = in_flight[np.linspace(0, len(in_flight) - 1, N_BATCHES + 1).astype(int)]
+    steps = np.diff(ends)
+    spread = float(steps.std(ddof=1)) * math.sqrt(N_BATCHES)
+    return bool(ends[-1] > max(students_t(N_BATCHES - 1, tail / 2) * spread, 4.0))
+
+
 def theil_slope(series: Floats) -> float:
     """The median of the slopes between all pairs of points, their places 1 apart (Theil 1950)."""
     later, earlier = np.tril_indices(len(series), -1)
     return float(np.median((series[later] - series[earlier]) / (later - earlier)))
 
 
+N_BATCHES: Final = 16
 COSINES: Final = 8
 LEAST_COSINES: Final = 4
 STEPS: Final = tuple(k / 10 for k in range(1, 10))
