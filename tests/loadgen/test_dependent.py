@@ -107,6 +107,16 @@ def test_a_queues_percentile_says_what_its_requests_are_worth():
         assert "1,000 correlated values are worth" in found.note
 
 
+def test_a_short_run_at_a_queue_says_that_its_intervals_are_often_too_narrow():
+    random = np.random.default_rng(1)
+    told = [
+        "often too narrow"
+        in percentile_in_order(bare(np.quantile(values, 0.9), len(values)), in_time(values), 0.9).note
+        for values in (mm1(0.8, 260, random), random.exponential(1, 260), mm1(0.5, 2000, random))
+    ]
+    assert told == [True, False, False]
+
+
 def test_above_the_largest_value_the_tail_is_taken_for_exponential():
     values = np.random.default_rng(0).exponential(1.0, 200)
     point = float(np.quantile(values, 0.99))

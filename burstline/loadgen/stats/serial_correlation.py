@@ -42,6 +42,8 @@ BELOW: Final = (0.5, 0.9, 0.95)
 """A percentile has no more information than those below it: the values above a p99 came in a crowd or two,
 which say little about how often crowds come."""
 
+SHORT: Final = 1000
+"""At 80% load the intervals of 260 requests cover 72 to 91%: such a run has not seen how long waits get."""
 CROWD: Final = 0.1
 """In simulated queues this share of the requests, and any less, come in crowds alike."""
 
@@ -83,7 +85,9 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
     residuals = (samples.sums(samples.samples.value) - mean.point * weights) / weights.mean()
     error, freedom = _error_of_requests(residuals, samples.n_cosines)
     half = students_t(freedom) * error
-    note = _effective(len(weights), float(residuals.var()) / error**2 if error else math.inf)
+    note = _effective(
+        len(weights), float(residuals.var()) / error**2 if error else math.inf, samples.n_cosines
+    )
     mean = replace(mean, level=LEVEL, note=note)
     if mean.point <= 0:
         return replace(mean, low=mean.point - half, high=mean.point + half)
@@ -111,7 +115,7 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
     total = ranked.total
     low_rank, high_rank = math.floor(low_share * total), math.ceil(high_share * total) + 1
     low = ranked.at(low_rank - 0.5) if low_rank >= 1 else min(0.0, float(ranked.value[0]))
-    note = _effective(len(samples.order), n_effective)
+    note = _effective(len(samples.order), n_effective, samples.n_cosines)
     if high_rank <= total:
         high = ranked.at(high_rank - 0.5)
     elif _scarcer(p, n_effective) <= SCARCEST:
@@ -269,5 +273,8 @@ def _reach(correlation: Floats, n: int) -> int:
     return min(max(2 * last, 2), most)
 
 
-def _effective(n: int, n_effective: float) -> str:
-    return f"1 run; {n:,} correlated values are worth {min(n_effective, n):,.0f} independent ones"
+def _effective(n: int, n_effective: float, n_cosines: int | None = None) -> str:
+    note = f"1 run; {n:,} correlated values are worth {min(n_effective, n):,.0f} independent ones"
+    if n_cosines is None and n < SHORT and n_effective < n / 10:
+        note = f"{note} (in a queue, the intervals of fewer than {SHORT:,} requests are often too narrow)"
+    return note
