@@ -119,6 +119,7 @@ def test_behind_a_relay_no_verdict_rests_on_what_cannot_be_told_apart(
     assert said in "".join(warned), "the engine's own time is in other hands, as far as is known"
 
 
+@pytest.mark.measures
 @pytest.mark.usefixtures("without_page")
 def test_a_run_too_short_to_judge_says_so(engine: int, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["run", "--engine", "truth", "--requests", "8", "--output-tokens", "2", "--out", str(tmp_path)])
