@@ -1,15 +1,18 @@
 """The section on the hardware, from the summary's own `roofline`."""
 
+import html
 import re
 from dataclasses import replace
 
 import pytest
 
 from burstline.reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
-from burstline.reports.model.comparison import view_of
+from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.number_format import number
-from burstline.reports.page.roofline_section import _changed
+from burstline.reports.page.page import render
+from burstline.reports.page.roofline_section import REACHED, _changed
 from burstline.reports.page.roofline_section import metal as section
+from burstline.roofline.reconcile import reconcile
 from burstline.roofline.reconcile.reconciliation import Bar, NotReconciled
 from tests.reports.pages import page_of
 
@@ -58,6 +61,38 @@ def test_dots_that_nobody_measured_are_hollow_only(view):
     assert len(filled.drawings[0].body) > len(plot.drawings[0].body)
 
 
+def with_steps_as_measured(view, slower=1.6):
+    """The same run at an engine whose steps were logged, so many times longer than predicted."""
+
+    def logged(use):
+        return replace(use, measured=use.reachable / slower)
+
+    found = view.summary.roofline
+    phases = tuple(
+        replace(row, mfu=logged(row.mfu), mbu=logged(row.mbu), mfu_full=logged(row.mfu_full))
+        for row in found.phases
+    )
+    sentence = reconcile._sentence(phases, found.device, found.waterfall)
+    roofline = replace(found, phases=phases, sentence=sentence)
+    return replace(view, summary=replace(view.summary, roofline=roofline))
+
+
+def test_one_ratio_has_one_name_and_one_value_in_sentences_tables_and_pictures(view):
+    """MFU, MBU and the share of what these shapes reach, as the page shows them; none is called used."""
+    page = html.unescape(render(alone(with_steps_as_measured(view))))
+    visible = re.sub(r"<script.*?</script>|<style.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", visible))
+    assert not re.search(r"resource|% used", words)
+    told = re.findall(r"(M[FB]U) (\d+)% of the specified (?:peak|bandwidth), (\d+)% of what", words)
+    cells = re.findall(r"steps: (M[FB]U) of the specified [^–%]+?/s ([\d.]+)%", words)
+    reached = re.findall(r"of what these shapes reach [^%]+? ([\d.]+)%", words)
+    assert len(cells) == 4
+    assert len(told) >= 3, "the headline has one phase, the section both"
+    for name, share, of_reached in told:
+        assert any(name == row and round(float(value)) == int(share) for row, value in cells)
+        assert round(float(reached[0])) == int(of_reached) == round(100 / 1.6)
+
+
 def test_each_phase_is_named_by_its_steps_and_what_is_reachable_is_called_a_prediction(view):
     """Decode figures are of decode-only steps; an engine may beat what calibrated kernels should reach."""
     found = view.summary.roofline
@@ -68,8 +103,11 @@ def test_each_phase_is_named_by_its_steps_and_what_is_reachable_is_called_a_pred
     blocks = section(replace(view, summary=summary))
     shares = of_kind(blocks, "table")[0]
     names = [row.cells[0].text.partition(":")[0] for row in shares.rows]
-    assert list(dict.fromkeys(names)) == ["Prefill and mixed steps", "Decode-only steps"]
-    assert "Predicted reachable" in [column.title for column in shares.columns]
+    assert [name for name in dict.fromkeys(names) if name != REACHED] == [
+        "Prefill and mixed steps",
+        "Decode-only steps",
+    ]
+    assert "As predicted" in [column.title for column in shares.columns]
 
 
 def test_a_share_that_is_not_known_is_a_dash():

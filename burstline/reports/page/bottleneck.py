@@ -35,8 +35,6 @@ SAMPLED: Final = 0.9
 """Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
-SATURATED: Final = 0.7
-"""A device that used its most used resource to this share could hardly go faster."""
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
     "limit.own-batch": "max_num_seqs",
@@ -185,19 +183,10 @@ def _roofline(summary: Summary) -> str:
     if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
         return ""
     row = max(found.phases, key=lambda phase: phase.seconds)
-    bound = next(iter(row.limit_shares), None)
-    if bound is None:
-        return ""
-    use = {"compute": row.mfu, "memory": row.mbu}.get(bound)
     share = row.seconds / (sum(phase.seconds for phase in found.phases) or 1.0)
     kind = "steps that include prefill" if row.phase == "prefill" else "decode-only steps"
     of = f"{share:.0%} of the engine's time went to {kind}" if len(found.phases) > 1 else f"All were {kind}"
-    what = {"memory": "memory bandwidth"}.get(bound, bound)
-    if use is None or use.measured is None or not 0 < use.measured <= use.ceiling:
-        return f"{of}; the {what} bounds them, by the roofline model."
-    reached = use.measured / use.ceiling
-    how = "was near its limit" if reached >= SATURATED else "had headroom"
-    return f"{of}. In those steps the device {how}: its busiest resource, {what}, was {reached:.0%} used."
+    return f"{of}; these are {row.use(found.device)}."
 
 
 def limits_of(cases: Sequence[Case], *, brief: bool = False) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
 from burstline.reports.figures import roofline
@@ -71,19 +72,26 @@ def _rooflines(phases: Sequence[PhaseRow], device: DeviceFacts, of: str = "") ->
 
 
 def _shares(found: Reconciliation) -> Table:
-    names = (("mfu", "MFU"), ("mbu", "MBU"))
-    rows: list[list[str | Cell]] = []
+    device, rows = found.device, list[list[str | Cell]]()
+    of = {
+        "MFU": f"of the {device.known_by} peak of {_big(device.peak_flops_per_s, 'FLOP/s')}",
+        "MBU": f"of the {device.known_by} bandwidth of {_big(device.levels[-1].bytes_per_s or 0, 'B/s')}",
+    }
     for phase in found.phases:
         shape = (
             f"{count(phase.n_steps)} steps; on average {number(phase.mean_tok)} tokens of "
             f"{number(phase.mean_requests)} requests, context {number(phase.mean_context_tok)}"
         )
-        for key, name in names:
-            use = getattr(phase, key)
-            said = [_percent(getattr(use, which)) for which in ("measured", "reachable", "ceiling")]
-            rows.append([Cell(f"{_title(phase)}: {name}", detail=shape if key == "mfu" else ""), *said])
-    columns = ["Share of the device's peak", "Measured", "Predicted reachable", "At the ceiling"]
-    return table(f"What each phase uses of {found.device.name}", columns, rows)
+        for name, use in (("MFU", phase.mfu), ("MBU", phase.mbu)):
+            shares = [_percent(share) for share in (use.measured, use.reachable, use.ceiling)]
+            rows.append([Cell(f"{_title(phase)}: {name}", detail=of[name]), *shares])
+        rows.append([Cell(REACHED, detail=shape), _percent(phase.reached), "100%", "–"])
+    columns = ["Share", "Measured", "As predicted", "At the ceiling"]
+    return table(f"What each phase uses of {device.name}", columns, rows)
+
+
+REACHED: Final = "of what these shapes reach"
+"""The third share: of the speed that is predicted for the shapes that a phase computes."""
 
 
 def _title(phase: PhaseRow) -> str:

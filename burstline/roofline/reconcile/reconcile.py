@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from burstline.roofline.device.calibration import Calibration
+from burstline.roofline.device.device import Limit
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
@@ -74,9 +75,9 @@ def reconcile(
     phases = tuple(
         phase_row(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase))
     )
-    bars = tuple(_waterfall(run, setup, looked, ideal.makespan_s))
+    bars, device = tuple(_waterfall(run, setup, looked, ideal.makespan_s)), device_facts(setup)
     return Reconciliation(
-        sentence=" ".join([_sentence(phases, bars), *map(_explanation, explained)]),
+        sentence=" ".join([_sentence(phases, device, bars), *map(_explanation, explained)]),
         phases=phases,
         waterfall=bars,
         predicted_s=ahead[1],
@@ -85,7 +86,7 @@ def reconcile(
         assumed=tuple(_assumed(run, setup)),
         suspicions=tuple(suspicions),
         explained=tuple(explained),
-        device=device_facts(setup),
+        device=device,
         model=ModelFacts(on.model.name, on.model.params(), on.quant),
         by=str(setup.calibration) if setup.calibration else "ceilings",
     )
@@ -165,9 +166,9 @@ def _total(looked: Sequence[Looked], what: str) -> float:
     return total
 
 
-def _limit_shares(looked: Sequence[Looked]) -> dict[str, float]:
+def _limit_shares(looked: Sequence[Looked]) -> dict[Limit, float]:
     """Of the predicted time, how much each kind of limit holds."""
-    seconds: dict[str, float] = {}
+    seconds: dict[Limit, float] = {}
     for one in looked:
         for p in one.predictions:
             seconds[p.limit] = seconds.get(p.limit, 0.0) + one.weight * p.seconds
@@ -340,20 +341,10 @@ def _explanation(each: Explained) -> str:
     return f"{what} beats the assumed set-up by {each.excess:.0%}; explained by {' or '.join(each.by)}."
 
 
-def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
-    parts = []
-    for row in reversed(phases):
-        limit, share = next(iter(row.limit_shares.items()))
-        largest = sorted(row.ops, key=lambda op: -op.share)[:2]
-        name, use = ("MFU", row.mfu) if limit == "compute" else ("MBU", row.mbu)
-        held = ", ".join(f"{op.name} {op.share:.0%}" for op in largest)
-        got = f"{use.reachable:.0%} predicted"
-        if use.measured is not None:
-            got = f"{use.measured:.0%} ({got})"
-        parts.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
+def _sentence(phases: Sequence[PhaseRow], device: DeviceFacts, bars: Sequence[Bar]) -> str:
+    uses = [f"{row.phase.capitalize()} is {row.use(device)}." for row in reversed(phases)]
     gap = largest_gap(bars)
-    text = "; ".join(parts) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
-    return text[0].upper() + text[1:]
+    return " ".join([*uses, f"The largest gap is {gap.name}: {gap.seconds:.3g} s."])
 
 
 def sensitivity(load: PlannedLoad, base_s: float, setup: Setup) -> Iterator[WhatIf]:

@@ -51,7 +51,7 @@ class OpRow:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """A share of peak or bandwidth: as measured (None: no step log), at the ceiling, and reachable."""
+    """A share of peak or bandwidth: as measured (None: no step log), at the ceiling, and as predicted."""
 
     measured: float | None
     ceiling: float
@@ -79,12 +79,33 @@ class PhaseRow:
     mfu: Utilisation
     mfu_full: Utilisation
     mbu: Utilisation
-    limit_shares: Mapping[str, float]
+    limit_shares: Mapping[Limit, float]
     ops: tuple[OpRow, ...]
     n_mixed: int = 0
     seconds: float = 0.0
     rest: Mapping[str, float] = field(default_factory=dict)
     after_s: float | None = None
+
+    @property
+    def limit(self) -> Limit:
+        """What bounds most of the predicted time."""
+        return next(iter(self.limit_shares))
+
+    @property
+    def reached(self) -> float | None:
+        """The speed that was measured, as a share of the speed predicted for these shapes."""
+        return None if self.mfu.measured is None else self.mfu.measured / self.mfu.reachable
+
+    def use(self, device: "DeviceFacts") -> str:
+        """`memory-bound: MBU 17% of the measured bandwidth, 64% of what these shapes reach; ...`."""
+        name, of, each = (
+            ("MFU", "peak", self.mfu) if self.limit == "compute" else ("MBU", "bandwidth", self.mbu)
+        )
+        share = each.reachable if each.measured is None else each.measured
+        told = f"{name} {share:.0%} of the {device.known_by} {of}"
+        told += " predicted" if self.reached is None else f", {self.reached:.0%} of what these shapes reach"
+        largest = max(self.ops, key=lambda op: op.share)
+        return f"{self.limit}-bound: {told}; most goes to {largest.label} ({largest.share:.0%})"
 
     @property
     def step_s(self) -> float:
@@ -153,6 +174,11 @@ class DeviceFacts:
     reached_bytes_per_s: float | None
     measured_spread: float | None
     host: HostFit | None
+
+    @property
+    def known_by(self) -> str:
+        """How peak and bandwidth are known."""
+        return "specified" if self.measured_spread is None else "measured"
 
 
 @dataclass(frozen=True, slots=True)
