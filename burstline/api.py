@@ -137,6 +137,7 @@ def run(
     *,
     out: str | PathLike[str] = "runs",
     canary: bool = True,
+    calibrate: bool = True,
     engine_args: Sequence[str] = (),
     progress: Callable[[str | Snapshot], object] | None = None,
     **options: Value,
@@ -145,7 +146,8 @@ def run(
 
     `options` are the flags of `burstline run`: of the server (`engine`, `url`, `model`, `max_num_seqs`, ...),
     of the load (`requests`, `rate`, `prompt_tokens`, ...) and `slo`. `engine_args` go to the engine as they
-    are; the API key comes from BURSTLINE_API_KEY. `canary=False` does not measure the client's own error.
+    are; the API key comes from BURSTLINE_API_KEY. `canary=False` does not measure the client's own error,
+    `calibrate=False` not this CPU where it never was.
     `progress` is called with each phase as a text, and some times a second during the load with a `Snapshot`,
     whose `str` is a line: `progress=print` shows both.
 
@@ -170,7 +172,9 @@ def run(
     argv = words_of_run(where, Path(out), asked, goals, hints)
     learn_from(argv, os.environ)
     spec = checked_spec(asked, goals, where)
-    settings = RunSettings(where, spec, goals, Path(out), canary=canary, hints=hints, argv=argv)
+    settings = RunSettings(
+        where, spec, goals, Path(out), canary=canary, calibrate=calibrate, hints=hints, argv=argv
+    )
     ended = carry_out(settings, Progress() if progress is None else Called(progress))
     if ended.error is not None:
         raise ended.error

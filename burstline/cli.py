@@ -45,7 +45,6 @@ GONE: dict[str, str] = {
     "--fan-out": "an agent's branches are not simulated",
     "--groups": "write them after the prefix, e.g. --shared-prefix 256,groups=4",
     "--max-rate": "give --rate R for R starts a second; --concurrency alone has no ceiling",
-    "--no-calibrate": "drop it: a run no longer measures this CPU; `burstline calibrate --device cpu` does",
     "--no-certify": "drop it: a run no longer certifies first; `burstline certify` does",
     "--prefix-hit": "use --shared-prefix with a share, e.g. --shared-prefix 60%",
     "--ramp-to": "use --arrival ramp:FIRST..LAST, e.g. --arrival ramp:2..20",

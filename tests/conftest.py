@@ -35,6 +35,8 @@ settings.load_profile("untimed")
 # Without Python's caches each worker and each process that a test starts compiles every module again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Runs here are many and short, and what measures the CPU says so (tests/burstline/test_calibration.py).
+os.environ["BURSTLINE_NO_CALIBRATE"] = "1"
 # Most of what is imported and collected stays: to look through it while it grows finds little.
 gc.disable()
 

@@ -41,7 +41,7 @@ from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 
 ENGINE: Final = "reference"
-BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=20.0)
+BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=8.0)
 """Outputs of many lengths: requests end one by one, and half the batch lasts twice as many steps."""
 N_CONTEXT_TOK: Final = 4096
 SOURCE: Final = "measured on this machine by a burst at the same model"

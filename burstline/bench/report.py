@@ -22,6 +22,7 @@ from burstline.loadgen.record.verdict import Reason
 from burstline.loadgen.stats.figure import Absent
 from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.replies import misread, replies_differ
+from burstline.machine.cpu_calibration import throw_away
 from burstline.machine.forecast import forecast_load, read_forecast, scored
 from burstline.machine.host_facts import MOST_OTHERS
 from burstline.machine.roofline_input import LackingError, seen_in, setup_of
@@ -34,7 +35,12 @@ from burstline.roofline.profile.attribute import Profile, profile_of
 from burstline.roofline.profile.compare import compare
 from burstline.roofline.profile.composition import SentRequest, first_difference
 from burstline.roofline.reconcile.reconcile import reconcile
-from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
+from burstline.roofline.reconcile.reconciliation import (
+    EXCEEDED,
+    NotReconciled,
+    Profiled,
+    Reconciliation,
+)
 from burstline.servers.engine import Engine
 from burstline.servers.registry import ENGINES
 
@@ -44,16 +50,20 @@ def write_report(run: RunDir) -> Summary:
     keep_pandas_out()
     opened = open_run(run.path)
     forecast = read_forecast(opened)
-    roofline = reconciled(opened, forecast)
+    roofline, profile = reconciled(opened, forecast), profiled(opened)
+    if why := exceeded(roofline) or exceeded(profile):
+        roofline, forecast = NotReconciled(why, EXCEEDED), forecast and NoForecast(why)
+        profile = profile and NotReconciled(why, EXCEEDED)
     found = audited(opened)
-    summary = summarize_run(opened, not_comparable=(*suspect(roofline), *misread(found)))
+    doubts = (*suspect(roofline), *suspect(profile), *misread(found))
+    summary = summarize_run(opened, not_comparable=doubts)
     verdict = summary.verdict
     summary = replace(
         summary,
         verdict=replace(verdict, warnings=(*verdict.warnings, *replies_differ(found))),
         roofline=beside_others(roofline, summary.instrument),
         forecast=scored(forecast, opened, summary),
-        profile=profiled(opened),
+        profile=profile,
         audit=found,
     )
     run.save_summary(summary)
@@ -69,7 +79,9 @@ def conclude(run: RunDir, engine: Engine) -> Summary:
     The manifest says already how the load ended.
     """
     run.save_records(decode_run(run.path, engine.decode))
-    return write_report(run)
+    summary = write_report(run)
+    throw_away(run, summary)
+    return summary
 
 
 def said(run: RunDir, summary: Summary) -> int:
@@ -160,9 +172,24 @@ def beside_others(
     return replace(found, sentence=f"{found.sentence} {warning}")
 
 
-def suspect(found: Reconciliation | NotReconciled) -> tuple[Reason, ...]:
+def exceeded(found: Reconciliation | Profiled | NotReconciled | None) -> str:
+    """Why a calibration of this CPU is none: a run was faster than what was measured; "" where none was."""
+    if found is None or isinstance(found, NotReconciled) or found.device.known_by == "specified":
+        return ""
+    return "".join(
+        f"{each.what} was {each.excess:.0%} above the measured ceiling of {found.device.name}, and two "
+        f"measurements of it differ by at most {each.tolerance:.0%}: this calibration is thrown away; the "
+        f"next run measures this CPU again. {_IF_AGAIN}"
+        for each in found.suspicions[:1]
+    )
+
+
+_IF_AGAIN = "If that run exceeds it too, the server computed less than was asked"
+
+
+def suspect(found: Reconciliation | Profiled | NotReconciled | None) -> tuple[Reason, ...]:
     """Reasons not to believe a run: rates above what the hardware can do under every possible set-up."""
-    if isinstance(found, NotReconciled):
+    if found is None or isinstance(found, NotReconciled):
         return ()
     return tuple(
         Reason(

@@ -14,6 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from burstline.bench.audit import audit_load, check_audit, n_audited
+from burstline.bench.calibration import note_measured
 from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
 from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import ASSUMED, plan_for
@@ -42,7 +43,7 @@ from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.forecast import seal_forecast
-from burstline.machine.hardware import check_hints, note_hardware
+from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
@@ -162,7 +163,7 @@ def serve_and_fire(
             if settings.where.profile is not None:
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
-            note_hardware(run, settings.hints)
+            note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
             seal_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else lambda _: False

@@ -45,6 +45,7 @@ class Settings:
     out: Path = Path("runs")
     quiet: bool = False
     canary: bool = True
+    calibrate: bool = True
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
     argv: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -13,11 +14,21 @@ import orjson
 
 from burstline import __version__
 from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.summary import Summary
 from burstline.machine import host_facts
-from burstline.machine.hints import DTYPES
-from burstline.roofline.device.calibration import Constants, cached_file
+from burstline.machine.hints import DEVICE_FILE, DTYPES
+from burstline.roofline.device.calibration import (
+    Calibration,
+    Conditions,
+    Constants,
+    cached_file,
+    load_calibration,
+)
+from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
+from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 
@@ -48,14 +59,50 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
 
 
 def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
-    """The device file that `burstline calibrate` kept for this model on so many cores; None without one.
+    """The device file that was kept for this model on so many cores; None without one.
 
     The one with the engine's own host, if there is one.
     """
-    paths = (
+    for path in _paths(n_cores, config, engine):
+        try:
+            text = path.read_text("utf-8")
+            if read_kept(path)[0].name.startswith(f"{host_facts.host().cpu}, "):
+                return text
+        except (OSError, RooflineError):
+            continue
+    return None
+
+
+Kept = tuple[Device, Calibration, Conditions]
+
+
+def read_kept(path: Path) -> Kept:
+    """A kept calibration; RooflineError where it is damaged, or does not say how it was made."""
+    try:
+        device, calibration = load_device(str(path)), load_calibration(str(path))
+    except (ValueError, LookupError, TypeError) as error:
+        raise RooflineError(f"{path} is damaged: {error}") from None
+    if calibration.conditions is None:
+        raise RooflineError(f"{path} does not say when and beside what it was made")
+    return device, calibration, calibration.conditions
+
+
+def throw_away(run: RunDir, summary: Summary) -> None:
+    """The calibration that the run exceeded, where it is still the one that is kept."""
+    found, hardware = summary.roofline, run.manifest.hardware
+    if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
+        return
+    text = (run.path / DEVICE_FILE).read_text("utf-8")
+    n_cores = tomllib.loads(text).get("n_units") or 1
+    for path in _paths(n_cores, hardware.model_config or {}, run.manifest.engine):
+        if path.exists() and path.read_text("utf-8") == text:
+            path.unlink()
+
+
+def _paths(n_cores: int, config: Mapping[str, Any], engine: str) -> list[Path]:
+    return [
         path_of(n_cores, config, quick=quick, engine=of) for of in (engine, None) for quick in (False, True)
-    )
-    return next((path.read_text("utf-8") for path in paths if path.exists()), None)
+    ]
 
 
 def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str | None = None) -> Path:

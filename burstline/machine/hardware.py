@@ -36,6 +36,14 @@ class UnknownHardwareError(Exception):
     """Why something about the hardware is not known, and which flag helps."""
 
 
+class UncalibratedError(UnknownHardwareError):
+    """The engine computes on `n_cores` of this CPU, which was never measured for its model."""
+
+    def __init__(self, text: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
+        super().__init__(text)
+        self.config, self.model, self.n_cores = config, model, n_cores
+
+
 def check_hints(hints: Hints) -> None:
     """Raise RooflineError before anything is started where a device, a model or a stated fact cannot be."""
     stated = hints.stated
@@ -58,14 +66,18 @@ def check_hints(hints: Hints) -> None:
         config_at(hints.model_config)
 
 
-def note_hardware(run: RunDir, hints: Hints, *, force: bool = True, needed: bool = False) -> None:
+def note_hardware(
+    run: RunDir, hints: Hints, *, force: bool = True, needed: bool = False, unmeasured: str = ""
+) -> UncalibratedError | None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
+
+    Returns that this CPU would have to be measured; `unmeasured` says why that failed.
 
     WorkloadError where another device than the run's own would replace it, unless `force`, and where a
     `needed` device or its model is not known.
     `absent` says why model or device is not known; `stated` is what a person states of the engine.
     """
-    manifest = run.manifest
+    manifest, lacking = run.manifest, None
     earlier = manifest.hardware.stated if manifest.hardware else None
     facts = HardwareFacts(stated={**(earlier or {}), **hints.stated.to_json()} or None)
     try:
@@ -87,8 +99,10 @@ def note_hardware(run: RunDir, hints: Hints, *, force: bool = True, needed: bool
     except (UnknownHardwareError, RooflineError) as why:
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
-        facts = replace(facts, absent=str(why))
+        lacking = why if isinstance(why, UncalibratedError) else None
+        facts = replace(facts, absent=str(why).replace(":", f"{unmeasured}:", 1) if lacking else str(why))
     run.save_manifest(replace(manifest, hardware=facts))
+    return lacking
 
 
 def _n_devices(manifest: Manifest, stated: Mapping[str, Any] | None) -> int:
@@ -172,11 +186,11 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
         known = kept(n_cores, config, manifest.engine)
         if known is None:
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
-            raise UnknownHardwareError(
+            raise UncalibratedError(
                 "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
-                f"--model {shlex.quote(model)} --threads {n_cores}` (20 s, once), "
-                f"then `burstline report {run.path} --device cpu`"
-            )
+                f"--model {shlex.quote(model)} --threads {n_cores}` (15 s, once), "
+                f"then `burstline report {run.path} --device cpu`", config, model, n_cores,
+            )  # fmt: skip
         return known, "having been measured for this model"
     if not manifest.on_this_machine:
         raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")

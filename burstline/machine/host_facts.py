@@ -113,6 +113,33 @@ class CpuTime:
         return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
 
 
+class Beside:
+    """Who else computes on this machine, from when it is made; those of this process and its children not."""
+
+    def __init__(self) -> None:
+        self._began, self._used = CpuTime.now(), _used_s()
+
+    def others(self) -> tuple[float, str]:
+        """The share of the machine that others took so far, and who took most: `python (pid 7) 48%`."""
+        now = CpuTime.now()
+        share, all_s = self._began.others_until(now), max(now.all_s - self._began.all_s, 1e-9)
+        took = [(s - self._used.get(pid, ("", 0.0))[1], pid, name) for pid, (name, s) in _used_s().items()]
+        most = [
+            f"{name} (pid {pid}) {s / all_s:.0%}" for s, pid, name in sorted(took)[-2:] if s > 0.01 * all_s
+        ]
+        return share, ", ".join(reversed(most)) or "none that can be seen here"
+
+
+def _used_s() -> dict[int, tuple[str, float]]:
+    """Name and CPU seconds so far of each process but this one."""
+    found: dict[int, tuple[str, float]] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid():
+                found[process.pid] = process.name(), sum(process.cpu_times()[:2])
+    return found
+
+
 def cached_config(name: str) -> Path | None:
     """The config.json of a model in Hugging Face's cache; None where it has none of that name."""
     if not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():

@@ -2,22 +2,28 @@
 
 import argparse
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
-
 from burstline.bench import host_overhead
+from burstline.bench.calibration import measured
 from burstline.console import exit_codes
 from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.rundir import Run, open_run
-from burstline.machine.cpu_calibration import path_of
+from burstline.machine.cpu_calibration import Kept, path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
-from burstline.machine.host_facts import MOST_OTHERS, CpuTime, host
+from burstline.machine.host_facts import host
 from burstline.machine.roofline_input import LackingError
-from burstline.roofline.calibrate import calibrate
-from burstline.roofline.device.calibration import cached_file, device_toml, load_calibration, shared
+from burstline.roofline.device.calibration import (
+    AGREES,
+    cache_folder,
+    cached_file,
+    device_toml,
+    load_calibration,
+    shared,
+)
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
 
@@ -32,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, default=1, help="number of cores, as many as the engine will use (1)"
     )
-    parser.add_argument("--quick", action="store_true", help="measure for 20 seconds instead of 2 minutes")
+    parser.add_argument("--quick", action="store_true", help="measure for 15 seconds instead of 2 minutes")
     parser.add_argument(
         "--from-run",
         type=Path,
@@ -40,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure nothing: add the host time of the engine of this run, from the steps of its load on a "
         "CPU that is calibrated already; later runs of this engine and model use it",
     )
+    parser.add_argument("--list", action="store_true", help="measure nothing: list what was kept for runs")
     parser.add_argument("--out", type=Path, help="device file to write (default: in the user's cache)")
 
 
@@ -54,35 +61,58 @@ def run(args: argparse.Namespace) -> int:
         _check_out(args.out)
     if args.from_run is not None:
         return _from_run(open_run(args.from_run), args.out)
+    if args.list:
+        print("\n".join(_kept()) or f"No calibration is kept in {cache_folder()}")
+        return exit_codes.DONE
     config, on_cpu = config_at(args.model), args.device == "cpu"
     kept = path_of(args.threads, config, quick=args.quick) if on_cpu else None
     out = args.out or kept or cached_file(args.model, args.device, args.threads, quick=args.quick)
     print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
-    before = CpuTime.now()
-    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
-        config_file, measured = Path(name, "config.json"), Path(name, "device.toml")
-        config_file.write_bytes(orjson.dumps(config))
-        calibrate.calibrate_pinned(
-            config_file, measured, device=args.device, threads=args.threads, quick=args.quick
-        )
-        if on_cpu and host_overhead.add_host(measured, config, args.threads) is None:
-            print("The embedded engine's host was not measured: predictions do not include it")
-        others = before.others_until(CpuTime.now())
-        text = measured.read_text("utf-8")
-        if on_cpu and others > MOST_OTHERS:
-            device, calibration = load_device(str(measured)), load_calibration(str(measured))
-            spread = (calibration.measured_spread or 0.0) + others
-            doubt = f"{device.assurance}, while others used {others:.0%} of the machine"
-            text = device_toml(replace(device, assurance=doubt), replace(calibration, measured_spread=spread))
-            print(
-                f"Other processes used {others:.0%} of this machine meanwhile: repeat it on an idle machine"
-            )
+    text = measured(config, args.model, args.threads, device=args.device, quick=args.quick)
     out.parent.mkdir(parents=True, exist_ok=True)
+    before = _kept_before(out)
     write_bytes(out, text.encode())
     _show(out)
+    for change in _changes(before, read_kept(out)) if before else ():
+        print(change)
     of_runs = "; runs of this model on this CPU use it" if out == kept else ""
     print(f"Written to {out}{of_runs}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
+
+
+def _kept() -> Iterator[str]:
+    """What is kept for runs, a line each."""
+    for path in sorted(cache_folder().glob("device-*.toml")):
+        yield _line(path)
+
+
+def _line(path: Path) -> str:
+    """Peak, bandwidth and conditions of a calibration, or what is wrong with its file."""
+    try:
+        device, calibration, made = read_kept(path)
+    except RooflineError as why:
+        return str(why)
+    peak = ", ".join(f"{peak / 1e9:.1f} GFLOP/s in {dtype}" for dtype, peak in device.peaks.items())
+    spread = f"repeats differ by {calibration.measured_spread or 0:.0%}, others used {made.others:.1%}"
+    rates = f"{peak}, {device.bytes_per_s / 1e9:.1f} GB/s"
+    return f"{made.date}, {made.model} on {device.name}: {rates}; {spread}; {made.versions}; {path}"
+
+
+def _kept_before(out: Path) -> Kept | None:
+    try:
+        return read_kept(out)
+    except RooflineError:
+        return None
+
+
+def _changes(before: Kept, after: Kept) -> Iterator[str]:
+    """Where two calibrations differ by more than those of one idle machine do, and what else changed."""
+    (was, _, then), (now, _, made) = before, after
+    pairs = zip((*was.peaks.values(), was.bytes_per_s), (*now.peaks.values(), now.bytes_per_s), strict=True)
+    for what, (old, new), most in zip(("peak", "bandwidth"), pairs, AGREES, strict=True):
+        if max(old, new) / min(old, new) - 1 > most:
+            by = f"then by {then.versions}" if made.versions != then.versions else "by the same versions"
+            yield f"The {what} is {new / old - 1:+.0%} from that of {then.date}, {by}"
 
 
 def _check_out(out: Path) -> None:
@@ -131,6 +161,11 @@ def _show(out: Path) -> None:
         print(f"  {name:<18}{value:10.4g}, shared by all devices {was:.4g}")
     for kind, spread in calibration.spread.items():
         print(f"  {kind:<12}measured is {spread.low:.2f} to {spread.high:.2f} of predicted")
-    if host := calibration.host:
-        print(f"  {'host':<12}{host} (of the embedded engine)")
+    told = (
+        f"{calibration.host} (of the embedded engine)" if calibration.host else "not measured: not predicted"
+    )
+    print(f"  {'host':<12}{told}")
     print(f"  repeats of one measurement differ by {calibration.measured_spread or 0:.1%}")
+    if (made := calibration.conditions) is not None:
+        print(f"  other processes used {made.others:.1%} of this machine")
+        print(f"  measured at {made.date} by {made.versions}")

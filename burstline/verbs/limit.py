@@ -29,4 +29,6 @@ def run(args: argparse.Namespace) -> int:
     options = read_options(LimitOptions, args)
     spec = checked_spec(check_limit(read_options(LoadSpec, args), goals, options), goals, where)
     argv = tuple(sys.argv[1:])
-    return run_limit(Settings(where, spec, goals, args.out, args.quiet, hints=hints, argv=argv), options)
+    calibrate = not args.no_calibrate
+    settings = Settings(where, spec, goals, args.out, args.quiet, calibrate=calibrate, hints=hints, argv=argv)
+    return run_limit(settings, options)

@@ -61,7 +61,11 @@ def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
     add_settings(server)
     add_options(parser.add_argument_group("the load"), LoadSpec)
     add_options(parser.add_argument_group("service-level objectives"), Goals)
-    add_options(parser.add_argument_group("the hardware (roofline)"), Hints)
+    hardware = parser.add_argument_group("the hardware (roofline)")
+    add_options(hardware, Hints)
+    hardware.add_argument(
+        "--no-calibrate", action="store_true", help="do not measure this CPU, once and for the roofline"
+    )
     out = parser.add_argument_group("output")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the runs (runs/)"
@@ -104,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         args.quiet,
         canary=not args.no_canary,
+        calibrate=not args.no_calibrate,
         hints=read_options(Hints, args),
         ray=_ray_of(args, spec),
         argv=tuple(sys.argv[1:]),

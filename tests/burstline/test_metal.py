@@ -9,7 +9,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from burstline.bench import host_overhead
 from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
 from burstline.loadgen.record import tables
@@ -18,11 +17,9 @@ from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
-from burstline.machine.host_facts import CpuTime
 from burstline.machine.roofline_input import _logged, seen_in
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
-from burstline.roofline.calibrate import calibrate
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
@@ -212,36 +209,6 @@ def test_a_cpu_that_was_never_measured_is_left_alone_and_the_command_is_named(ru
     assert "`burstline calibrate --device cpu --quick --model reference --threads 1`" in absent
     assert f"`burstline report {run.path} --device cpu`" in absent
     assert not (run.path / DEVICE_FILE).exists()
-
-
-@pytest.mark.parametrize("others", [0.0, 0.5], ids=["quiet", "busy"])
-def test_a_run_uses_what_calibrate_kept_for_its_model_and_no_other(
-    run, tmp_path, monkeypatch, others, capsys
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    asked, hosts = [], []
-
-    def measured(config, out, **how):
-        asked.append((json.loads(config.read_text())["hidden_size"], how))
-        out.write_text(hardware._file_of("h100-sxm5-80g"))
-
-    monkeypatch.setattr(calibrate, "calibrate_pinned", measured)
-    monkeypatch.setattr(host_overhead, "add_host", lambda _, *shape: hosts.append(shape))
-    monkeypatch.setattr(CpuTime, "others_until", lambda *_: others)
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "llama"}))
-    assert main(["calibrate", "--model", str(model), "--quick"]) == 0
-    how = {"device": "cpu", "threads": 1, "quick": True}
-    assert asked == [(64, how)]
-    assert [(shape["vocab_size"], threads) for shape, threads in hosts] == [(512, 1)]
-    said = capsys.readouterr().out
-    assert "host was not measured" in said
-    assert ("repeat it on an idle machine" in said) == (others > 0)
-    assert on_cpu(run, Hints()).device_from == "having been measured for this model"
-    assert ("while others used 50%" in (run.path / DEVICE_FILE).read_text()) == (others > 0)
-    assert on_cpu(run, Hints(model_config="llama-2-7b")).absent
-    assert len(asked) == 1
 
 
 def test_only_the_engine_whose_host_was_measured_is_charged_for_it(run, tmp_path):

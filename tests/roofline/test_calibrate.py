@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from burstline.roofline.calibrate.calibrate import calibrate_pinned
+from burstline.bench.calibration import calibrate_pinned
 from burstline.roofline.calibrate.measurements import calibrate, levels_of
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
 from burstline.roofline.device.calibration import cached_file, device_toml, load_calibration
@@ -82,6 +82,31 @@ def test_a_machine_of_known_rates_is_found_as_it_is():
     step = ops(REFERENCE, QUANTS["fp32"], Parallel(), Step.decode(16, 512))
     by = {found.op.kind: found.by[0] for found in predict_step(step, device, calibration)}
     assert by == {"matmul": MEASURED, "attention": "cache", "elementwise": "passes"}
+
+
+class Slowing(Instant):
+    """A machine that has `share` of its speed in the second round."""
+
+    def __init__(self, share, of):
+        self._share, self._of, self._seen = share, of, {}
+
+    def product(self, m, n, k, copies):
+        return self._in_round("peak", (m, n, k), super().product(m, n, k, copies))
+
+    def read(self, n_bytes):
+        return self._in_round("bandwidth", n_bytes, super().read(n_bytes))
+
+    def _in_round(self, of, what, seconds):
+        again = self._seen.setdefault(what, 0)
+        self._seen[what] += 1
+        return seconds / self._share if again and of == self._of else seconds
+
+
+@pytest.mark.parametrize(("of", "steady", "unsteady"), [("peak", 0.96, 0.94), ("bandwidth", 0.84, 0.82)])
+def test_a_machine_whose_speed_changes_while_it_is_measured_is_not_calibrated(of, steady, unsteady):
+    calibrate(REFERENCE, Slowing(steady, of), quick=True, clock=ticking())
+    with pytest.raises(RooflineError, match=f"differ by .*% in the {of}"):
+        calibrate(REFERENCE, Slowing(unsteady, of), quick=True, clock=ticking())
 
 
 class InBlocksOfFour(Instant):
@@ -166,7 +191,14 @@ def test_the_cache_keeps_models_devices_and_cores_apart(monkeypatch, tmp_path):
     assert all(name.parent == tmp_path / "burstline" for name in names)
 
 
+def test_all_cores_read_together():
+    """The bandwidth of products that several cores share."""
+    read = NumpyProbe(2).read(1 << 20)
+    assert len(read()) == 2
+
+
 @pytest.mark.slow
+@pytest.mark.measures
 def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(bundled_config("reference")))

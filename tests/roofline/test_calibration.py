@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.roofline.device.calibration import (
+    Conditions,
     Constants,
     ShapeTimes,
     device_toml,
@@ -122,6 +123,7 @@ def test_a_calibration_survives_its_file(tmp_path):
         load_calibration(device),
         host=stack_host(),
         measured_spread=0.02,
+        conditions=Conditions("2026-11-28T12:00:00+00:00", 0.01, "reference", "numpy 2"),
         shapes=(ShapeTimes("bf16", 4096, 4096, (1.0, 3.0), (10e-6, 30e-6)),),
     )
     path = tmp_path / "device.toml"

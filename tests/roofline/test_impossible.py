@@ -15,7 +15,7 @@ from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.predict.bound import ceilings
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.reconcile.impossible import judged
+from burstline.roofline.reconcile.impossible import judged, run_checks
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 
 H100 = load_device("h100")
@@ -43,7 +43,7 @@ def served(on, requests=None, limits=LIMITS, faster=1.0, logged=False):
 
 
 def condemned(run, setup):
-    return {each.what for each in judged(run, setup)[0]}
+    return {each.what for each in judged(run_checks(run), setup)[0]}
 
 
 ASSUMED = Setup(deployed(), None, UNKNOWN)
@@ -89,7 +89,7 @@ def test_a_recorded_run_is_possible_and_three_times_as_fast_is_not():
 )
 def test_an_unstated_set_up_is_never_condemned_and_what_would_explain_it_is_named(really):
     runs = [served(really), served(really, [Asked(0.0, 512, 64)])]
-    found = [judged(run, ASSUMED) for run in runs]
+    found = [judged(run_checks(run), ASSUMED) for run in runs]
     assert not any(impossible for impossible, _ in found)
     assert all(each.by for _, explained in found for each in explained)
     assert any(explained for _, explained in found)

@@ -14,9 +14,10 @@ from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
+from burstline.roofline.predict.bound import ceilings
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
+from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import reconcile
 from burstline.roofline.reconcile.reconciliation import Reconciliation
 
@@ -116,11 +117,56 @@ def test_what_beats_the_ceiling_is_suspect_with_causes_and_never_clamped(run):
     assert found.ceiling_s > run.makespan_s
 
 
-def test_a_calibrated_device_is_trusted_to_its_measured_spread():
-    run = logged(0.7)
-    noisy = replace(SETUP, calibration=replace(SETUP.calibration, measured_spread=5.0))
-    assert reconcile(run, SETUP).suspicions
-    assert not reconcile(run, noisy).suspicions
+def at_its_ceilings(faster, phase):
+    """A run whose steps of one phase last as long as the ceilings say, or so many times less; others long."""
+
+    def timed(step):
+        is_prefill = any(each == "prefill" for each, _ in step.phases())
+        least_s = sum(b.seconds for b in ceilings(ON_H100.ops(step), H100))
+        seconds = least_s / faster if is_prefill == (phase == "prefill") else 9 * least_s
+        steps.append(StepSeen(step, seconds))
+        return seconds
+
+    steps = []
+    result = simulate(REQUESTS, LIMITS, timed)
+    return MeasuredRun(REQUESTS, result.makespan_s, LIMITS, steps)
+
+
+@pytest.mark.parametrize(
+    ("spread", "phase", "possible", "impossible"),
+    [
+        (None, "prefill", 1.01, 1.03),
+        (None, "decode", 1.01, 1.03),
+        (0.0, "prefill", 1.04, 1.1),
+        (5.0, "prefill", 1.04, 1.1),  # repeats that differ widen nothing
+        (0.0, "decode", 1.19, 1.22),
+    ],
+)
+def test_a_ceiling_may_be_exceeded_by_what_its_source_allows_and_no_more(spread, phase, possible, impossible):
+    """2% of a specification, 5% of a measured peak, 20% of a measured bandwidth."""
+    setup = replace(SETUP, calibration=replace(SETUP.calibration, measured_spread=spread))
+    assert not reconcile(at_its_ceilings(possible, phase), setup).suspicions
+    (found,) = reconcile(at_its_ceilings(impossible, phase), setup).suspicions
+    assert found.what == f"{phase} steps"
+    assert found.tolerance < found.excess < impossible - 1 + 0.005
+
+
+@pytest.mark.parametrize(("faster", "condemned"), [(0.9, set()), (1.3, {"the product gate_up"})])
+def test_one_product_above_its_ceiling_is_judged_as_a_whole_run_is(faster, condemned):
+    """Though the steps that it is a part of are slow."""
+    run = logged(2.0)
+    steps = [
+        replace(each, op_seconds={"gate_up": ceiling_of("gate_up", each.step) / faster}) for each in run.steps
+    ]
+    found = reconcile(replace(run, steps=steps), SETUP)
+    assert {each.what for each in found.suspicions} == condemned
+    fewer_bits = reconcile(replace(run, steps=steps), replace(SETUP, known=Known(weights=False)))
+    assert not fewer_bits.suspicions
+    assert {each.what for each in fewer_bits.explained} == condemned
+
+
+def ceiling_of(name, step):
+    return sum(b.seconds for b in ceilings(ON_H100.ops(step), H100) if b.op.name == name)
 
 
 def test_changes_that_help_are_shorter_and_impossible_ones_say_why():

@@ -1,19 +1,16 @@
 """Measures this machine for the roofline: memory by working set, a model's own products, attention, norms.
 
 What comes out is a device file: the device's ceilings as measured and, in its [calibration] table, the fit,
-how far it is off, and the measured shapes themselves. A process measures with the cores it has, so a user who
-wants them pinned calls `calibrate_pinned`, which measures in a process of its own.
+how far it is off, and the measured shapes themselves. A process measures with the cores it has, so
+`burstline/bench/calibration.py` starts one for each measurement.
 """
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY, take_cores
+from burstline.roofline.calibrate.cores import take_cores
 from burstline.roofline.calibrate.measurements import calibrate
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
 from burstline.roofline.calibrate.probe_torch import TorchProbe
@@ -23,38 +20,8 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 
 
-def calibrate_pinned(
-    config: Path,
-    out: Path,
-    *,
-    device: str = "cpu",
-    threads: int = 1,
-    quick: bool = False,
-) -> Path:
-    """`out`, written by a process of its own on the last `threads` cores that this one may use.
-
-    `config` is a model's config.json. Raises where that process fails.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
-    command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
-    ours = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
-    # Our own threads take parts of the rows.
-    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, "1"), **KEEPS_MEMORY}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RooflineError(f"calibration on {device} failed: {last.removeprefix(_OURS)}")
-    return out
-
-
-_OURS = f"{RooflineError.__module__}.{RooflineError.__qualname__}: "
-"""How Python begins the last line of a traceback."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """The process that `calibrate_pinned` starts."""
+    """The process that measures."""
     parser = argparse.ArgumentParser(prog="burstline.roofline.calibrate.calibrate")
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)

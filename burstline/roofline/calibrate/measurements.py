@@ -12,12 +12,13 @@ import numpy as np
 
 from burstline.roofline.calibrate.fitting import Rows, fitted, spread_of
 from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
-from burstline.roofline.device.calibration import Calibration, Constants, ShapeTimes, shared
+from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, shared
 from burstline.roofline.device.device import Device, Level
+from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import Attention, Mla, ModelShape
 from burstline.roofline.predict.kernels import Amounts, Products, decode_s, prefill_s, product_s
 
-QUICK_S, FULL_S = 15.0, 100.0
+QUICK_S, FULL_S = 10.0, 100.0
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
 # may take twice as long as 4. So each small count is measured. Beyond, multiples of 16 are the best case (the
 # ceiling's), not the usual one: 13 more costs what a remainder costs on average.
@@ -32,7 +33,7 @@ def calibrate(
 ) -> tuple[Device, Calibration]:
     """The device as measured and its calibration, for the shapes of `model`.
 
-    Takes at most 20 s where `quick`, 2 minutes otherwise.
+    Takes at most 15 s where `quick`, 2 minutes otherwise. Raises RooflineError where its two rounds disagree.
     """
     rows_of = _QUICK_M if quick else _FULL_M
     shapes = _shapes(model, probe.element_bytes)
@@ -47,6 +48,7 @@ def calibrate(
     measured_spread = timer.again()
     products = _product_rows(probe, timed)
     flops = 2 * products.work.m * products.work.n * products.work.k
+    _check_rounds(flops, [product for *_, product in timed], reads[-1])
     rates = [size / read.seconds for size, read in zip(sizes, reads, strict=True)]
     device = Device(
         id=f"measured-{probe.dtype}-{probe.n_units}",
@@ -65,6 +67,18 @@ def calibrate(
     )
     calibration = _fitted(model, probe, device, products, rest)
     return device, replace(calibration, measured_spread=measured_spread)
+
+
+def _check_rounds(flops: Amounts, products: Sequence[Timed], read: Timed) -> None:
+    """RooflineError where peak or bandwidth of the two rounds differ by more than two calibrations may."""
+    peaks = [float((flops / np.array([each.rounds[k] for each in products])).max()) for k in (0, 1)]
+    rates = [1 / seconds for seconds in read.rounds]
+    for what, (one, other), most in zip(("peak", "bandwidth"), (peaks, rates), AGREES, strict=True):
+        if (apart := max(one, other) / min(one, other) - 1) > most:
+            raise RooflineError(
+                f"two rounds of one measurement differ by {apart:.0%} in the {what}; on a steady machine by "
+                f"at most {most:.0%}"
+            )
 
 
 def levels_of(sizes: Sequence[int], bytes_per_s: Sequence[float], memory_bytes: float) -> tuple[Level, ...]:

@@ -66,8 +66,8 @@ class NumpyProbe:
 
     def read(self, n_bytes: int) -> Kernel:
         """One pass over `n_bytes`."""
-        data = self._array(n_bytes // _ELEMENT)
-        return lambda: np.dot(data, data)
+        parts = np.array_split(self._array(n_bytes // _ELEMENT), self.n_units)
+        return lambda: self._cores.run([partial(np.dot, part, part) for part in parts])
 
     def decode(
         self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -40,7 +40,7 @@ class Probe(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Timed:
-    """One kernel: its repeats' lower quartile, the better of all rounds, and how far four of five differ.
+    """One kernel: its repeats' lower quartile, the better of both `rounds`, and how far four of five differ.
 
     A repeat longer than a few ms is interrupted wherever another process wants the core: not the quartile.
     """
@@ -48,6 +48,7 @@ class Timed:
     make: Callable[[], Kernel]
     seconds: float = math.inf
     spread: float = 0.0
+    rounds: list[float] = field(default_factory=list)
 
 
 class Timer:
@@ -90,5 +91,6 @@ class Timer:
             if len(seconds) >= 3 and self._clock() - began_s > 2 * share_s:
                 break
         low, quarter, high = np.quantile(seconds, [0.1, 0.25, 0.9])
+        timed.rounds.append(float(quarter))
         if quarter < timed.seconds:
             timed.seconds, timed.spread = float(quarter), float((high - low) / quarter)

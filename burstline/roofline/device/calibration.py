@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -114,6 +114,20 @@ class ShapeTimes:
     seconds: tuple[float, ...]
 
 
+AGREES: Final = (0.05, 0.2)
+"""The shares by which peak and bandwidth differ at most between two measurements of one idle machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """When and beside what a machine was measured; `others` is the share of its CPU that others took."""
+
+    date: str
+    others: float
+    model: str
+    versions: str
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The calibration of a device.
@@ -132,6 +146,7 @@ class Calibration:
     shapes: tuple[ShapeTimes, ...] = ()
     measured_spread: float | None = None
     host: HostFit | None = None
+    conditions: Conditions | None = None
 
     def __str__(self) -> str:
         if not self.own:
@@ -236,6 +251,7 @@ def _read(table: Mapping[str, Any]) -> Calibration:
         ),
         table.get("measured_spread"),
         HostFit(**table["host"]) if "host" in table else None,
+        Conditions(**table["conditions"]) if "conditions" in table else None,
     )
 
 
@@ -260,7 +276,11 @@ def device_toml(device: Device, calibration: Calibration) -> str:
     tables: list[tuple[str, Any]] = [
         ("[calibration.constants]", calibration.constants),
         *((f"[calibration.spread.{kind}]", spread) for kind, spread in calibration.spread.items()),
-        *((("[calibration.host]", calibration.host),) if calibration.host else ()),
+        *(
+            (f"[calibration.{name}]", part)
+            for name in ("host", "conditions")
+            if (part := getattr(calibration, name))
+        ),
         *(("[[calibration.shapes]]", shape) for shape in calibration.shapes),
     ]
     for title, part in tables:
@@ -287,8 +307,12 @@ def _inline(part: Level | Link) -> str:
     return f"    {{ {', '.join(shown)} }},"
 
 
+def cache_folder() -> Path:
+    """Where calibrations are kept, as device-*.toml."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
+
+
 def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
     """Where this machine's calibration for a model is kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
     kind = "quick" if quick else "full"
-    return cache / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"
+    return cache_folder() / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 from typing import Final
 
@@ -18,8 +19,9 @@ from burstline.roofline.profile.attribute import (
     ProfiledStep,
 )
 from burstline.roofline.profile.composition import Group
+from burstline.roofline.reconcile.impossible import Check, judged
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
-from burstline.roofline.reconcile.reconcile import device_facts, look, phase_row
+from burstline.roofline.reconcile.reconcile import device_facts, look, phase_row, timed_products
 from burstline.roofline.reconcile.reconciliation import PhaseRow, Profiled, StepPhase
 
 N_TYPICAL: Final = 30
@@ -43,9 +45,9 @@ def compare(profile: Profile, setup: Setup, decode_context_tok: float) -> Profil
     steps_of: dict[StepPhase, list[ProfiledStep]] = {"prefill": [], "decode": []}
     for step in profile.steps:
         steps_of["prefill" if step.prompts.n_requests else "decode"].append(step)
-    phases = tuple(
-        _phase(phase, steps, setup, decode_context_tok) for phase, steps in steps_of.items() if steps
-    )
+    found = [_phase(phase, steps, setup, decode_context_tok) for phase, steps in steps_of.items() if steps]
+    phases = tuple(row for row, _ in found)
+    suspicions, _ = judged(chain.from_iterable(checks for _, checks in found), setup)
     notes = list(profile.notes)
     ran = {dtype for step in profile.steps for dtype in step.dtypes}
     if ran - {setup.deployment.quant.activations}:
@@ -54,18 +56,22 @@ def compare(profile: Profile, setup: Setup, decode_context_tok: float) -> Profil
     if any(step.decodes.n_requests and step.decodes.context_tok is None for step in profile.steps):
         notes.append(f"a request decodes at {decode_context_tok:.0f} tokens: the trace tells no contexts")
     sentences = tuple(sentence for phase in phases for sentence in _sentences(phase))
-    return Profiled(sentences, phases, device_facts(setup), tuple(notes))
+    return Profiled(sentences, phases, device_facts(setup), tuple(notes), tuple(suspicions))
 
 
-def _phase(phase: StepPhase, steps: Sequence[ProfiledStep], setup: Setup, context_tok: float) -> PhaseRow:
-    """The typical steps as one, each part a median.
+def _phase(
+    phase: StepPhase, steps: Sequence[ProfiledStep], setup: Setup, context_tok: float
+) -> tuple[PhaseRow, Iterator[Check]]:
+    """The typical steps as one, each part a median; and its products, to be judged.
 
     Disturbances are what the median step is longer than their sum: other programs stop each step elsewhere.
     """
     sizes = np.array([step.prompts.n_tok + step.decodes.n_tok for step in steps])
     nearest = np.argsort(np.abs(sizes - np.median(sizes)), kind="stable")[:N_TYPICAL]
     typical = [steps[i] for i in nearest]
-    row = phase_row(phase, look([_seen(step, context_tok) for step in typical], setup, measured=True), setup)
+    looked = look([_seen(step, context_tok) for step in typical], setup, measured=True)
+    row = phase_row(phase, looked, setup)
+    products = timed_products(row, looked)
     measured = {op.name for op in row.ops if op.measured_s}
     lone = {
         name for step in typical for name in step.parts if not measured & set(_ops_of(name, step).split("+"))
@@ -77,7 +83,7 @@ def _phase(phase: StepPhase, steps: Sequence[ProfiledStep], setup: Setup, contex
     row = replace(row, rest=rest | {SPREAD: spread_s})
     ops = tuple(replace(op, share=(op.measured_s or 0.0) / row.step_s) for op in row.ops)
     afters = [step.after_s for step in typical if step.after_s is not None]
-    return replace(row, ops=ops, after_s=median(afters) if afters else None)
+    return replace(row, ops=ops, after_s=median(afters) if afters else None), products
 
 
 def _ops_of(module: str, step: ProfiledStep) -> str:

@@ -5,18 +5,22 @@ no delay on the way can shorten it: all requests together, the prompts alone, an
 They need no scheduling rule and no token budget: FLOPs over the peak, bytes over the bandwidth, and one pass
 over the weights for each token that follows another.
 
+So does one product, where the engine or its profiler timed it: `product_checks`.
+
 A rate above its bound is first put down to what is unknown: more devices, fewer bits, speculative decoding.
-Only where none of these explains it is it impossible.
+Only where none of these explains it is it impossible, or the peak that was measured on this machine too low.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from burstline.roofline.device.calibration import AGREES
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.ops import ops
 from burstline.roofline.model.parallel import Parallel
@@ -24,14 +28,15 @@ from burstline.roofline.model.shapes import ModelShape, Quant, token_kv_bytes
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
-from burstline.roofline.reconcile.reconciliation import Explained, Suspicion
+from burstline.roofline.reconcile.reconciliation import Explained, OpRow, Suspicion
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MOST_TOK_A_STEP = 32
 """Tokens of one request in one step that speculation can explain: drafts in use are of 1 to 16 tokens."""
-TOLERANCE = 0.02
+BARS: Final = {"specified": (0.02, 0.02), "measured": AGREES}
+"""The shares of peak and of bandwidth by which a rate may exceed them."""
 _WINDOWS, _ENDS = 6, 10  # how many beginnings and ends of windows over the prompts are looked at
 _MOST_STEPS = 400
 
@@ -56,30 +61,46 @@ class _Machine:
 
 
 Bound = Callable[[_Machine], float]
+Check = tuple[str, Bound, float]
+"""What is judged, the least seconds that it takes on a machine, and the seconds measured."""
 
 
-def judged(run: MeasuredRun, setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
+def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
     """Rates that no consistent set-up could reach, and rates that only an unstated one could."""
-    spread = setup.calibration.measured_spread if setup.calibration else None
-    tolerance = max(TOLERANCE, spread or 0.0)
-    assumed = _machine(setup, setup.known, ())
+    known = setup.calibration is not None and setup.calibration.measured_spread is not None
+    lenient = _with_bars(setup, *BARS["measured" if known else "specified"])
     unknown = _unknown(setup.known)
+
+    def reach(measured_s: float, bound: Bound, *loose: str) -> bool:
+        return bound(_machine(lenient, setup.known, loose)) <= measured_s
+
     impossible, explained = [], []
-    for what, bound, measured_s in _checks(run):
-        most_s = (1 + tolerance) * measured_s
-        bound_s = bound(assumed)
-        if measured_s <= 0 or bound_s <= most_s:
+    for what, bound, measured_s in checks:
+        if measured_s <= 0 or reach(measured_s, bound):
             continue
-        excess = bound_s / measured_s - 1
-        if not unknown or bound(_machine(setup, setup.known, unknown)) > most_s:
+        bound_s = bound(_machine(setup, setup.known, ()))
+        excess, tolerance = bound_s / measured_s - 1, bound_s / bound(_machine(lenient, setup.known, ())) - 1
+        if not unknown or not reach(measured_s, bound, *unknown):
             impossible.append(Suspicion(what, excess, tolerance, CAUSES))
             continue
-        by = [part for part in unknown if bound(_machine(setup, setup.known, (part,))) <= most_s]
-        words = [_EXPLANATIONS[part] for part in by] or [
+        words = [_EXPLANATIONS[part] for part in unknown if reach(measured_s, bound, part)] or [
             "together, " + " and ".join(_EXPLANATIONS[part] for part in unknown)
         ]
         explained.append(Explained(what, excess, tuple(words)))
     return impossible, explained
+
+
+def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
+    """A device faster by what is allowed above its ceilings."""
+    device = setup.deployment.device
+    peaks = {dtype: (1 + of_peak) * peak for dtype, peak in device.peaks.items()}
+    levels = tuple(
+        replace(level, bytes_per_s=level.bytes_per_s and (1 + of_bandwidth) * level.bytes_per_s)
+        for level in device.levels
+    )
+    return replace(
+        setup, deployment=replace(setup.deployment, device=replace(device, peaks=peaks, levels=levels))
+    )
 
 
 _EXPLANATIONS = {
@@ -151,7 +172,7 @@ def _joined(device: Device, n: int) -> Device:
     )
 
 
-def _checks(run: MeasuredRun) -> Iterator[tuple[str, Bound, float]]:
+def run_checks(run: MeasuredRun) -> Iterator[Check]:
     """(what, its bound, the seconds measured)."""
     yield "the whole run", lambda machine: _all_s(machine, run), run.makespan_s
     if run.first_s is not None and run.last_s is not None:
@@ -220,7 +241,7 @@ def _cache_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> f
     return moved / device.bytes_per_s + (int(output.max()) - 1) / machine.tok_a_step * weights_s
 
 
-def _prompt_checks(run: MeasuredRun, first_s: Floats) -> Iterator[tuple[str, Bound, float]]:
+def _prompt_checks(run: MeasuredRun, first_s: Floats) -> Iterator[Check]:
     """Prompts sent after one instant and answered before another were computed between the two.
 
     Of several such windows the one that leaves the least time for a token is judged.
@@ -243,7 +264,7 @@ def _prompt_checks(run: MeasuredRun, first_s: Floats) -> Iterator[tuple[str, Bou
     yield "prefill", bound, seconds
 
 
-def _request_checks(run: MeasuredRun, first_s: Floats, last_s: Floats) -> Iterator[tuple[str, Bound, float]]:
+def _request_checks(run: MeasuredRun, first_s: Floats, last_s: Floats) -> Iterator[Check]:
     """The request with the least time for its prompt, and the one with the least for its tokens."""
     sent, prompt, computed, output = _amounts(run)
     quick = int(((first_s - sent) / computed).argmin())
@@ -262,7 +283,7 @@ def _request_checks(run: MeasuredRun, first_s: Floats, last_s: Floats) -> Iterat
     yield "a request from end to end", to_last, float(last_s[dense] - sent[dense])
 
 
-def _step_checks(run: MeasuredRun) -> Iterator[tuple[str, Bound, float]]:
+def _step_checks(run: MeasuredRun) -> Iterator[Check]:
     """Steps of the engine's own log, by phase. Steps inferred from the stream rest on assumptions."""
     if run.steps is None or not run.logged:
         return
@@ -278,6 +299,21 @@ def _step_checks(run: MeasuredRun) -> Iterator[tuple[str, Bound, float]]:
             return sum(b.seconds for each in found for b in ceilings(each, machine.fleet))
 
         yield f"{'prefill' if phase else 'decode'} steps", bound, sum(seen.seconds for seen in of)
+
+
+def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
+    """Each matrix product of a step that was timed by itself."""
+    for row in ops_seen:
+        if row.measured_s is None or not row.kind.startswith("matmul"):
+            continue
+
+        def bound(machine: _Machine, name: str = row.name) -> float:
+            if machine.fleet is None:
+                return 0.0
+            found = ceilings(ops(machine.model, machine.quant, Parallel(), step), machine.fleet)
+            return sum(b.seconds for b in found if b.op.name == name)
+
+        yield f"the product {row.label}", bound, row.measured_s
 
 
 def _prefills(seen: StepSeen) -> bool:

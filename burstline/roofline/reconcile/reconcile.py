@@ -6,6 +6,7 @@ log the simulator supplies the steps, and only the makespan is measured.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from burstline.roofline.predict.deployment import host_sentence
 from burstline.roofline.predict.forecast import PlannedLoad
 from burstline.roofline.predict.predict import MEASURED, Clock, Prediction, host_seconds
 from burstline.roofline.predict.simulate import Limits, simulate
-from burstline.roofline.reconcile.impossible import judged
+from burstline.roofline.reconcile.impossible import Check, judged, product_checks, run_checks
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconciliation import (
     WAITING,
@@ -68,13 +69,15 @@ def reconcile(
         served = PlannedLoad(run.requests, run.limits)
         predicted_s = served.makespan_s(_Recorder(setup.clock(), simulated))
         ahead = ahead or (served, predicted_s)
-    suspicions, explained = judged(run, setup)
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
     looked = look(steps or simulated, setup, measured=bool(steps))
     ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
-    phases = tuple(
-        phase_row(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase))
-    )
+    of_phases: dict[StepPhase, list[Looked]] = {"prefill": [], "decode": []}
+    for one in looked:
+        of_phases[one.phase].append(one)
+    phases = tuple(phase_row(phase, of, setup) for phase, of in of_phases.items() if of)
+    products = (timed_products(row, of_phases[row.phase]) for row in phases)
+    suspicions, explained = judged(chain(run_checks(run), *products), setup)
     bars, device = tuple(_waterfall(run, setup, looked, ideal.makespan_s)), device_facts(setup)
     return Reconciliation(
         sentence=" ".join([_sentence(phases, device, bars), *map(_explanation, explained)]),
@@ -120,16 +123,23 @@ def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Loo
     return looked
 
 
-def _of(looked: Sequence[Looked], phase: str) -> list[Looked]:
-    return [one for one in looked if one.phase == phase]
+def timed_products(row: PhaseRow, looked: Sequence[Looked]) -> Iterator[Check]:
+    """Each product of the phase's typical step that was timed, to be judged."""
+    return product_checks(_nearest(looked)[0].seen.step, row.ops)
 
 
-def phase_row(phase: StepPhase, looked: list[Looked], setup: Setup) -> PhaseRow:
+def _nearest(looked: Sequence[Looked]) -> list[Looked]:
+    """The steps nearest the mean in tokens and context, the typical one first."""
+    at = [(one.seen.step.n_tok, one.seen.step.context_tok.mean()) for one in looked]
+    tok, context = (float(np.mean(column)) for column in zip(*at, strict=True))
+    far = [abs(np.log(n / tok)) + abs(np.log(c / context)) for n, c in at]
+    return [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
+
+
+def phase_row(phase: StepPhase, looked: Sequence[Looked], setup: Setup) -> PhaseRow:
     steps = [one.seen.step for one in looked]
     rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
     tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
-    far = [abs(np.log(r[0] / tok)) + abs(np.log(r[2] / context)) for r in rows]
-    nearest = [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
     ideal_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in looked)
     reachable_s = sum(one.weight * (one.host_s + sum(p.seconds for p in one.predictions)) for one in looked)
     measured_s = sum(one.weight * one.seen.seconds for one in looked) if looked[0].measured else None
@@ -150,7 +160,7 @@ def phase_row(phase: StepPhase, looked: list[Looked], setup: Setup) -> PhaseRow:
         mfu_full=share(_total(looked, "flops_full"), peak),
         mbu=share(_total(looked, "bytes"), device.bytes_per_s),
         limit_shares=_limit_shares(looked),
-        ops=tuple(_op_rows(nearest, setup)),
+        ops=tuple(_op_rows(_nearest(looked), setup)),
         n_mixed=round(sum(one.weight for one in looked if len(one.seen.step.phases()) > 1)),
         seconds=reachable_s if measured_s is None else measured_s,
     )

@@ -221,13 +221,19 @@ class Profiled:
     phases: tuple[PhaseRow, ...]
     device: DeviceFacts
     notes: tuple[str, ...]
+    suspicions: tuple[Suspicion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NotReconciled:
-    """Why a run could not be compared with its hardware."""
+    """Why a run could not be compared with its hardware; `code` is EXCEEDED or ""."""
 
     absent: str
+    code: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"absent": self.absent}
+        return asdict(self) if self.code else {"absent": self.absent}
+
+
+EXCEEDED: Final = "exceeded"
+"""The run was faster than what was measured of this CPU: that measurement is none."""

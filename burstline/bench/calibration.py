@@ -1,0 +1,135 @@
+"""This machine measured for the roofline: by `burstline calibrate`, and once by the first run of an engine.
+
+A measurement is kept where it was made with nothing beside it, else refused.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from burstline import __version__
+from burstline.bench import host_overhead
+from burstline.loadgen.record.files import write_bytes
+from burstline.loadgen.record.rundir import RunDir
+from burstline.machine.cpu_calibration import path_of
+from burstline.machine.hardware import note_hardware
+from burstline.machine.hints import Hints
+from burstline.machine.host_facts import MOST_OTHERS, Beside, libraries
+from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
+from burstline.roofline.device.calibration import Conditions, device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+
+NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
+"""The variable that leaves a run's measurement of the CPU out, as --no-calibrate does."""
+LOOK_S: Final = 0.5
+"""How long to look for other programs before anything is measured."""
+MOST_S: Final = 15.0
+"""What a run waits for the kernels at most; the host's burst takes 8 s more at most."""
+
+_OURS: Final = f"{RooflineError.__module__}.{RooflineError.__qualname__}: "
+"""How Python begins the last line of a traceback."""
+
+
+def measured(
+    config: Mapping[str, Any],
+    model: str,
+    threads: int,
+    *,
+    device: str = "cpu",
+    quick: bool = True,
+    timeout_s: float | None = None,
+) -> str:
+    """The device file of this machine for the model of `config`, which is called `model`.
+
+    RooflineError where it failed or, on a CPU, where others used more than MOST_OTHERS of it.
+    """
+    beside, on_cpu = Beside(), device == "cpu"
+    if on_cpu:
+        time.sleep(LOOK_S)
+        _check_quiet(beside)
+    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
+        config_file, file = Path(name, "config.json"), Path(name, "device.toml")
+        config_file.write_bytes(orjson.dumps(config))
+        calibrate_pinned(config_file, file, device=device, threads=threads, quick=quick, timeout_s=timeout_s)
+        if on_cpu:
+            _check_quiet(beside)
+            host_overhead.add_host(file, config, threads)
+        others = _check_quiet(beside) if on_cpu else beside.others()[0]
+        versions = f"Burstline {__version__}, numpy {libraries()['numpy']}, Linux {platform.release()}"
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        calibration = load_calibration(str(file))
+        known = replace(calibration, conditions=Conditions(now, others, model, versions))
+        return device_toml(load_device(str(file)), known)
+
+
+def calibrate_pinned(
+    config: Path,
+    out: Path,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    quick: bool = False,
+    timeout_s: float | None = None,
+) -> Path:
+    """`out`, written by a process of its own on the last `threads` cores that this one may use.
+
+    `config` is a model's config.json. RooflineError where that process fails, or is not done by `timeout_s`.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
+    command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
+    ours = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    # Our own threads take parts of the rows.
+    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, "1"), **KEEPS_MEMORY}
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RooflineError(f"calibration on {device} did not end within {timeout_s:g} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise RooflineError(f"calibration on {device} failed: {last.removeprefix(_OURS)}")
+    return out
+
+
+def _check_quiet(beside: Beside) -> float:
+    """The share of the machine that others used; RooflineError where it is too much."""
+    share, who = beside.others()
+    if share > MOST_OTHERS:
+        raise RooflineError(
+            f"other processes used {share:.0%} of this machine, which is too much to measure it: {who}"
+        )
+    return share
+
+
+def note_measured(run: RunDir, hints: Hints, say: Callable[[str], None], *, calibrate: bool) -> None:
+    """Note the run's hardware, and before it, unless told not to, measure a CPU that never was."""
+    lacking = note_hardware(run, hints)
+    if lacking is None or not calibrate or NO_CALIBRATE in os.environ:
+        return
+    say("Measuring this CPU for the roofline, once, in at most 25 s (--no-calibrate leaves it out)")
+    try:
+        text = measured(lacking.config, lacking.model, lacking.n_cores, timeout_s=MOST_S)
+        path = path_of(lacking.n_cores, lacking.config, quick=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, text.encode())
+    except (RooflineError, OSError) as why:
+        say(f"This CPU was not measured: {why}")
+        note_hardware(run, hints, unmeasured=f" ({why})")
+    else:
+        note_hardware(run, hints)

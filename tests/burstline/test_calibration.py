@@ -1,0 +1,206 @@
+"""This CPU measured once: by whom, beside whom, what is kept, and what is thrown away."""
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from burstline.bench import calibration, host_overhead
+from burstline.bench.calibration import NO_CALIBRATE, note_measured
+from burstline.bench.report import conclude
+from burstline.cli import main
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.machine import host_facts
+from burstline.machine.cpu_calibration import kept, path_of
+from burstline.machine.hints import DEVICE_FILE, Hints
+from burstline.machine.host_facts import Beside
+from burstline.roofline.device.calibration import AGREES, device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.servers.identity import Identity
+from burstline.servers.registry import ENGINES
+from tests.burstline.test_metal import CONFIG, REFERENCE, STARTED
+from tests.reports import synthetic
+
+SHAPE = {**CONFIG, "model_type": "llama"}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine of known speed on which others use `others` of the CPU; `measured` counts."""
+
+    class Machine:
+        others, n_measured, peak = 0.0, 0, 80e9
+
+    def pinned(config, out, **how):
+        Machine.n_measured += 1
+        device = load_device("h100-sxm5-80g")
+        name, peaks = f"{host_facts.host().cpu}, 1 core(s)", {"fp32": Machine.peak}
+        own = replace(
+            device, id="here", name=name, arch="measured", links=(), n_units=how["threads"], peaks=peaks
+        )
+        known = replace(load_calibration(device), measured_spread=0.1)
+        out.write_text(device_toml(own, known))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(NO_CALIBRATE, raising=False)
+    monkeypatch.setattr(calibration, "calibrate_pinned", pinned)
+    monkeypatch.setattr(host_overhead, "add_host", lambda *_: None)
+    monkeypatch.setattr(calibration, "LOOK_S", 0.0)
+    monkeypatch.setattr(Beside, "others", lambda _: (Machine.others, "python (pid 7) 48%"))
+    return Machine
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A burst at the embedded engine, which is about to be noted."""
+    manifest = Manifest(engine="reference", workload="burst", server=STARTED, identity=REFERENCE)
+    folder = RunDir.create(tmp_path, manifest)
+    folder.save_records(tables.record_table(synthetic.records(n=60, prompt_tok=8, output_tok=16)))
+    folder.finish("complete")
+    return folder
+
+
+def noted(run, hints=Hints(), *, calibrate=True):  # noqa: B008 it is frozen
+    """What the run says while its hardware is noted, and the hardware."""
+    said = []
+    (run.path / DEVICE_FILE).unlink(missing_ok=True)
+    run.save_manifest(replace(run.manifest, hardware=None))
+    note_measured(run, hints, said.append, calibrate=calibrate)
+    return said, run.manifest.hardware
+
+
+def test_the_first_run_of_an_engine_measures_its_cpu_and_the_second_uses_that(machine, run):
+    said, hardware = noted(run)
+    assert "at most 25 s (--no-calibrate leaves it out)" in said[0]
+    assert hardware.device_from == "having been measured for this model"
+    assert 'model = "reference"' in (run.path / DEVICE_FILE).read_text()
+    assert noted(run)[0] == []
+    assert machine.n_measured == 1
+    another = replace(REFERENCE, raw={"threads": 2, "config": CONFIG})
+    run.save_manifest(replace(run.manifest, identity=another))
+    assert noted(run)[0]
+    assert noted(run, Hints(model_config="llama-2-7b"))[0]
+    assert machine.n_measured == 3
+
+
+@pytest.mark.parametrize("others", [0.06, 0.5])
+def test_a_cpu_that_others_keep_busy_is_not_measured_and_one_sentence_says_so(machine, run, others, capsys):
+    machine.others = others
+    said, hardware = noted(run)
+    assert machine.n_measured == 0
+    assert "python (pid 7) 48%" in said[1]
+    assert f"other processes used {others:.0%} of this machine" in hardware.absent
+    assert "`burstline calibrate" in hardware.absent
+    assert not (run.path / DEVICE_FILE).exists()
+    assert main(["calibrate"]) == 2
+    assert "python (pid 7) 48%" in capsys.readouterr().err
+    assert main(["calibrate", "--list"]) == 0
+    assert "No calibration is kept" in capsys.readouterr().out
+
+
+def test_what_became_busy_while_it_was_measured_is_not_kept(machine, run, monkeypatch):
+    seen = iter([(0.01, ""), (0.3, "rustc (pid 9) 30%")])
+    monkeypatch.setattr(Beside, "others", lambda _: next(seen))
+    _, hardware = noted(run)
+    assert machine.n_measured == 1
+    assert "rustc (pid 9) 30%" in hardware.absent
+    assert kept(1, SHAPE, "reference") is None
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "GPU named", "a server elsewhere"])
+def test_nothing_is_measured_where_it_is_not_wanted_or_of_no_use(machine, run, how, monkeypatch):
+    if how == "variable":
+        monkeypatch.setenv(NO_CALIBRATE, "1")
+    if how == "a server elsewhere":
+        far = replace(STARTED, attached=True, url="http://far.example:80")
+        run.save_manifest(replace(run.manifest, server=far, engine="openai", identity=Identity("openai")))
+    hints = Hints("h100-sxm5-80g" if how == "GPU named" else None, "llama-2-7b")
+    assert noted(run, hints, calibrate=how != "flag")[0] == []
+    assert machine.n_measured == 0
+
+
+def kept_path():
+    return path_of(1, SHAPE, quick=True)
+
+
+@pytest.mark.parametrize("harm", ["", "id = 1\n", "not TOML", "another CPU", "no conditions"])
+def test_a_damaged_or_foreign_calibration_is_none_and_is_measured_again(machine, run, harm, capsys):
+    noted(run)
+    text = kept_path().read_text()
+    if harm == "another CPU":
+        harm = text.replace(str(host_facts.host().cpu), "Another CPU")
+    elif harm == "no conditions":
+        harm = text.replace("[calibration.conditions]", "[conditions]")
+    kept_path().write_text(harm)
+    assert main(["calibrate", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert noted(run)[1].absent is None
+    assert machine.n_measured == 2
+    assert kept_path().read_text().replace("\n", "")[:20] == text.replace("\n", "")[:20]
+
+
+def test_calibrations_are_listed_with_their_conditions_and_a_second_says_what_changed(machine, capsys):
+    assert main(["calibrate", "--quick"]) == 0
+    first = capsys.readouterr().out
+    assert "repeats of one measurement differ by 10.0%" in first
+    assert "other processes used 0.0%" in first
+    assert main(["calibrate", "--list"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    for word in ("20", "reference", "80.0 GFLOP/s", "repeats differ by 10%", "others used 0.0%", "numpy"):
+        assert word in line
+    machine.peak *= 1 + AGREES[0] + 0.02
+    assert main(["calibrate", "--quick"]) == 0
+    assert "The peak is +7% from that of 20" in capsys.readouterr().out
+    assert main(["calibrate", "--quick"]) == 0
+    assert "from that of" not in capsys.readouterr().out
+
+
+STEP = {
+    "new_tok": [1] * 8,
+    "context_tok": [64] * 8,
+    "n_logits": 8,
+    "decode_tok": 8,
+    "prefill_tok": 0,
+    "n_waiting": 1,
+}
+TIMED = ("qkv_proj_ns", "o_proj_ns", "gate_up_proj_ns", "down_proj_ns", "lm_head_ns", "attention_ns")
+
+
+@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.usefixtures("without_page")
+def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine, run, faster, monkeypatch):
+    """Also where only one product does."""
+    noted(run)
+    ns = dict.fromkeys(TIMED, 900_000) | ({"down_proj_ns": 1} if faster else {})
+    steps = [STEP | ns | {"start_ns": k * 10**7, "end_ns": (k + 1) * 10**7} for k in range(20)]
+    run.save("steps.parquet", [pa.Table.from_pylist(steps)])
+    monkeypatch.setattr("burstline.bench.report.decode_run", lambda *_: None)
+    monkeypatch.setattr(RunDir, "save_records", lambda *_: None)  # they are there already
+    summary = conclude(run, ENGINES["reference"])
+    assert kept_path().exists() != faster
+    assert summary.verdict.state != "NOT-COMPARABLE"
+    if faster:
+        assert "the product down was" in summary.roofline.absent
+        assert "is thrown away" in summary.roofline.absent
+        again = open_run(run.path).summary.roofline
+        assert (again.code, again.absent) == ("exceeded", summary.roofline.absent)
+    else:
+        assert summary.roofline.phases
+
+
+def test_who_computes_beside_a_measurement_is_named():
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        beside = Beside()
+        until = time.monotonic() + 60
+        while not (named := f"pid {burner.pid})" in beside.others()[1]) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert named
+    finally:
+        burner.kill()
+        burner.wait()
