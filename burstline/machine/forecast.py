@@ -54,7 +54,7 @@ def seal_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
     if isinstance(forecast, Forecast):
         e2e = forecast.figures["metrics.e2e.p50"]
         say(f"Forecast: E2E p50 {e2e.low:.3g} to {e2e.high:.3g} s; sealed (sha256 {sha256[:12]})")
-    else:
+    elif run.manifest.hardware is None or run.manifest.hardware.absent is None:  # which the page says
         say(f"No forecast: {forecast.absent}")
 
 

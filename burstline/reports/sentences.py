@@ -97,6 +97,7 @@ SENTENCES: Final[Mapping[str, str]] = {
         "{name} is significantly slower than the fastest in {n} of {cases} cases{others}; the cause was not "
         "measured."
     ),
+    "not-reconciled": "The run cannot be compared with its hardware: {why}.",
     "no-slo": "No SLOs were set; --slo sets them.",
     "no-target": "for information: no goodput SLO is set",
     "rates.of-succeeded": (

@@ -88,6 +88,11 @@ def test_one_ratio_has_one_name_and_one_value_in_sentences_tables_and_pictures(v
     reached = re.findall(r"of what these shapes reach [^%]+? ([\d.]+)%", words)
     assert len(cells) == 4
     assert len(told) >= 3, "the headline has one phase, the section both"
+    peak = float(re.search(r"specified peak of ([\d.]+) TFLOP/s", words)[1])
+    picture = re.search(r'<desc id="limit-d">.*?</desc>', page)[0]
+    drawn = re.findall(r"(?:prefill|decode) ([\d.]+) TFLOP/s", picture, re.IGNORECASE)
+    of_peak = [float(value) for name, value in cells if name == "MFU"]
+    assert sorted(float(rate) / peak * 100 for rate in drawn) == pytest.approx(sorted(of_peak), rel=0.01)
     for name, share, of_reached in told:
         assert any(name == row and round(float(value)) == int(share) for row, value in cells)
         assert round(float(reached[0])) == int(of_reached) == round(100 / 1.6)
@@ -128,15 +133,29 @@ def test_the_waterfall_goes_back_where_a_part_was_faster_than_predicted():
     assert "var(--bad)" in plot.drawings[0].body
 
 
-def test_a_run_that_cannot_be_held_against_its_hardware_says_why(metal):
-    view = view_of(metal)
+def test_the_limit_stands_beside_the_answer_one_click_from_each_product(view):
+    page = render(alone(view))
+    first = page[: page.index("<nav")]
+    figure = re.search(r'<figure class="plot" id="limit".*?</figure>', first, re.DOTALL)[0]
+    (target,) = set(re.findall(r'href="#([^"]+)"', figure))
+    table = re.search(rf'<table id="{target}".*?</table>', page, re.DOTALL)[0]
+    for column in ("M × N × K", "FLOPs", "Bytes", "FLOP/B", "Bound", "Predicted", "Measured"):
+        assert f">{column}" in table
+
+
+def test_what_keeps_a_run_from_its_limit_is_said_once_with_the_flag_that_helps(view):
+    """No picture, no section and no table for what is not there."""
     summary = replace(view.summary, roofline=NotReconciled("name the device with --device"))
-    (note,) = section(replace(view, summary=summary))
-    assert "--device" in note.text
+    page = render(alone(replace(view, summary=summary)))
+    assert re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL).count("name the device") == 1
+    assert 'id="limit"' not in page
+    assert 'id="hardware"' not in page
 
 
 def test_a_run_that_was_never_held_against_its_hardware_has_no_section(burst):
-    assert not re.search(r'id="metal"', page_of(burst))
+    page = page_of(burst)
+    assert 'id="hardware"' not in page
+    assert 'id="limit"' not in page
 
 
 def test_names_on_one_line_have_room_beside_each_other():

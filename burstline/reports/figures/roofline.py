@@ -33,6 +33,7 @@ from burstline.roofline.reconcile.reconciliation import (
     Bar,
     DeviceFacts,
     PhaseRow,
+    Reconciliation,
     largest_gap,
 )
 
@@ -72,20 +73,52 @@ def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Plot | None:
     dots = _dots(phase)
     if not dots:
         return None
-    name = f"{of}roofline-{phase.phase}"
+    name, numbers = f"{of}roofline-{phase.phase}", f"{of}bounds-{phase.phase}"
+    finding = _roofline_finding(phase, dots, device)
+    return _under_roofs(name, f"Roofline of {phase.phase}", finding, dots, device, numbers, 400)
+
+
+def overview(found: Reconciliation) -> Plot:
+    """Each phase as one dot under the device's ceilings: the whole run at a glance."""
+    device, dots = found.device, []
+    scale, memory = _rate_scale(device.peak_flops_per_s), _memory_bytes_per_s(device)
+    for row in found.phases:
+        intensity = row.mfu.ceiling * device.peak_flops_per_s / (row.mbu.ceiling * memory)
+        predicted, measured = (
+            None if share is None else share * device.peak_flops_per_s
+            for share in (row.mfu.reachable, row.mfu.measured)
+        )
+        reached = f"{number((measured or predicted or 0.0) / scale.divisor)} {scale.unit}"
+        dots.append(_Dot(f"{row.phase} {reached}", intensity, predicted or 0.0, measured))
+    dots.sort(key=lambda dot: dot.intensity)
+    at = "; ".join(f"{dot.name} at {number(dot.intensity)} FLOP per byte" for dot in dots)
+    finding = f"{at[:1].upper()}{at[1:]}. {device.name}, {device.known_by} ceilings."
+    numbers = f"bounds-{found.phases[-1].phase}"
+    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 250)
+
+
+def _under_roofs(
+    name: str,
+    title: str,
+    finding: str,
+    dots: Sequence[_Dot],
+    device: DeviceFacts,
+    numbers: str,
+    height: float,
+) -> Plot:
     scale = _rate_scale(device.peak_flops_per_s)
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 400)
+        figure, (panel,) = canvas(width, height)
         x0, x1 = _ends(dots, device, width - 74)
         rows = _label_rows(dots, (x0, x1), width - 74)
         low = min(dot.lowest for dot in dots) / scale.divisor
         top = device.peak_flops_per_s / scale.divisor
-        floor = 10 ** (math.log10(low) - 0.12 * (max(rows) + 2) * max(1.0, math.log10(top / low)))
+        floor = 10 ** (math.log10(low) - 48 / height * (max(rows) + 2) * max(1.0, math.log10(top / low)))
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlim(x0, x1)
-        panel.set_ylim(floor, top * (top / floor) ** 0.13)
+        panel.set_ylim(floor, top * (top / floor) ** (52 / height))
         _draw_ceilings(panel, device, scale, (x0, x1))
         _draw_dots(panel, dots, rows, scale, floor)
         _log_axes(panel, low)
@@ -94,14 +127,7 @@ def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Plot | None:
         margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT, right=28)
         return drawn(figure, drawing, panel, "")
 
-    return Plot(
-        name,
-        f"Roofline of {phase.phase}",
-        _roofline_finding(phase, dots, device),
-        "",
-        in_both_widths(name, draw, wide=HALF),
-        f"{of}bounds-{phase.phase}",
-    )
+    return Plot(name, title, finding, "", in_both_widths(name, draw, wide=HALF), numbers)
 
 
 def _rate_scale(peak_flops_per_s: float) -> Scale:

@@ -45,6 +45,7 @@ from burstline.reports.page.bottleneck import (
 from burstline.reports.page.side_by_side import SAME_TEXT, times_of
 from burstline.reports.page.sweep_words import best_loads, best_numbers, limits, next_loads
 from burstline.reports.sentences import say
+from burstline.roofline.reconcile.reconciliation import NotReconciled
 
 STRAGGLERS: Final = 0.75
 """A burst that had served 95% of its requests in a smaller share of its time ended with stragglers."""
@@ -86,7 +87,9 @@ def _of_run(view: View, contender: Contender) -> Answer:
         if (missed := hopeless(view)) is not None:
             goal, seen = missed
             numbers += tuple((f"metrics.{goal.metric}.{end}", told) for end, told in seen.items())
-    details = [_cut_short(summary), _failures(view), limit, tail, _counted_apart(summary)]
+    lacking = summary.roofline
+    why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
+    details = [_cut_short(summary), _failures(view), limit, why, tail, _counted_apart(summary)]
     details += [audit_sentence(summary.audit)] if summary.audit else []
     return Answer(served(contender), tuple(filter(None, details)), numbers)
 

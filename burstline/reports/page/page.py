@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Row
+from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Plot, Row
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
@@ -28,6 +28,7 @@ from burstline.reports.page.digest import digest
 from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
+from burstline.roofline.reconcile.reconciliation import Reconciliation
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ SECTIONS: tuple[Section, ...] = (
         "Hardware",
         "How much of the hardware is used?",
         roofline_section.metal,
-        lambda v: v.summary.roofline is not None,
+        lambda v: isinstance(v.summary.roofline, Reconciliation),
     ),
     _one(
         "profile",
@@ -140,6 +141,7 @@ def render(comparison: Comparison) -> str:
         facts=(*comparison.facts, *(sweep.name for sweep in swept), *_common_facts(comparison)),
         answer=answer(comparison),
         verdict=banner(comparison),
+        picture=roofline_section.picture(view) if view else None,
         sections=page_sections(comparison),
         summary=view.summary.to_json() if view else comparison_json(comparison),
         digest=digest(comparison),
@@ -157,8 +159,12 @@ def document(
     summary: object,
     digest: Sequence[Block],
     made_from: str,
+    picture: Plot | None = None,
 ) -> str:
-    """A page of these parts; `summary` and the `digest` stand in it for machines and to copy."""
+    """A page of these parts; `picture` stands beside the answer.
+
+    `summary` and the `digest` stand in it for machines and to copy.
+    """
     macros: Any = templates().get_template("blocks.html.j2").module
     return (
         templates()
@@ -168,6 +174,7 @@ def document(
             facts=facts,
             answer=answer,
             verdict=verdict,
+            picture=picture,
             # One by one, for the blocks of a large run take much memory.
             sections=[
                 {

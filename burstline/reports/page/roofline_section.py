@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
+from burstline.reports.blocks import Block, Cell, Folded, Note, Plot, Side, Table, table
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import count, duration, number, scale_for
@@ -25,9 +25,7 @@ from burstline.roofline.reconcile.reconciliation import (
 def metal(view: View) -> list[Block]:
     """The sentence, the rooflines, the bound tables, the gap, what would help, and what was assumed."""
     found = view.summary.roofline
-    if not isinstance(found, Reconciliation):
-        why = found.absent if found else "this was never computed"
-        return [Note(f"The run cannot be compared with its hardware: {why}.")]
+    assert isinstance(found, Reconciliation)
     measured_s = sum(bar.seconds for bar in found.waterfall)
     bounds = tuple(_bounds(phase, found.device) for phase in found.phases)
     return [
@@ -39,6 +37,14 @@ def metal(view: View) -> list[Block]:
         Folded("What bounds each operation of a step, and for how long", bounds),
         Folded("What was assumed, and where the ceilings come from", (_assumed(found),)),
     ]
+
+
+def picture(view: View) -> Plot | None:
+    """The phases of a run under its machine's ceilings; None where these are not known or in doubt."""
+    found = view.summary.roofline
+    if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
+        return None
+    return roofline.overview(found)
 
 
 def _forecast(score: Score | NoForecast | None) -> list[Block]:
