@@ -23,9 +23,9 @@ from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
     cached_file,
-    load_calibration,
+    read_device_file,
 )
-from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
@@ -78,10 +78,7 @@ Kept = tuple[Device, Calibration, Conditions]
 
 def read_kept(path: Path) -> Kept:
     """A kept calibration; RooflineError where it is damaged, or does not say how it was made."""
-    try:
-        device, calibration = load_device(str(path)), load_calibration(str(path))
-    except (ValueError, LookupError, TypeError) as error:
-        raise RooflineError(f"{path} is damaged: {error}") from None
+    device, calibration = read_device_file(path.read_text("utf-8"), path)
     if calibration.conditions is None:
         raise RooflineError(f"{path} does not say when and beside what it was made")
     return device, calibration, calibration.conditions

@@ -7,6 +7,7 @@ The device is the one that was named, else what the driver calls it, else this m
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -179,7 +180,7 @@ def config_at(name: str) -> dict[str, Any]:
 
 def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:
     if hints.device not in (None, "cpu"):
-        return _file_of(str(hints.device)), f"--device {hints.device}"
+        return device_text(str(hints.device)), f"--device {hints.device}"
     server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
     n_cores = cores_of(manifest, quant_of(config).activations, named=hints.device == "cpu")
     if n_cores is not None:
@@ -201,11 +202,18 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
         raise UnknownHardwareError(
             f"the device is not known, for {seen}{part}: name it with --device (an id, or cpu)"
         )
-    return _file_of(names[0]), f"its driver calls it {names[0]}"
+    return device_text(names[0]), f"its driver calls it {names[0]}"
 
 
-def _file_of(name: str) -> str:
-    """The device and the best calibration there is for it; a user's file unchanged."""
+def device_text(name: str, config: Mapping[str, Any] | None = None) -> str:
+    """The device file of a device by name, of a user's file, or of `cpu`, measured for `config`'s model."""
+    if name == "cpu" and config is not None:
+        found = (kept(n, config, "reference") for n in range(os.cpu_count() or 1, 0, -1))
+        if (text := next(filter(None, found), None)) is None:
+            raise RooflineError(
+                "--device cpu: this CPU is not calibrated for this model: `burstline calibrate`"
+            )
+        return text
     device = load_device(name)
     try:
         calibration = load_calibration(name if name.endswith(".toml") else device)

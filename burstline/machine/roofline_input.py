@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -13,8 +12,8 @@ from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.manifest import HardwareFacts
 from burstline.loadgen.record.rundir import Run
 from burstline.machine.hints import DEVICE_FILE, DTYPES, Stated
-from burstline.roofline.device.calibration import read_calibration, stack_host, with_host
-from burstline.roofline.device.device import Device, read_device
+from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
+from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import quant_of, read_config
 from burstline.roofline.model.parallel import Parallel
@@ -58,10 +57,9 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
         raise RooflineError(hardware.absent or f"{DEVICE_FILE} is missing from the run's folder")
     config, identity = hardware.model_config, run.manifest.identity
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
-        device, calibration = read_device(table["id"], table), read_calibration(table["calibration"], path)
-    except (LookupError, TypeError, ValueError, RooflineError) as error:
-        raise WorkloadError(f"{path} cannot be read: {error}; remove it to report without it") from error
+        device, calibration = read_device_file(path.read_text("utf-8"), path)
+    except RooflineError as error:
+        raise WorkloadError(f"{error}; remove it to report without it") from error
     if calibration.host and calibration.host.engine != run.manifest.engine:
         # A CPU computes the model itself: nothing of the host's work hides behind a device.
         on_cpu = calibration.measured_spread is not None

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,10 +12,11 @@ import numpy as np
 
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
+from burstline.machine.hardware import config_at, device_text
 from burstline.reports.formats.bound_text import compared, told
 from burstline.reports.formats.text import text
-from burstline.roofline.device.calibration import Calibration, Constants, load_calibration, with_host
-from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host
+from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         required=True,
         nargs="+",
-        help="one device, or several to compare: an id, the driver's name, or your own .toml file",
+        help="one device, or several to compare: an id, the driver's name, your own .toml file, or cpu",
     )
     add_options(parser, BoundOptions)
     parser.add_argument(
@@ -140,13 +140,12 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
 def _set_up(options: BoundOptions, model_name: str, device_name: str) -> tuple[Deployment, Calibration]:
     """The model on its devices, and the constants in force."""
     model, stored = load_model(model_name)
-    device = load_device(device_name)
+    device, known = _known(device_name, model_name)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
     quant = QUANTS[options.quant] if options.quant else stored
     parallel = Parallel(options.tp, options.pp, options.ep, options.dp)
-    known = _calibration(device_name, device).changed(_constants(options.constant))
-    return Deployment(model, quant, parallel, device), known
+    return Deployment(model, quant, parallel, device), known.changed(_constants(options.constant))
 
 
 def check(options: BoundOptions) -> None:
@@ -164,7 +163,7 @@ def check(options: BoundOptions) -> None:
 
 
 def _analyse_or_say_why(options: BoundOptions, model: str, name: str) -> dict[str, Any]:
-    device = load_device(name)
+    device, _ = _known(name, model)
     try:
         return analyse(options, model, name)
     except RooflineError as error:
@@ -181,7 +180,7 @@ def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[st
     n_tok = options.prompt + options.output
     kv_room = room(model, quant, parallel, device, utilisation=options.utilisation)
     check_batch(model, quant, parallel, kv_room, options.batch, n_tok)
-    shipped = _calibration(device_name, device)
+    _, shipped = _known(device_name, model_name)
     phases = phase_bounds(deployment, asked, known)
     latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
     n_out = options.batch * options.output * parallel.dp
@@ -255,9 +254,9 @@ def _what_ifs(
     changes.append((f"TP {2 * tp}", wider, known))
     for id_ in GENERATIONS:
         if id_ != deployment.device.id and deployment.device.vendor == "nvidia":
-            device = load_device(id_)
-            theirs = _calibration(id_, device).changed(_constants(options.constant))
-            changes.append((device.name, replace(deployment, device=device), theirs))
+            device, theirs = _known(id_, deployment.model.name)
+            changed = theirs.changed(_constants(options.constant))
+            changes.append((device.name, replace(deployment, device=device), changed))
     for change, on, by in changes:
         try:
             kv_room = room(on.model, on.quant, on.parallel, on.device, utilisation=options.utilisation)
@@ -321,11 +320,10 @@ def _burst(options: BoundOptions, on: Deployment, kv_room: Room, known: Calibrat
     return {"n_requests": options.simulate, **asdict(limits), "by": found}
 
 
-def _calibration(name: str, device: Device) -> Calibration:
-    """The shipped constants; a device file's own where it holds some."""
-    if name.endswith(".toml") and "calibration" in tomllib.loads(Path(name).read_text("utf-8")):
-        return load_calibration(name)
-    return with_host(load_calibration(device))
+def _known(name: str, model: str) -> tuple[Device, Calibration]:
+    """A device as a run of `model` reads it: by name, by file, or this CPU as it was measured."""
+    device, known = read_device_file(device_text(name, config_at(model) if name == "cpu" else None), name)
+    return device, with_host(known)
 
 
 def _device_facts(device: Device) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import argparse
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
     text = measured(config, args.model, args.threads, device=args.device, quick=args.quick)
     out.parent.mkdir(parents=True, exist_ok=True)
-    before = _kept_before(out)
+    before = None
+    with suppress(OSError, RooflineError):  # there was none, or it is damaged
+        before = read_kept(out)
     write_bytes(out, text.encode())
     _show(out)
     for change in _changes(before, read_kept(out)) if before else ():
@@ -96,13 +99,6 @@ def _line(path: Path) -> str:
     spread = f"repeats differ by {calibration.measured_spread or 0:.0%}, others used {made.others:.1%}"
     rates = f"{peak}, {device.bytes_per_s / 1e9:.1f} GB/s"
     return f"{made.date}, {made.model} on {device.name}: {rates}; {spread}; {made.versions}; {path}"
-
-
-def _kept_before(out: Path) -> Kept | None:
-    try:
-        return read_kept(out)
-    except RooflineError:
-        return None
 
 
 def _changes(before: Kept, after: Kept) -> Iterator[str]:

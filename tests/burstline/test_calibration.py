@@ -1,5 +1,6 @@
 """This CPU measured once: by whom, beside whom, what is kept, and what is thrown away."""
 
+import json
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from burstline.bench import calibration, host_overhead
 from burstline.bench.calibration import NO_CALIBRATE, note_measured
-from burstline.bench.report import conclude
+from burstline.bench.report import conclude, reconciled
 from burstline.cli import main
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
@@ -171,14 +172,18 @@ STEP = {
 TIMED = ("qkv_proj_ns", "o_proj_ns", "gate_up_proj_ns", "down_proj_ns", "lm_head_ns", "attention_ns")
 
 
+def save_steps(run, **timed):
+    ns = dict.fromkeys(TIMED, 900_000) | timed
+    steps = [STEP | ns | {"start_ns": k * 10**7, "end_ns": (k + 1) * 10**7} for k in range(20)]
+    run.save("steps.parquet", [pa.Table.from_pylist(steps)])
+
+
 @pytest.mark.parametrize("faster", [False, True])
 @pytest.mark.usefixtures("without_page")
 def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine, run, faster, monkeypatch):
     """Also where only one product does."""
     noted(run)
-    ns = dict.fromkeys(TIMED, 900_000) | ({"down_proj_ns": 1} if faster else {})
-    steps = [STEP | ns | {"start_ns": k * 10**7, "end_ns": (k + 1) * 10**7} for k in range(20)]
-    run.save("steps.parquet", [pa.Table.from_pylist(steps)])
+    save_steps(run, **({"down_proj_ns": 1} if faster else {}))
     monkeypatch.setattr("burstline.bench.report.decode_run", lambda *_: None)
     monkeypatch.setattr(RunDir, "save_records", lambda *_: None)  # they are there already
     summary = conclude(run, ENGINES["reference"])
@@ -191,6 +196,28 @@ def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine
         assert (again.code, again.absent) == ("exceeded", summary.roofline.absent)
     else:
         assert summary.roofline.phases
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100-sxm5-80g"])
+def test_a_run_is_held_against_what_bound_prints_for_its_model_device_and_batch(
+    machine, run, device, tmp_path, capsys
+):
+    noted(run, Hints(device))
+    save_steps(run)
+    found = reconciled(open_run(run.path), None)
+    row = next(row for row in found.phases if row.phase == "decode")
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(SHAPE | {"torch_dtype": "float32"}))
+    batch = ["--batch", "8", "--prompt", "56", "--output", "16"]
+    assert main(["bound", "--model", str(model), "--device", device, *batch, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["phases"]["decode"]
+    assert len(told["ops"]) == len(row.ops)
+    for ours, theirs in zip(row.ops, told["ops"], strict=True):
+        assert (ours.name, ours.m, ours.n, ours.k) == tuple(theirs[key] for key in ("op", "m", "n", "k"))
+        assert ours.ideal_s * 1e6 == pytest.approx(theirs["ideal_us"], rel=1e-12)
+        assert ours.predicted_s * 1e6 == pytest.approx(theirs["predicted_us"], rel=1e-12)
+        same = theirs["bound"], theirs["flops"], theirs["intensity"]
+        assert (ours.limit, ours.flops, ours.intensity) == same
 
 
 def test_who_computes_beside_a_measurement_is_named():

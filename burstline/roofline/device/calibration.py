@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.roofline.device.device import Device, Level, Link
+from burstline.roofline.device.device import Device, Level, Link, read_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 
@@ -253,6 +253,15 @@ def _read(table: Mapping[str, Any]) -> Calibration:
         HostFit(**table["host"]) if "host" in table else None,
         Conditions(**table["conditions"]) if "conditions" in table else None,
     )
+
+
+def read_device_file(text: str, path: object) -> tuple[Device, Calibration]:
+    """Both, from what `device_toml` wrote to `path`; RooflineError where it is damaged."""
+    try:
+        table = tomllib.loads(text)
+        return read_device(table["id"], table), read_calibration(table["calibration"], path)
+    except (LookupError, TypeError, ValueError) as error:
+        raise RooflineError(f"{path} is damaged: {error}") from None
 
 
 def device_toml(device: Device, calibration: Calibration) -> str:
