@@ -28,8 +28,7 @@ from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, libraries
 from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
-from burstline.roofline.device.calibration import Conditions, device_toml, load_calibration
-from burstline.roofline.device.device import load_device
+from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
 from burstline.roofline.errors import RooflineError
 
 NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
@@ -63,48 +62,38 @@ def measured(
     with tempfile.TemporaryDirectory(prefix="burstline-") as name:
         config_file, file = Path(name, "config.json"), Path(name, "device.toml")
         config_file.write_bytes(orjson.dumps(config))
-        calibrate_pinned(config_file, file, device=device, threads=threads, quick=quick, timeout_s=timeout_s)
+        calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=timeout_s)
         if on_cpu:
             _check_quiet(beside)
             host_overhead.add_host(file, config, threads)
         others = _check_quiet(beside) if on_cpu else beside.others()[0]
         versions = f"Burstline {__version__}, numpy {libraries()['numpy']}, Linux {platform.release()}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        calibration = load_calibration(str(file))
-        known = replace(calibration, conditions=Conditions(now, others, model, versions))
-        return device_toml(load_device(str(file)), known)
+        found, calibration = read_device_file(file.read_text("utf-8"), file)
+        return device_toml(found, replace(calibration, conditions=Conditions(now, others, model, versions)))
 
 
 def calibrate_pinned(
-    config: Path,
-    out: Path,
-    *,
-    device: str = "cpu",
-    threads: int = 1,
-    quick: bool = False,
-    timeout_s: float | None = None,
-) -> Path:
-    """`out`, written by a process of its own on the last `threads` cores that this one may use.
+    config: Path, out: Path, device: str, threads: int, *, quick: bool, timeout_s: float | None = None
+) -> None:
+    """Write `out` in a process of its own on the last `threads` cores that this one may use.
 
     `config` is a model's config.json. RooflineError where that process fails, or is not done by `timeout_s`.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
     command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
     ours = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     # Our own threads take parts of the rows.
     env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, "1"), **KEEPS_MEMORY}
+    how: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "timeout": timeout_s}
     try:
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, check=False, **how)
     except subprocess.TimeoutExpired:
         raise RooflineError(f"calibration on {device} did not end within {timeout_s:g} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise RooflineError(f"calibration on {device} failed: {last.removeprefix(_OURS)}")
-    return out
 
 
 def _check_quiet(beside: Beside) -> float:

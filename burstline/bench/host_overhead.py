@@ -25,8 +25,8 @@ from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline_input import seen_in, setup_of, step_of
-from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, load_calibration
-from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, read_device_file
+from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
@@ -56,7 +56,7 @@ def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> Host
 
     None, and nothing written, where the burst failed or would take too long.
     """
-    device, calibration = load_device(str(device_file)), load_calibration(str(device_file))
+    device, calibration = read_device_file(device_file.read_text("utf-8"), device_file)
     host = host_fit(config, threads, device, calibration)
     if host is not None:
         device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")

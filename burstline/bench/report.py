@@ -15,7 +15,7 @@ from burstline.loadgen.metrics.slo import state_decides
 from burstline.loadgen.record.decode import Readings, decode_run, readings
 from burstline.loadgen.record.files import TRACES, write_json
 from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
-from burstline.loadgen.record.summary import Audit, Instrument, Summary
+from burstline.loadgen.record.summary import Audit, Summary
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
 from burstline.loadgen.record.verdict import Reason
@@ -24,7 +24,6 @@ from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.replies import misread, replies_differ
 from burstline.machine.cpu_calibration import throw_away
 from burstline.machine.forecast import forecast_load, read_forecast, scored
-from burstline.machine.host_facts import MOST_OTHERS
 from burstline.machine.roofline_input import LackingError, seen_in, setup_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
@@ -61,7 +60,7 @@ def write_report(run: RunDir) -> Summary:
     summary = replace(
         summary,
         verdict=replace(verdict, warnings=(*verdict.warnings, *replies_differ(found))),
-        roofline=beside_others(roofline, summary.instrument),
+        roofline=roofline,
         forecast=scored(forecast, opened, summary),
         profile=profile,
         audit=found,
@@ -159,32 +158,16 @@ def keep_profile(run: Run, traces: Path) -> None:
     write_json(run.path / PROFILE, to_json(profile))
 
 
-def beside_others(
-    found: Reconciliation | NotReconciled, instrument: Instrument
-) -> Reconciliation | NotReconciled:
-    """The same, with a word on who else used the CPU it ran on: their share is no gap of the engine's."""
-    others = instrument.others_cpu_fraction
-    if isinstance(found, NotReconciled) or found.device.measured_spread is None:
-        return found
-    if isinstance(others, Absent) or others.point <= MOST_OTHERS:
-        return found
-    warning = f"Other processes used {others.point:.0%} of this machine meanwhile, which is part of the gap."
-    return replace(found, sentence=f"{found.sentence} {warning}")
-
-
 def exceeded(found: Reconciliation | Profiled | NotReconciled | None) -> str:
     """Why a calibration of this CPU is none: a run was faster than what was measured; "" where none was."""
     if found is None or isinstance(found, NotReconciled) or found.device.known_by == "specified":
         return ""
     return "".join(
         f"{each.what} was {each.excess:.0%} above the measured ceiling of {found.device.name}, and two "
-        f"measurements of it differ by at most {each.tolerance:.0%}: this calibration is thrown away; the "
-        f"next run measures this CPU again. {_IF_AGAIN}"
+        f"measurements differ by at most {each.tolerance:.0%}, so this calibration is thrown away; the next "
+        "run measures again, and if it is exceeded too, the server computed less than was asked"
         for each in found.suspicions[:1]
     )
-
-
-_IF_AGAIN = "If that run exceeds it too, the server computed less than was asked"
 
 
 def suspect(found: Reconciliation | Profiled | NotReconciled | None) -> tuple[Reason, ...]:

@@ -123,21 +123,17 @@ class Beside:
         """The share of the machine that others took so far, and who took most: `python (pid 7) 48%`."""
         now = CpuTime.now()
         share, all_s = self._began.others_until(now), max(now.all_s - self._began.all_s, 1e-9)
-        took = [(s - self._used.get(pid, ("", 0.0))[1], pid, name) for pid, (name, s) in _used_s().items()]
-        most = [
-            f"{name} (pid {pid}) {s / all_s:.0%}" for s, pid, name in sorted(took)[-2:] if s > 0.01 * all_s
-        ]
-        return share, ", ".join(reversed(most)) or "none that can be seen here"
+        used = sorted(
+            (s - self._used.get(pid, ("", 0))[1], pid, name) for pid, (name, s) in _used_s().items()
+        )
+        return share, ", ".join(f"{name} (pid {pid}) {s / all_s:.0%}" for s, pid, name in used[:-3:-1])
 
 
 def _used_s() -> dict[int, tuple[str, float]]:
     """Name and CPU seconds so far of each process but this one."""
-    found: dict[int, tuple[str, float]] = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.pid != os.getpid():
-                found[process.pid] = process.name(), sum(process.cpu_times()[:2])
-    return found
+    each = psutil.process_iter(["name", "cpu_times"])
+    rows = [(process.pid, process.info["name"], process.info["cpu_times"]) for process in each]
+    return {pid: (name, sum(used[:2])) for pid, name, used in rows if used and pid != os.getpid()}
 
 
 def cached_config(name: str) -> Path | None:

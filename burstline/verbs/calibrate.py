@@ -3,7 +3,6 @@
 import argparse
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +11,12 @@ from burstline.bench.calibration import measured
 from burstline.console import exit_codes
 from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.rundir import Run, open_run
-from burstline.machine.cpu_calibration import Kept, path_of, read_kept
+from burstline.machine.cpu_calibration import path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
 from burstline.machine.host_facts import host
 from burstline.machine.roofline_input import LackingError
 from burstline.roofline.device.calibration import (
-    AGREES,
     cache_folder,
     cached_file,
     device_toml,
@@ -71,13 +69,11 @@ def run(args: argparse.Namespace) -> int:
     print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
     text = measured(config, args.model, args.threads, device=args.device, quick=args.quick)
     out.parent.mkdir(parents=True, exist_ok=True)
-    before = None
-    with suppress(OSError, RooflineError):  # there was none, or it is damaged
-        before = read_kept(out)
+    before = _line(out) if out.exists() else ""
     write_bytes(out, text.encode())
     _show(out)
-    for change in _changes(before, read_kept(out)) if before else ():
-        print(change)
+    if before:
+        print(f"Now:    {_line(out)}\nBefore: {before}")
     of_runs = "; runs of this model on this CPU use it" if out == kept else ""
     print(f"Written to {out}{of_runs}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
@@ -99,16 +95,6 @@ def _line(path: Path) -> str:
     spread = f"repeats differ by {calibration.measured_spread or 0:.0%}, others used {made.others:.1%}"
     rates = f"{peak}, {device.bytes_per_s / 1e9:.1f} GB/s"
     return f"{made.date}, {made.model} on {device.name}: {rates}; {spread}; {made.versions}; {path}"
-
-
-def _changes(before: Kept, after: Kept) -> Iterator[str]:
-    """Where two calibrations differ by more than those of one idle machine do, and what else changed."""
-    (was, _, then), (now, _, made) = before, after
-    pairs = zip((*was.peaks.values(), was.bytes_per_s), (*now.peaks.values(), now.bytes_per_s), strict=True)
-    for what, (old, new), most in zip(("peak", "bandwidth"), pairs, AGREES, strict=True):
-        if max(old, new) / min(old, new) - 1 > most:
-            by = f"then by {then.versions}" if made.versions != then.versions else "by the same versions"
-            yield f"The {what} is {new / old - 1:+.0%} from that of {then.date}, {by}"
 
 
 def _check_out(out: Path) -> None:
@@ -161,7 +147,4 @@ def _show(out: Path) -> None:
         f"{calibration.host} (of the embedded engine)" if calibration.host else "not measured: not predicted"
     )
     print(f"  {'host':<12}{told}")
-    print(f"  repeats of one measurement differ by {calibration.measured_spread or 0:.1%}")
-    if (made := calibration.conditions) is not None:
-        print(f"  other processes used {made.others:.1%} of this machine")
-        print(f"  measured at {made.date} by {made.versions}")
+    print(f"  {_line(out)}")

@@ -175,7 +175,7 @@ def test_the_probe_computes_attention_and_norms_as_they_are_defined(cores):
 
 def test_a_calibration_that_fails_says_why(tmp_path):
     with pytest.raises(RooflineError, match=r"^calibration on cpu failed: .*missing\.json'$"):
-        calibrate_pinned(tmp_path / "missing.json", tmp_path / "out.toml")
+        calibrate_pinned(tmp_path / "missing.json", tmp_path / "out.toml", "cpu", 1, quick=True)
 
 
 def test_the_cache_keeps_models_devices_and_cores_apart(monkeypatch, tmp_path):
@@ -202,6 +202,7 @@ def test_all_cores_read_together():
 def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(bundled_config("reference")))
-    out = calibrate_pinned(config, tmp_path / "d.toml", quick=True)
+    out = tmp_path / "d.toml"
+    calibrate_pinned(config, out, "cpu", 1, quick=True)
     assert load_device(str(out)).peaks["fp32"] > 1e8
     assert load_calibration(str(out)).measured_spread is not None

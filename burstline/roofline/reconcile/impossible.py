@@ -92,15 +92,12 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
 
 def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
     """A device faster by what is allowed above its ceilings."""
-    device = setup.deployment.device
+    on, device = setup.deployment, setup.deployment.device
     peaks = {dtype: (1 + of_peak) * peak for dtype, peak in device.peaks.items()}
-    levels = tuple(
-        replace(level, bytes_per_s=level.bytes_per_s and (1 + of_bandwidth) * level.bytes_per_s)
-        for level in device.levels
-    )
-    return replace(
-        setup, deployment=replace(setup.deployment, device=replace(device, peaks=peaks, levels=levels))
-    )
+    rates = [level.bytes_per_s and (1 + of_bandwidth) * level.bytes_per_s for level in device.levels]
+    pairs = zip(device.levels, rates, strict=True)
+    levels = tuple(replace(level, bytes_per_s=rate) for level, rate in pairs)
+    return replace(setup, deployment=replace(on, device=replace(device, peaks=peaks, levels=levels)))
 
 
 _EXPLANATIONS = {
