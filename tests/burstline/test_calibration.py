@@ -1,6 +1,10 @@
 """This CPU measured once: by whom, beside whom, what is kept, and what is thrown away."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pyarrow as pa
@@ -225,3 +229,27 @@ def test_who_computes_beside_a_measurement_is_named(monkeypatch):
     monkeypatch.setattr(host_facts, "_used_s", lambda: next(used))
     monkeypatch.setattr(CpuTime, "now", lambda: next(times))
     assert Beside().others() == (pytest.approx(0.4), "rustc (pid 7) 24%, new (pid 9) 12%")
+
+
+@pytest.mark.slow
+@pytest.mark.measures
+@pytest.mark.timeout(300)
+def test_a_real_first_run_measures_this_cpu_and_a_second_does_not_or_each_says_why_not(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != NO_CALIBRATE}
+    env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    load = ("--requests", "24", "--prompt-tokens", "128", "--output-tokens", "16")
+    where = ("--engine", "reference", "--out", str(tmp_path))
+    command = [sys.executable, "-m", "burstline", "run", *where, *load]
+    told = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+        assert done.returncode in (0, 4), done.stderr
+        told.append(done.stderr + done.stdout)
+    assert "Measuring this CPU" in told[0]
+    kept = list((tmp_path / "cache" / "burstline").glob("device-*.toml"))
+    if "was not measured" in told[0]:
+        assert "cannot be compared with its hardware" in told[0]
+    elif "thrown away" not in told[0]:
+        assert len(kept) == 1
+        assert re.search("-bound: M[FB]U .+ of the measured .+ of what these shapes reach", told[0])
+        assert "Measuring this CPU" not in told[1]

@@ -94,7 +94,7 @@ def overview(found: Reconciliation) -> Plot:
     at = "; ".join(f"{dot.name} at {number(dot.intensity)} FLOP per byte" for dot in dots)
     finding = f"{at[:1].upper()}{at[1:]}. {device.name}, {device.known_by} ceilings."
     numbers = f"bounds-{found.phases[-1].phase}"
-    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 250)
+    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 280)
 
 
 def _under_roofs(
@@ -118,7 +118,8 @@ def _under_roofs(
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlim(x0, x1)
-        panel.set_ylim(floor, top * (top / floor) ** (52 / height))
+        names_px = 8 + 13 * sum(level.bytes_per_s is not None for level in device.levels)
+        panel.set_ylim(floor, top * (top / floor) ** (names_px / (height - HEAD - 24 - FOOT - names_px)))
         _draw_ceilings(panel, device, scale, (x0, x1))
         _draw_dots(panel, dots, rows, scale, floor)
         _log_axes(panel, low)
