@@ -46,10 +46,10 @@ def measured(
     config: Mapping[str, Any],
     model: str,
     threads: int,
-    *,
     device: str = "cpu",
-    quick: bool = True,
-    timeout_s: float | None = None,
+    *,
+    quick: bool,
+    most_s: float | None,
 ) -> str:
     """The device file of this machine for the model of `config`, which is called `model`.
 
@@ -62,7 +62,7 @@ def measured(
     with tempfile.TemporaryDirectory(prefix="burstline-") as name:
         config_file, file = Path(name, "config.json"), Path(name, "device.toml")
         config_file.write_bytes(orjson.dumps(config))
-        calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=timeout_s)
+        calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=most_s)
         if on_cpu:
             _check_quiet(beside)
             host_overhead.add_host(file, config, threads)
@@ -109,11 +109,12 @@ def _check_quiet(beside: Beside) -> float:
 def note_measured(run: RunDir, hints: Hints, say: Callable[[str], None], *, calibrate: bool) -> None:
     """Note the run's hardware, and before it, unless told not to, measure a CPU that never was."""
     lacking = note_hardware(run, hints)
-    if lacking is None or not calibrate or NO_CALIBRATE in os.environ:
+    wanted = calibrate and NO_CALIBRATE not in os.environ and run.manifest.on_this_machine
+    if lacking is None or not wanted:
         return
     say("Measuring this CPU for the roofline, once, in at most 25 s (--no-calibrate leaves it out)")
     try:
-        text = measured(lacking.config, lacking.model, lacking.n_cores, timeout_s=MOST_S)
+        text = measured(lacking.config, lacking.model, lacking.n_cores, quick=True, most_s=MOST_S)
         path = path_of(lacking.n_cores, lacking.config, quick=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, text.encode())

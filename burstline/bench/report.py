@@ -177,8 +177,7 @@ def suspect(found: Reconciliation | Profiled | NotReconciled | None) -> tuple[Re
     return tuple(
         Reason(
             "beats-the-ceiling",
-            f"Impossible rate: {each.what} exceeds the ceiling of {found.device.name} by {each.excess:.0%}"
-            f" (tolerance {each.tolerance:.0%}).",
+            each.said_of(found.device),
             f"Look for the cause: {'; or '.join(each.causes)}.",
         )
         for each in found.suspicions

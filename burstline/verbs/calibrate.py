@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     kept = path_of(args.threads, config, quick=args.quick) if on_cpu else None
     out = args.out or kept or cached_file(args.model, args.device, args.threads, quick=args.quick)
     print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
-    text = measured(config, args.model, args.threads, device=args.device, quick=args.quick)
+    text = measured(config, args.model, args.threads, args.device, quick=args.quick, most_s=None)
     out.parent.mkdir(parents=True, exist_ok=True)
     before = _line(out) if out.exists() else ""
     write_bytes(out, text.encode())

@@ -23,7 +23,6 @@ from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import Beside, CpuTime
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from tests.burstline.test_metal import CONFIG, REFERENCE, STARTED
 from tests.reports import synthetic
@@ -118,8 +117,9 @@ def test_nothing_is_measured_where_it_is_not_wanted_or_of_no_use(machine, run, h
         monkeypatch.setenv(NO_CALIBRATE, "1")
     if how == "a server elsewhere":
         far = replace(STARTED, attached=True, url="http://far.example:80")
-        run.save_manifest(replace(run.manifest, server=far, engine="openai", identity=Identity("openai")))
-    hints = Hints("h100-sxm5-80g" if how == "GPU named" else None, "llama-2-7b")
+        run.save_manifest(replace(run.manifest, server=far))
+    device = {"GPU named": "h100-sxm5-80g", "a server elsewhere": "cpu"}.get(how)
+    hints = Hints(device, None if device == "cpu" else "llama-2-7b")
     assert noted(run, hints, calibrate=how != "flag")[0] == []
     assert machine.n_measured == 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from burstline.reports.page.roofline_section import profiled
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
@@ -129,6 +130,18 @@ class Gpu:
         text = json.dumps({"schemaVersion": 1, "traceEvents": self.events, "traceName": "t"})
         path.write_bytes(gzip.compress(text.encode()))
         return path
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_product_of_a_profile_above_its_ceiling_is_marked(faster):
+    profile = profile_of(RECORDED / "vllm.json.gz", MODEL, Parallel())
+    own, cpu = load_calibration(str(RECORDED / "cpu.toml")), load_device(str(RECORDED / "cpu.toml"))
+    if faster:
+        cpu = replace(cpu, peaks={dtype: peak / 100 for dtype, peak in cpu.peaks.items()})
+    found = compare(profile, Setup(Deployment(MODEL, QUANTS["fp32"], Parallel(), cpu), own), 0.0)
+    assert bool(found.suspicions) == faster
+    notes = [block.text for block in profiled(found) if block.kind == "note"]
+    assert any("Impossible rate: the product" in note for note in notes) == faster
 
 
 def layer(rows, reduce_us):

@@ -64,6 +64,7 @@ def profiled(found: Profiled) -> list[Block]:
     """What is lost where, then each phase: modules beside their prediction, the roofline, each product."""
     of = "profile-"
     return [
+        *(Note(each.said_of(found.device)) for each in found.suspicions),
         *map(Note, found.sentences),
         *map(roofline.modules, found.phases),
         *_rooflines(found.phases, found.device, of),

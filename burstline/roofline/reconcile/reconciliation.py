@@ -150,6 +150,11 @@ class Suspicion:
     tolerance: float
     causes: tuple[str, ...]
 
+    def said_of(self, device: "DeviceFacts") -> str:
+        """That it exceeds the ceiling, in a sentence."""
+        over = f"{self.what} exceeds the ceiling of {device.name} by {self.excess:.0%}"
+        return f"Impossible rate: {over} (tolerance {self.tolerance:.0%})."
+
 
 @dataclass(frozen=True, slots=True)
 class Explained:
