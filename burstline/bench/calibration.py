@@ -26,7 +26,7 @@ from burstline.loadgen.record.rundir import RunDir
 from burstline.machine.cpu_calibration import path_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from burstline.machine.host_facts import MOST_OTHERS, Beside, libraries
+from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
 from burstline.roofline.errors import RooflineError
@@ -56,6 +56,9 @@ def measured(
     RooflineError where it failed or, on a CPU, where others used more than MOST_OTHERS of it.
     """
     beside, on_cpu = Beside(), device == "cpu"
+    if on_cpu and (quota := host().cpu_quota) is not None and quota < threads:
+        why = f"a CPU quota allows {quota:g} CPUs' time, so the figure would be the quota's"
+        raise RooflineError(f"--threads {threads}: {why}; raise the quota (docker run --cpus)")
     if on_cpu:
         time.sleep(LOOK_S)
         _check_quiet(beside)

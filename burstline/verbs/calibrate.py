@@ -14,7 +14,6 @@ from burstline.loadgen.record.rundir import Run, open_run
 from burstline.machine.cpu_calibration import path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
-from burstline.machine.host_facts import host
 from burstline.machine.roofline_input import LackingError
 from burstline.roofline.device.calibration import (
     cache_folder,
@@ -53,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
     if args.threads < 1:
         raise RooflineError(f"--threads {args.threads}: expected at least 1")
-    if (quota := host().cpu_quota) is not None and quota < args.threads:
-        why = f"a CPU quota allows {quota:g} CPUs' time, so the figure would be the quota's"
-        raise RooflineError(f"--threads {args.threads}: {why}; raise the quota (docker run --cpus)")
     if args.out is not None:
         _check_out(args.out)
     if args.from_run is not None:
