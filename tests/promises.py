@@ -206,9 +206,10 @@ COMMANDS = (
         "tests/roofline/test_training.py::test_the_study_prints_time_bounds_memory_and_other_methods",
     ),
     row(
-        "measure this machine for the roofline (`make accuracy`, in a clone, checks the model against "
-        "measured data)",
+        "measure this machine for the roofline, or list what was kept (`make accuracy`, in a clone, checks "
+        "the model against measured data)",
         "tests/roofline/test_calibrate.py::test_this_machine_is_measured_in_a_process_of_its_own",
+        "tests/burstline/test_calibration.py::test_a_damaged_or_foreign_calibration_is_none_and_is_measured_again",
         "tests/roofline/test_accuracy.py",
     ),
 )

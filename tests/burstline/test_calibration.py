@@ -116,7 +116,7 @@ def test_nothing_is_measured_where_it_is_not_wanted_or_of_no_use(machine, run, h
     if how == "variable":
         monkeypatch.setenv(NO_CALIBRATE, "1")
     if how == "a server elsewhere":
-        far = replace(STARTED, attached=True, url="http://far.example:80")
+        far = replace(STARTED, attached=True, argv=None, url="http://far.example:80")
         run.save_manifest(replace(run.manifest, server=far))
     device = {"GPU named": "h100-sxm5-80g", "a server elsewhere": "cpu"}.get(how)
     hints = Hints(device, None if device == "cpu" else "llama-2-7b")
