@@ -39,6 +39,8 @@ from tests.loadgen.test_certify import served, told
 from tests.reports.synthetic_sweep import finished_run
 from tests.test_documentation import ROOT
 
+pytestmark = pytest.mark.slow
+
 WHY = "This is planted."
 CODES = {
     State.FAILED: "too-many-failures",
