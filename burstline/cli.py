@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    os.environ.pop("MPLBACKEND", None)  # a notebook's or an old shell's: our figures need none
     with outlets() as output:
         words = list(sys.argv[1:] if argv is None else argv)
         learn_from(words, os.environ)

@@ -176,16 +176,20 @@ ELSEWHERE = (
         "LC_ALL": "POSIX",
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONUTF8": "0",
+        "MPLBACKEND": "module://no_such_backend",
+        "MATPLOTLIBRC": "{folder}/matplotlibrc",
     },
 )
 
 
 @pytest.mark.slow
-def test_page_and_exports_are_the_same_bytes_whatever_hash_seed_time_zone_and_locale(tmp_path):
+def test_page_and_exports_are_the_same_bytes_whatever_the_surroundings(tmp_path):
     made = []
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nlines.linewidth: 9\naxes.facecolor: red\n")
     for k, environment in enumerate(ELSEWHERE):
         run = shutil.copytree(GOLDEN[-1], tmp_path / str(k) / "run")
-        out, env = tmp_path / str(k) / "out", {**os.environ, **environment}
+        own = {name: value.format(folder=tmp_path) for name, value in environment.items()}
+        out, env = tmp_path / str(k) / "out", {**os.environ, **own}
         for argv in (
             ["report", run],
             ["report", run, "--to", out],

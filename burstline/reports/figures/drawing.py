@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -77,6 +78,16 @@ LABEL_DROP = 22.5
 """From an x axis to its label, CSS pixels: tick, tick label and the room between."""
 
 
+@contextmanager
+def plain() -> Iterator[None]:
+    """Draw as matplotlib comes: a user's style may ask for LaTeX, or hide what ours does not set."""
+    names = [name for name in mpl.rcParamsDefault if name != "backend"]
+    theirs = {name for name in names if mpl.rcParams[name] != mpl.rcParamsDefault[name]}
+    with mpl.rc_context({name: mpl.rcParamsDefault[name] for name in theirs}):
+        yield
+
+
+@plain()
 def in_both_widths(
     name: str, draw: Callable[[str, float], Drawing], *, wide: float = WIDE
 ) -> tuple[Drawing, Drawing]:

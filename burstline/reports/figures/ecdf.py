@@ -24,6 +24,7 @@ from burstline.reports.figures.drawing import (
     drawn,
     margins,
     names_above,
+    plain,
 )
 from burstline.reports.number_format import Scale, number, point, scale_for
 
@@ -78,6 +79,7 @@ class _Sample:
         return number(quantile(self.values, p) / scale.divisor)
 
 
+@plain()
 def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | None:
     """The share of requests at or below each latency on a log-tail axis; None without two successes anywhere.
 

@@ -26,6 +26,7 @@ from burstline.reports.figures.drawing import (
     drawn,
     head,
     margins,
+    plain,
 )
 from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
 from burstline.reports.number_format import Reach
@@ -74,6 +75,7 @@ class Region:
     text: str
 
 
+@plain()
 def scatter(
     name: str,
     width: float,

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from burstline.reports.figures.drawing import plain
 from burstline.roofline.predict.deployment import latency_s
 from burstline.roofline.predict.generations import DramPoint, Generation
 from burstline.roofline.training.step import TrainingStep
@@ -18,6 +19,7 @@ from burstline.roofline.training.step import TrainingStep
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")
 
 
+@plain()
 def write_figures(
     folder: Path,
     scaling: Mapping[int, Sequence[DramPoint]],
@@ -28,6 +30,7 @@ def write_figures(
     _write(_generations(compared), folder / "generations.svg")
 
 
+@plain()
 def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
     """Each method's seconds by part and its memory by kind, beside what the device has."""
     figure, panels = _figure(2)
@@ -103,6 +106,7 @@ def _generations(compared: Sequence[Generation]) -> Figure:
     return figure
 
 
+@plain()
 def write_bound(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
     """The roofline of each device with the products of both phases, and its decode step by batch."""
     figure, (roof, curve) = _figure(2)
