@@ -44,7 +44,7 @@ from burstline.workloads.request import Request
 _N_AT_ONCE = 500
 _BATCH_S = 0.3
 _BYTES_PER_READ = 20
-STILL_S: Final = 15.0
+STILL_S: Final = 6.0
 """How long all decoders may send nothing: each first reads the plan, which may be long."""
 
 
