@@ -32,11 +32,16 @@ def calibrated(run: Run, env: Mapping[str, str] | None = None) -> Run:
     """The run, reported again on this machine's CPU where that was not calibrated for its model yet."""
     why = (run.manifest.hardware and run.manifest.hardware.absent) or ""
     for command in re.findall(r"`burstline ([^`]+)`", why) if "is not calibrated" in why else ():
-        argv = [sys.executable, "-c", BESIDE_OTHERS, *shlex.split(command)]
-        with TemporaryDirectory() as folder:
-            Path(folder, "sitecustomize.py").write_text(UNSTEADY)
-            paths = os.pathsep.join([folder, str(Path(__file__).parents[2])])
-            beside = {**(os.environ if env is None else env), "PYTHONPATH": paths}
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=400, env=beside, check=False)
-        assert done.returncode == 0, done.stderr
+        calibrate(*shlex.split(command), env=env)
     return open_run(run.path)
+
+
+def calibrate(*words: str, env: Mapping[str, str] | None = None) -> None:
+    """The command `burstline ...` that measures this CPU, whatever its neighbours do."""
+    argv = [sys.executable, "-c", BESIDE_OTHERS, *words]
+    with TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(UNSTEADY)
+        paths = os.pathsep.join([folder, str(Path(__file__).parents[2])])
+        beside = {**(os.environ if env is None else env), "PYTHONPATH": paths}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=400, env=beside, check=False)
+    assert done.returncode == 0, done.stderr

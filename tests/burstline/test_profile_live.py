@@ -38,6 +38,7 @@ from burstline.roofline.reconcile.reconciliation import OpRow, Profiled
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import Settings
+from tests.burstline.calibrated import calibrate
 from tests.servers.lives import Lives, of
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 
@@ -89,7 +90,7 @@ def cpu(model, lives, tmp_path_factory) -> Path:
     path = (Path(kept) if kept else lives.of_all_workers) / f"{model.name}.toml"
     if not path.exists():
         made = tmp_path_factory.mktemp("cpu") / path.name
-        assert main(["calibrate", "--device", "cpu", "--model", str(model), "--out", str(made)]) == 0
+        calibrate("calibrate", "--device", "cpu", "--model", str(model), "--out", str(made))
         shutil.move(made, path)
     return path
 
