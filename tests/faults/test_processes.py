@@ -188,8 +188,9 @@ def killed_part(tmp_path: Path, module: str) -> tuple[Ended, Path]:
         time.sleep(0.05)
     time.sleep(1.0)
     for process in command.family():
-        if module in process.cmdline():
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one may end meanwhile
+            if module in process.cmdline():
+                process.kill()
     ended = command.end(timeout_s=60)
     return ended, ended.run
 
