@@ -88,7 +88,7 @@ class _Drive:
         self._destination = Destination.of_target(job.target)
         self._t0_ns: int | None = None
         self._stopped = False
-        self._n_prepared = self._n_ended = 0
+        self._n_prepared = self._n_ended = self._n_unprepared = 0
         self._canary = CanaryErrors()
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
@@ -148,7 +148,7 @@ class _Drive:
         for each in due:
             self._await_room(ahead)
             if self._is_over and self._sessions is None:  # what has no capture was not sent
-                self._failures["not_sent"] += 1 + sum(1 for _ in due)
+                self._n_unprepared = 1 + sum(1 for _ in due)
                 break
             self._prepare([each])
             self._converse()
@@ -339,7 +339,7 @@ class _Drive:
             n_planned=len(self._job.requests),
             n_sent=wire.traffic.n_sent,
             n_resent=wire.traffic.n_resent,
-            failures=dict(self._failures),
+            failures=dict(self._failures + Counter(not_sent=self._n_unprepared)),
             late=self._late.spread(),
             read_lag=self._lag.spread(),
             connect=connect.spread(),
