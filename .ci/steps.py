@@ -213,7 +213,7 @@ def main() -> int:
     rows.append(row)
     with ThreadPoolExecutor(2) as background:  # two download, or one downloads and one compiles
         folder = Path(os.environ.get("CI_ENGINES") or CACHE)
-        wanted = ENGINES if no_containers() else (*ENGINES, BASE)
+        wanted = ENGINES if (why := no_containers()) else (*ENGINES, BASE)
         made = {each.name: background.submit(make, each, folder) for each in wanted}
         rows.append(step("unit", "make test", env, tests=True))
         beside({name: f"scripts/check-{name}.sh .venv/bin/python" for name in ("wheel", "lowest")})
@@ -231,7 +231,7 @@ def main() -> int:
     rows.append(step("slow", "make slow", env, tests=True))
     rows.append(step("timing", "make timing", env, tests=True))
     rows.append(step("browser", "make browser", env, tests=True))
-    if not (why := no_containers()):
+    if not why:
         rows.append(step("containers", "make containers", env, tests=True))
     for row in rows[-1 if why else -2 :]:
         if row.skipped:

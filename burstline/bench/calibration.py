@@ -56,10 +56,10 @@ def measured(
     RooflineError where it failed or, on a CPU, where others used more than MOST_OTHERS of it.
     """
     beside, on_cpu = Beside(), device == "cpu"
-    if on_cpu and (quota := host().cpu_quota) is not None and quota < threads:
-        why = f"a CPU quota allows {quota:g} CPUs' time, so the figure would be the quota's"
-        raise RooflineError(f"--threads {threads}: {why}; raise the quota (docker run --cpus)")
     if on_cpu:
+        if (quota := host().cpu_quota) is not None and quota < threads:
+            why = f"a CPU quota allows {quota:g} CPUs' time, so the figure would be the quota's"
+            raise RooflineError(f"--threads {threads}: {why}; raise the quota (docker run --cpus)")
         time.sleep(LOOK_S)
         _check_quiet(beside)
     with tempfile.TemporaryDirectory(prefix="burstline-") as name:

@@ -80,9 +80,8 @@ def _server(site: Site, ask: bool) -> Count:
             return None
         time.sleep(N_ASKED_AT_ONCE / MOST_ASKED_PER_S)
         with suppress(EngineError):
-            if (
-                n := count_in(send(site.target, tokenize_call(text, site.target), ASK_TIMEOUT_S))
-            ) is not None:
+            n = count_in(send(site.target, tokenize_call(text, site.target), ASK_TIMEOUT_S))
+            if n is not None:
                 return n
         until_s = 0.0
         return None

@@ -232,7 +232,8 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
     for note in expected:
         say(note)
     serve, known_by = serving_gpus(site.processes, settings.where.gpus)
-    site = replace(site, notes=(*site.notes, *expected, *([shadowing()] if serve and shadowing() else [])))
+    hidden = shadowing() if serve else ""
+    site = replace(site, notes=(*site.notes, *expected, *filter(None, (hidden,))))
     server = server_facts(site, model)
     devices = tuple(map(gpu_facts, serve))
     facts = LoadFacts(plan.dropped, cached, prompts=form_of(plan))

@@ -66,7 +66,8 @@ def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
     for path in _paths(n_cores, config, engine):
         try:
             text = path.read_text("utf-8")
-            if read_kept(path)[0].name.startswith(f"{host_facts.host().cpu}, "):
+            device, calibration = read_device_file(text, path)
+            if calibration.conditions and device.name.startswith(f"{host_facts.host().cpu}, "):
                 return text
         except (OSError, RooflineError):
             continue

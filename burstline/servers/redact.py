@@ -66,7 +66,7 @@ _OPTION: Final = re.compile(rf"(?<![\w-])(--?(?:[\w-]{{0,64}}{_NAME}|(?i:key|tok
 _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)[^\S\n]+)([\w.~+/=-]{5,})", re.IGNORECASE)
 # Bounded, and from the first letter of a scheme on: else each letter of a long word begins a search.
 _URL_USER: Final = re.compile(
-    r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})@"
+    r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})(?=@)"
 )
 _FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, _URL_USER)
 _HINTS: Final = (
@@ -108,7 +108,7 @@ def redacted(text: str) -> str:
     if not any(hint in lower for hint in _HINTS):
         return text
     for form in _FORMS:
-        text = form.sub(rf"\1{REMOVED}{'@' if form is _URL_USER else ''}", text)
+        text = form.sub(rf"\1{REMOVED}", text)
     return text
 
 

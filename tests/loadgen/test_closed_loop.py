@@ -10,13 +10,14 @@ import pytest
 from scipy.signal import lfilter
 
 from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.metrics.steady_state import MOST_COSINES, plateau
+from burstline.loadgen.metrics.steady_state import plateau
 from burstline.loadgen.metrics.throughput import Lives, Window, _by_lives, throughputs_in
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.stats.figure import measured
 from burstline.loadgen.stats.quantiles import Samples, percentiles
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, percentile_in_order
+from burstline.loadgen.stats.stationarity import MOST_COSINES
 from burstline.loadgen.summarize import figures
 from tests.loadgen.making import conditions, ok, summarized
 from tests.loadgen.wandering import closed_loop, drift, step, table

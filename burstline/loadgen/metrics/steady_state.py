@@ -30,6 +30,7 @@ from burstline.loadgen.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, tim
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import (
+    MOST_COSINES,
     correlation_length,
     mann_kendall,
     outgrown,
@@ -52,7 +53,6 @@ KEPT_FULL: Final = Absent("a closed loop keeps as many requests in flight as it 
 LEAST_WAVES: Final = 4
 """Requests of a closed loop that run together share their delays: so many times as many as run at a time are
 the least that an interval is made from, and as many cosines."""
-MOST_COSINES: Final = 6
 LEAST_LENGTHS: Final = 20
 """A shorter load, in times over which its speed stays alike, says little of other loads."""
 FLAT: Final = 1e-3

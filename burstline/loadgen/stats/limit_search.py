@@ -31,7 +31,7 @@ from burstline.loadgen.stats.estimates import Floats
 from burstline.loadgen.stats.figure import Result
 from burstline.loadgen.stats.quantiles import Samples
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, size_at
-from burstline.loadgen.stats.stationarity import N_BATCHES, mann_kendall, outgrown, warm_up_end
+from burstline.loadgen.stats.stationarity import MOST_COSINES, N_BATCHES, mann_kendall, outgrown, warm_up_end
 
 STEP: Final = 1.1
 """How far the load that fails may lie above the load that holds."""
@@ -217,7 +217,7 @@ def judge(
         logs = np.log(np.clip(latencies[~np.isnan(latencies)], 1e-6, 1e6))
         cut = warm_up_end(logs)
         kept = latencies[max(skip, n // 2 if cut is None else cut) :]
-        n_cosines = None if concurrency is None else min(6, max(2, len(kept) // concurrency))
+        n_cosines = None if concurrency is None else min(MOST_COSINES, max(2, len(kept) // concurrency))
         share = _share(kept, bound, n_cosines)
         batches = np.array([part.mean() for part in np.array_split(logs[-len(kept) :], N_BATCHES)])
         trend = mann_kendall(batches)

@@ -109,6 +109,8 @@ def theil_slope(series: Floats) -> float:
 
 N_BATCHES: Final = 16
 COSINES: Final = 8
+MOST_COSINES: Final = 6
+"""Of these the error of a mean is made: faster ones know less of slow changes."""
 LEAST_COSINES: Final = 4
 STEPS: Final = tuple(k / 10 for k in range(1, 10))
 N_DRAWN: Final = 20_000
