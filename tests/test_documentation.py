@@ -27,9 +27,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of each `burstline ...` in a block for a shell, without comments."""
-    for text in (*blocks(page, "sh"), *blocks(page, "console")):
+    console = "\n".join(blocks(page, "console")).replace("\\\n", " ")
+    for text in (*blocks(page, "sh"), "\n".join(re.findall(r"^\$ (.*)", console, re.MULTILINE))):
         for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
+            words = shlex.split(line, comments=True)
             if words[:2] == ["docker", "run"]:  # of our image
                 words = [word.removesuffix(":local") for word in words]
             if "burstline" in words:
@@ -76,8 +77,9 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
 
 MACHINE = (
     (r" Processes that Burstline did not start used [^.]*\.", ""),
-    (r"[✓✕?] (pass|fail|inconclusive)|SLOs: [^.]*|\(the whole [^)]*\)|below |Report: \S+", ""),
-    (r"[\[(][−\d][^\])]*[\])]", "[]"),  # an interval, maybe with an open end
+    (r"(?s) \d+% of the engine's time went .*? \(\d+%\)\.", ""),  # where the CPU is calibrated
+    (r"[✓✕?] (pass|fail|inconclusive)|SLOs: [^.]*|\((the whole|one run) [^)]*\)|below |Report: \S+", ""),
+    (r"[\[(][−\d][^\])]*[\])]", ""),  # an interval, which a run on an unsteady machine may lack
     (r"\b(ms|µs|s)\b", "time"),
     (r"\d[\d,.]*", "#"),
     (r"\s+", " "),

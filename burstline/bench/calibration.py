@@ -25,7 +25,7 @@ from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.rundir import RunDir
 from burstline.machine.cpu_calibration import path_of
 from burstline.machine.hardware import note_hardware
-from burstline.machine.hints import Hints
+from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
@@ -72,7 +72,7 @@ def measured(
         others = _check_quiet(beside) if on_cpu else beside.others()[0]
         versions = f"Burstline {__version__}, numpy {libraries()['numpy']}, Linux {platform.release()}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        found, calibration = read_device_file(file.read_text("utf-8"), file)
+        found, calibration = read_device_file(file.read_bytes(), file)
         return device_toml(found, replace(calibration, conditions=Conditions(now, others, model, versions)))
 
 
@@ -109,13 +109,23 @@ def _check_quiet(beside: Beside) -> float:
     return share
 
 
+def may_calibrate(asked: bool) -> bool:
+    """Whether a run may measure the CPU: neither --no-calibrate nor the variable forbids it."""
+    return asked and NO_CALIBRATE not in os.environ
+
+
+def measure_again(run: RunDir, hints: Hints, say: Callable[[str], None]) -> None:
+    """Measure the CPU whose calibration this run exceeded: its load is over, and its server stopped."""
+    (run.path / DEVICE_FILE).unlink()
+    note_measured(run, hints, say, calibrate=True)
+
+
 def note_measured(run: RunDir, hints: Hints, say: Callable[[str], None], *, calibrate: bool) -> None:
     """Note the run's hardware, and before it, unless told not to, measure a CPU that never was."""
     lacking = note_hardware(run, hints)
-    wanted = calibrate and NO_CALIBRATE not in os.environ and run.manifest.on_this_machine
-    if lacking is None or not wanted:
+    if lacking is None or not (may_calibrate(calibrate) and run.manifest.on_this_machine):
         return
-    say("Measuring this CPU for the roofline, once, in at most 25 s (--no-calibrate leaves it out)")
+    say("Measuring this CPU for the roofline, in at most 25 s (--no-calibrate leaves it out)")
     try:
         text = measured(lacking.config, lacking.model, lacking.n_cores, quick=True, most_s=MOST_S)
         path = path_of(lacking.n_cores, lacking.config, quick=True)

@@ -56,7 +56,7 @@ def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> Host
 
     None, and nothing written, where the burst failed or would take too long.
     """
-    device, calibration = read_device_file(device_file.read_text("utf-8"), device_file)
+    device, calibration = read_device_file(device_file.read_bytes(), device_file)
     host = host_fit(config, threads, device, calibration)
     if host is not None:
         device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")

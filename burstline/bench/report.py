@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,14 +73,18 @@ def write_report(run: RunDir) -> Summary:
     return summary
 
 
-def conclude(run: RunDir, engine: Engine) -> Summary:
+def conclude(run: RunDir, engine: Engine, measure_again: Callable[[], None] | None = None) -> Summary:
     """Decode the captures and write records, summary and page, all of which can be made again from them.
 
-    The manifest says already how the load ended.
+    The manifest says already how the load ended. Where the run exceeded what was measured of this CPU, that
+    is measured again.
     """
     run.save_records(decode_run(run.path, engine.decode))
     summary = write_report(run)
-    throw_away(run, summary)
+    if throw_away(run, summary) and measure_again is not None:
+        measure_again()
+        summary = write_report(run)
+        throw_away(run, summary)
     return summary
 
 

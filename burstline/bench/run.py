@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from burstline.bench.audit import audit_load, check_audit, n_audited
-from burstline.bench.calibration import note_measured
+from burstline.bench.calibration import may_calibrate, measure_again, note_measured
 from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
 from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import ASSUMED, plan_for
@@ -131,7 +131,8 @@ def carry_out(
 
         with finishing(_report_first):
             progress.phase("Decoding the captures and writing the report")
-            summary = conclude(run, engine)
+            again = partial(measure_again, run, settings.hints, progress.phase)
+            summary = conclude(run, engine, again if may_calibrate(settings.calibrate) else None)
     if failure is not None:
         print(f"Partial run: {run.path}", file=sys.stderr)
         raise failure

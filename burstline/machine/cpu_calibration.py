@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
     cached_file,
+    device_table,
     read_device_file,
 )
 from burstline.roofline.device.device import Device
@@ -65,10 +65,10 @@ def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
     """
     for path in _paths(n_cores, config, engine):
         try:
-            text = path.read_text("utf-8")
-            device, calibration = read_device_file(text, path)
+            data = path.read_bytes()
+            device, calibration = read_device_file(data, path)
             if calibration.conditions and device.name.startswith(f"{host_facts.host().cpu}, "):
-                return text
+                return data.decode()
         except (OSError, RooflineError):
             continue
     return None
@@ -79,22 +79,24 @@ Kept = tuple[Device, Calibration, Conditions]
 
 def read_kept(path: Path) -> Kept:
     """A kept calibration; RooflineError where it is damaged, or does not say how it was made."""
-    device, calibration = read_device_file(path.read_text("utf-8"), path)
+    device, calibration = read_device_file(path.read_bytes(), path)
     if calibration.conditions is None:
         raise RooflineError(f"{path} does not say when and beside what it was made")
     return device, calibration, calibration.conditions
 
 
-def throw_away(run: RunDir, summary: Summary) -> None:
-    """The calibration that the run exceeded, where it is still the one that is kept."""
+def throw_away(run: RunDir, summary: Summary) -> bool:
+    """The calibration that the run exceeded, where it is still the one that is kept; whether it was."""
     found, hardware = summary.roofline, run.manifest.hardware
     if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
-        return
-    text = (run.path / DEVICE_FILE).read_text("utf-8")
-    n_cores = tomllib.loads(text).get("n_units") or 1
-    for path in _paths(n_cores, hardware.model_config or {}, run.manifest.engine):
-        if path.exists() and path.read_text("utf-8") == text:
-            path.unlink()
+        return False
+    data = (run.path / DEVICE_FILE).read_bytes()
+    n_cores = device_table(data, run.path / DEVICE_FILE).get("n_units") or 1
+    paths = _paths(n_cores, hardware.model_config or {}, run.manifest.engine)
+    exceeded = [path for path in paths if path.exists() and path.read_bytes() == data]
+    for path in exceeded:
+        path.unlink()
+    return bool(exceeded)
 
 
 def _paths(n_cores: int, config: Mapping[str, Any], engine: str) -> list[Path]:

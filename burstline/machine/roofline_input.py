@@ -57,7 +57,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
         raise RooflineError(hardware.absent or f"{DEVICE_FILE} is missing from the run's folder")
     config, identity = hardware.model_config, run.manifest.identity
     try:
-        device, calibration = read_device_file(path.read_text("utf-8"), path)
+        device, calibration = read_device_file(path.read_bytes(), path)
     except RooflineError as error:
         raise WorkloadError(f"{error}; remove it to report without it") from error
     if calibration.host and calibration.host.engine != run.manifest.engine:

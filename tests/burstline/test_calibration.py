@@ -197,6 +197,23 @@ def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine
         assert summary.roofline.phases
 
 
+@pytest.mark.usefixtures("without_page")
+def test_a_run_that_exceeds_its_calibration_measures_again_and_has_its_roofline(machine, run, monkeypatch):
+    noted(run)
+    save_steps(run, down_proj_ns=1)
+    monkeypatch.setattr("burstline.bench.report.decode_run", lambda *_: None)
+    monkeypatch.setattr(RunDir, "save_records", lambda *_: None)
+    text = kept_path().read_text()
+
+    def again():
+        assert not kept_path().exists()
+        save_steps(run)  # as if the machine were faster now
+        kept_path().write_text(text)
+
+    assert conclude(run, ENGINES["reference"], again).roofline.phases
+    assert kept_path().read_text() == text
+
+
 @pytest.mark.parametrize("device", ["cpu", "h100-sxm5-80g"])
 def test_a_run_is_held_against_what_bound_prints_for_its_model_device_and_batch(
     machine, run, device, tmp_path, capsys

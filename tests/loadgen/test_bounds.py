@@ -21,8 +21,10 @@ from burstline.loadgen.record import http1
 from burstline.loadgen.record.record import stamps
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import quiet
+from burstline.loadgen.wire.reader import WAKE_UP_NS
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, chunk
+from tests.verdicts import Undecided
 
 pytestmark = [pytest.mark.slow, pytest.mark.measures]
 
@@ -148,6 +150,16 @@ def measured(n_at_once: int, n_replies: int) -> tuple[np.ndarray, np.ndarray, np
     return early, late, bound
 
 
+def n_late_wakes(n: int) -> int:
+    """How many of `n` sleeps of 3 ms end so late that only a hypervisor can be why: see WAKE_UP_NS."""
+    late = 0
+    for _ in range(n):
+        due_ns = time.monotonic_ns() + 3_000_000
+        time.sleep(0.003)
+        late += time.monotonic_ns() - due_ns > WAKE_UP_NS
+    return late
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says how long a thread waited for a CPU")
 @pytest.mark.parametrize("n_at_once", [1, 8])
 @pytest.mark.parametrize("by", ["nothing", "two processes", "a thread"])
@@ -161,6 +173,8 @@ def test_the_bound_holds_and_is_small(by: str, n_at_once: int) -> None:
     )
     print("stated before it was sent", [round(v) for v in early if v > 0], "us")
     few = binom.ppf(0.999, len(bound), FEW)
+    if np.sum(late > 0) > few and (n := n_late_wakes(1000)) > binom.ppf(0.999, 1000, FEW):
+        raise Undecided(f"{n} of 1,000 sleeps of an idle process ended later than the bounds allow for")
     assert np.sum(late > 0) <= few
     assert np.sum(early > 0) <= few
     assert np.median(last) < 1e6 * min(GAPS_S) / 4

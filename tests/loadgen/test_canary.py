@@ -259,8 +259,8 @@ def test_the_summary_says_what_the_canary_found_and_what_it_cost():
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_the_canary_uses_less_than_half_a_percent_of_the_machines_cpu():
-    """By its CPU time, to which a busy machine adds: cold caches cost more."""
+def test_the_canary_uses_less_than_one_percent_of_two_cores():
+    """By its CPU time per event and their period: what a core needs to sleep, stamp and send."""
     wire, exchange = Wire([], lambda ended: None), Exchange(INDEX)
     exchange.payload = REQUEST
     wire.start()
@@ -272,4 +272,4 @@ def test_the_canary_uses_less_than_half_a_percent_of_the_machines_cpu():
         lasted_s = (time.monotonic_ns() - t0_ns) / 1e9
     report = reported(exchange.capture(t0_ns, wire.offsets), t0_ns)
     assert report.n > 100
-    assert 0 < report.cpu_s / lasted_s / (os.cpu_count() or 1) < 0.005
+    assert 0 < report.cpu_s / lasted_s < 2 * 0.01

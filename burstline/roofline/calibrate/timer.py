@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 
 Kernel = Callable[[], object]
+SETTLING_S, MOST_ROUNDS = 0.1, 30
+"""A further round of a kernel whose two fastest disagree, and how many there may be."""
 
 
 class Probe(Protocol):
@@ -50,6 +52,11 @@ class Timed:
     spread: float = 0.0
     rounds: list[float] = field(default_factory=list)
 
+    def apart(self) -> float:
+        """By how much the second fastest round is slower than the fastest."""
+        fastest, second = sorted(self.rounds)[:2]
+        return second / fastest - 1
+
 
 class Timer:
     """Hands out an equal share of the time that is left to each of the measurements that are left.
@@ -73,6 +80,18 @@ class Timer:
         self._round(self._all[-1])
         return self._all[-1]
 
+    def settle(self, timed: Timed, most: float) -> float:
+        """Rounds of one kernel until its two fastest differ by `most` or less; how far apart they end.
+
+        A ceiling is what the machine reaches twice. Others, and a hypervisor's, only ever lower a round, so
+        slow ones say nothing, and one fast round alone may be a stamp that came late.
+        """
+        for _ in range(MOST_ROUNDS):
+            if timed.apart() <= most:
+                break
+            self._round(timed, SETTLING_S)
+        return timed.apart()
+
     def again(self) -> float:
         """The second round of every kernel; the median of their spreads."""
         self._left = len(self._all)
@@ -80,8 +99,8 @@ class Timer:
             self._round(timed)
         return float(np.median([timed.spread for timed in self._all]))
 
-    def _round(self, timed: Timed) -> None:
-        share_s, kernel = self.share_s(), timed.make()
+    def _round(self, timed: Timed, share_s: float | None = None) -> None:
+        share_s, kernel = self.share_s() if share_s is None else share_s, timed.make()
         seconds: list[float] = []
         self._left -= 1
         self._probe.once(kernel, self._clock)  # the first run touches its memory for the first time

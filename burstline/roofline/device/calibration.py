@@ -255,10 +255,18 @@ def _read(table: Mapping[str, Any]) -> Calibration:
     )
 
 
-def read_device_file(text: str, path: object) -> tuple[Device, Calibration]:
-    """Both, from what `device_toml` wrote to `path`; RooflineError where it is damaged."""
+def device_table(data: str | bytes, path: object) -> dict[str, Any]:
+    """What `path` holds; RooflineError where it is no TOML."""
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(data if isinstance(data, str) else data.decode())
+    except ValueError as error:
+        raise RooflineError(f"{path} is damaged: {error}") from None
+
+
+def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibration]:
+    """Both, from what `device_toml` wrote to `path`; RooflineError where it is damaged."""
+    table = device_table(data, path)
+    try:
         return read_device(table["id"], table), read_calibration(table["calibration"], path)
     except (LookupError, TypeError, ValueError) as error:
         raise RooflineError(f"{path} is damaged: {error}") from None

@@ -254,7 +254,13 @@ def test_a_server_in_another_container_is_found_by_its_address() -> None:
 
         def start(*argv: str) -> psutil.Popen:
             process = started.enter_context(psutil.Popen(argv, stdout=subprocess.PIPE, text=True))
-            started.callback(lambda: [each.kill() for each in (*process.children(recursive=True), process)])
+
+            def end() -> None:
+                for each in (*process.children(recursive=True), process):
+                    with contextlib.suppress(psutil.NoSuchProcess):  # its first process takes all with it
+                        each.kill()
+
+            started.callback(end)
             return process
 
         holder = start("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", "echo ready; exec sleep 60")
