@@ -24,7 +24,7 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.roofline_input import seen_in, setup_of, step_of
+from burstline.machine.roofline_input import seen_in, setup_of, step_of, timed_ops
 from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, read_device_file
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
@@ -46,6 +46,8 @@ BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,
 N_CONTEXT_TOK: Final = 4096
 SOURCE: Final = "measured on this machine by a burst at the same model"
 LEAST_STEPS: Final = 16
+MOST_LOOKED: Final = 100
+"""So many steps tell how fast the machine was."""
 LONGEST_PROMPTS_S: Final = 8.0
 """Where the burst's prompts alone take longer, steps are so long that the host's part is lost in them."""
 Log = Mapping[str, Sequence[Any]]
@@ -74,7 +76,8 @@ def host_fit(
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
-            return fit_of(_burst_log(Path(name), config, threads, burst), kernels_s)
+            log = _burst_log(Path(name), config, threads, burst)
+        return fit_of(log, kernels_s, _slowness(log, deployment, calibration))
     except (EngineError, WorkloadError, DriverDiedError, OSError, ValueError):
         return None
 
@@ -105,8 +108,25 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     return log
 
 
-def fit_of(log: Log, kernels_s: Callable[[Step], float]) -> HostFit | None:
+def _slowness(log: Log, deployment: Deployment, calibration: Calibration) -> float:
+    """How many times as long as calibrated the burst's kernels took: it may have met a slower machine."""
+    found = []
+    wall_ns, cpu_ns = np.diff(log.get("start_ns", ())), np.diff(log.get("cpu_ns", ()))
+    for k in range(0, len(wall_ns), 1 + len(wall_ns) // MOST_LOOKED):
+        row = {name: column[k] for name, column in log.items()}
+        step = step_of(row["new_tok"], row["context_tok"], row["n_logits"])
+        timed = timed_ops(row)
+        names = {name for joined in timed for name in joined.split("+")}
+        predictions = deployment.predict(step, calibration)
+        predicted_s = sum(each.seconds for each in predictions if each.op.name in names)
+        found.append(min(1.0, cpu_ns[k] / wall_ns[k]) * sum(timed.values()) / predicted_s)
+    return float(np.median(found)) if found else 1.0
+
+
+def fit_of(log: Log, kernels_s: Callable[[Step], float], slowness: float = 1.0) -> HostFit | None:
     """From steps in a row, and what their kernels take; None where there are too few that only decode.
+
+    The machine was so many times slower than when the kernels were measured.
 
     A step lasts until the next begins, in wall or CPU time, whichever is less: in the one other processes
     count, in the other a second core. What it lasts beside its kernels is, where it only decodes, a part of
@@ -114,7 +134,7 @@ def fit_of(log: Log, kernels_s: Callable[[Step], float]) -> HostFit | None:
     steps is the prompts'.
     """
     rows = zip(log["new_tok"][:-1], log["context_tok"][:-1], log["n_logits"][:-1], strict=True)
-    spent_s = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])) / 1e9
+    spent_s = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])) / 1e9 / slowness
     return _fitted(ENGINE, [step_of(*row) for row in rows], spent_s, kernels_s, SOURCE)
 
 

@@ -283,15 +283,19 @@ def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
 
 def _logged_step(row: Mapping[str, Any]) -> StepSeen:
     """A step lasts until the next begins, where that follows at once: the host's part is in it."""
+    seconds = (row["until_ns"] - row["start_ns"]) / 1e9
+    step = step_of(row["new_tok"], row["context_tok"], int(row["n_logits"]))
+    return StepSeen(step, seconds, timed_ops(row))
+
+
+def timed_ops(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a step's log timed, in seconds by our op names."""
     gemms = {
         name.removesuffix("_ns").removesuffix("_proj"): float(ns) / 1e9
         for name, ns in row.items()
         if name.endswith("_proj_ns") or name == "lm_head_ns"
     }
-    seconds = (row["until_ns"] - row["start_ns"]) / 1e9
-    timed = gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
-    step = step_of(row["new_tok"], row["context_tok"], int(row["n_logits"]))
-    return StepSeen(step, seconds, timed)
+    return gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
 
 
 def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -> Step:
