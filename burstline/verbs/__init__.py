@@ -30,6 +30,6 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = {
         "regenerate a run's page, print the run, or convert it to other formats",
     ),
     "bound": ("burstline.verbs.bound", "predict speed and bottleneck of a model on a device"),
-    "study": ("burstline.verbs.study", "compare the bottleneck across devices; predict a training step"),
+    "study": ("burstline.verbs.study", "predict the time and memory of a training step"),
     "calibrate": ("burstline.verbs.calibrate", "measure this machine for the roofline"),
 }

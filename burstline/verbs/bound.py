@@ -32,13 +32,15 @@ from burstline.roofline.predict.deployment import (
     phase_bounds,
     ridge_tok,
 )
-from burstline.roofline.predict.generations import GENERATIONS
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.profile.attribute import profile_of
 from burstline.roofline.profile.compare import compare
 from burstline.roofline.reconcile.inputs import Setup
 from burstline.workloads.options import flag_of, option, options_of
+
+GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
+"""The devices of the what-ifs."""
 
 
 @dataclass(frozen=True, slots=True)

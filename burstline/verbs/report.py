@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(*PRINTED, *WRITTEN),
         help="text and json are printed; the others need --to. parquet, csv: one row per request; "
         "markdown: for a pull request; junit: SLOs and verdict for CI; trace: for ui.perfetto.dev; figures: "
-        "SVG and PNG; vllm: as `vllm bench serve --save-result`; llm-d: its benchmark report; openmetrics: "
-        "for Prometheus. Repeatable; --to alone writes all",
+        "SVG and PNG. Repeatable; --to alone writes all",
     )
     parser.add_argument("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)

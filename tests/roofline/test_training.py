@@ -286,7 +286,6 @@ def test_the_study_prints_time_bounds_memory_and_other_methods(capsys, tmp_path)
         (["--virtual-stages", "2"], "--virtual-stages 2 would be ignored"),
         (["--sequence-parallel"], "--sequence-parallel would be ignored"),
         (["--devices", "64"], "--network-gb-per-s"),
-        (["--prompt", "5"], "--prompt is not for `study training`"),
         (["--virtual-stages", "5", "--pp", "8"], "are more than the 32 layers"),
     ],
 )
@@ -295,11 +294,6 @@ def test_what_cannot_be_is_one_line(capsys, words, expected):
     error = capsys.readouterr().err
     assert expected in error
     assert error.count("\n") == 1
-
-
-def test_the_other_study_refuses_training_flags(capsys):
-    assert main(["study", "--zero", "3"]) == 2
-    assert "--zero is not for `study inference`" in capsys.readouterr().err
 
 
 def test_experts_are_refused():

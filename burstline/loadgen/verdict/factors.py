@@ -17,15 +17,6 @@ from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
 
-GONE: Final = {
-    "gpu": "devices",
-    "tp": "tensor-parallel-size",
-    "kv-dtype": "kv-cache-dtype",
-    "quantize": "quantization",
-    "model-size": "model",
-    "client": "cpu",
-}
-"""Other words for a factor, and the one name that it has."""
 GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
 _FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
