@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from burstline import __version__
@@ -24,7 +24,6 @@ from burstline.servers.redact import learn_from
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
 
-TRACEBACK = "BURSTLINE_TRACEBACK"
 N_BETWEEN_COLLECTIONS = 20_000
 """New objects from one collection of the youngest to the next; Python's own 700 suit programs that last."""
 
@@ -120,7 +119,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
     try:
         return int(verb.run(args))
     except Exception as error:
-        refused = _refused(args, error) or _damaged(args, error)
+        refused = _refused(args, error)
         code = exit_codes.USAGE if refused else _exit_code_of(error)
         if code == exit_codes.OUR_BUG and not isinstance(error, ChildLostError):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
@@ -140,29 +139,6 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
         if place == named or named in place.parents or place in named.parents:
             return f"{error.filename}: {error.strerror}; choose an existing, accessible path"
     return None
-
-
-def _damaged(args: argparse.Namespace, error: Exception) -> str | None:
-    """Which file of a run that the user named cannot be read; None where the error is another's, or ours."""
-    if _exit_code_of(error) != exit_codes.OUR_BUG or os.environ.get(TRACEBACK):
-        return None
-    from burstline.verbs.verify import checks_of
-
-    for run in _runs_in(args):
-        for check in checks_of(run, again=False):
-            if check.problem is not None:
-                return (
-                    f"{run} is damaged or from another version: {check.what}: {check.problem}; "
-                    f"`burstline verify` says what can still be read ({TRACEBACK}=1 shows where it failed)"
-                )
-    return None
-
-
-def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
-    for value in vars(args).values():
-        for path in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(path, Path) and (path / "manifest.json").is_file():
-                yield path
 
 
 def _exit_code_of(error: Exception) -> int:
@@ -192,7 +168,6 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = self._formatter
 
     def flags(self) -> list[str]:
-        """Every flag there is."""
         self.brief = frozenset()
         return re.findall(r"(?<!\S)--[a-z][a-z-]*", self.format_help())
 

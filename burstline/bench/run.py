@@ -42,7 +42,7 @@ from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.forecast import seal_forecast
+from burstline.machine.forecast import write_forecast
 from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
@@ -50,7 +50,7 @@ from burstline.servers.host.gpus import serving_gpus, shadowing
 from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
 from burstline.servers.host.serving import UNKNOWN
 from burstline.servers.host.telemetry import load_telemetry
-from burstline.servers.host.watch import Watcher
+from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.reference.steplog import load_steps
@@ -165,7 +165,7 @@ def serve_and_fire(
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
-            seal_forecast(run, ready.plan, progress.phase)
+            write_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else lambda _: False
             fired = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
@@ -299,8 +299,10 @@ def fire_watched(
         watcher.add_clients([*pids, *([truth.pid] if truth else ())])
 
     no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
-    watched = partial(watcher.watch, telemetry, site.processes, ready.gpus, no_gpu)
-    with watched(engine=site.engine.name, target=site.target):
+    task = WatchTask(
+        telemetry, site.processes, ready.gpus, no_gpu, engine=site.engine.name, target=site.target
+    )
+    with watcher.watch(task):
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)

@@ -162,7 +162,6 @@ class Fleet:
 
     @contextmanager
     def connected(self, jobs: Sequence[Job], counters: Counters) -> Iterator[Sequence[RemoteDriver]]:
-        """Start one driver for each job."""
         rows = [counters.row(job.worker) for job in jobs]
         for driver, job, row in zip(self.drivers, jobs, rows, strict=True):
             driver.start(job, row)

@@ -214,7 +214,6 @@ class Part:
 
 
 def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns | None) -> Part:
-    """Which of all planned requests count for what."""
     asked = manifest.asked
     ran_out: tuple[Reason, ...] = ()
     if manifest.may_end_early:

@@ -1,4 +1,4 @@
-"""A run's forecast: made and sealed before its first request, read back and scored after its last."""
+"""A run's forecast: made before its first request, read back and scored after its last."""
 
 from __future__ import annotations
 
@@ -42,29 +42,25 @@ MOST_STEADY: Final = 200
 Ints = NDArray[np.int64]
 
 
-def seal_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
-    """Write the forecast of the run that is about to begin, with its hash in the manifest."""
+def write_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
+    """Write the forecast of the run that is about to begin."""
     try:
         forecast: Forecast | NoForecast = _forecast(Run(run.path, run.manifest), plan)
     except (LackingError, RooflineError, WorkloadError) as why:
         forecast = NoForecast(str(why))
     write_json(run.path / FORECAST, to_json(forecast))
-    sha256 = _sha256_of(run)
-    run.save_manifest(replace(run.manifest, forecast_sha256=sha256))
     if isinstance(forecast, Forecast):
         e2e = forecast.figures["metrics.e2e.p50"]
-        say(f"Forecast: E2E p50 {e2e.low:.3g} to {e2e.high:.3g} s; sealed (sha256 {sha256[:12]})")
+        say(f"Forecast: E2E p50 {e2e.low:.3g} to {e2e.high:.3g} s")
     elif run.manifest.hardware is None or run.manifest.hardware.absent is None:  # which the page says
         say(f"No forecast: {forecast.absent}")
 
 
 def read_forecast(run: Run) -> Forecast | NoForecast | None:
-    """The sealed forecast; None where the run is older than forecasts, or ended before its own was made."""
-    if run.manifest.forecast_sha256 is None:
+    """The forecast; None if the run ended before it was made."""
+    if not (run.path / FORECAST).exists():
         return None
     try:
-        if _sha256_of(run) != run.manifest.forecast_sha256:
-            return NoForecast(f"{FORECAST} was changed after it was sealed: its hash is not the manifest's")
         row = orjson.loads((run.path / FORECAST).read_bytes())
         if "absent" in row:
             return from_json(NoForecast, row, FORECAST)
@@ -166,7 +162,3 @@ def _hardware_hash(run: Run) -> str:
     """Of all that a person can state anew with `burstline report`: model, device and facts of the engine."""
     hardware = orjson.dumps(to_json(run.manifest.hardware), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(hardware + (run.path / DEVICE_FILE).read_bytes()).hexdigest()
-
-
-def _sha256_of(run: Run | RunDir) -> str:
-    return hashlib.sha256((run.path / FORECAST).read_bytes()).hexdigest()

@@ -86,13 +86,15 @@ def note_hardware(
         known_by = manifest.hardware.device_from if manifest.hardware else None
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
             facts = replace(facts, device_from=known_by)  # only the model was named anew
+            data = (run.path / DEVICE_FILE).read_bytes()
         else:
             if not force:
                 _refuse_another(run, hints)
             text, device_from = _device(manifest, config, hints, run)
-            write_bytes(run.path / DEVICE_FILE, text.encode())
+            data = text.encode()
+            write_bytes(run.path / DEVICE_FILE, data)
             facts = replace(facts, device_from=device_from)
-        usd = device_table((run.path / DEVICE_FILE).read_bytes(), run.path / DEVICE_FILE).get("usd_per_hour")
+        usd = device_table(data, run.path / DEVICE_FILE).get("usd_per_hour")
         # Without the file's price for what was known before, somebody has stated another.
         if usd and (hints.device is not None or manifest.usd_per_hour == usd * _n_devices(manifest, earlier)):
             manifest = replace(manifest, usd_per_hour=usd * _n_devices(manifest, facts.stated))

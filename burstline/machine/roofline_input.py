@@ -93,7 +93,6 @@ class _Facts:
 
     @property
     def dtype(self) -> str | None:
-        """The data type that the engine reports."""
         identity = self.run.manifest.identity
         return DTYPES.get(str(identity.dtype if identity else None))
 
@@ -295,7 +294,6 @@ def _logged_step(row: Mapping[str, Any]) -> StepSeen:
 
 
 def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -> Step:
-    """A step of the embedded engine's log."""
     # Only the last request's chunk can have been cut by the budget, so that it has no logits yet.
     logits = [1] * (len(new_tok) - 1) + [n_logits - len(new_tok) + 1]
     return Step.of(zip(new_tok, context_tok, logits, strict=True))

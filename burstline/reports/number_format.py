@@ -80,7 +80,6 @@ def error(value_s: float) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number with thousands separators."""
     return f"{value:,.0f}"
 
 

@@ -103,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
         raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
     if args.trace is not None:
         return _profile(options, args)
-    analysed = _analyse_or_say_why if len(args.device) > 1 else analyse
-    found = [analysed(options, args.model, name) for name in args.device]
+    found = [analyse(options, args.model, name, several=len(args.device) > 1) for name in args.device]
     if args.json:
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
@@ -126,7 +125,7 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     if ignored or len(args.device) > 1:
         what = ", ".join(ignored) or "--device with several names"
         raise RooflineError(f"--trace compares one device with what was measured: {what} would be ignored")
-    deployment, known = _set_up(options, args.model, args.device[0])
+    deployment, known = _set_up(options, args.model, *_known(args.device[0], args.model))
     setup = Setup(deployment, known)
     profile = profile_of(args.trace, deployment.model, deployment.parallel)
     found = compare(profile, setup, options.prompt + options.output / 2)
@@ -139,15 +138,16 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _set_up(options: BoundOptions, model_name: str, device_name: str) -> tuple[Deployment, Calibration]:
+def _set_up(
+    options: BoundOptions, model_name: str, device: Device, shipped: Calibration
+) -> tuple[Deployment, Calibration]:
     """The model on its devices, and the constants in force."""
     model, stored = load_model(model_name)
-    device, known = _known(device_name, model_name)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
     quant = QUANTS[options.quant] if options.quant else stored
     parallel = Parallel(options.tp, options.pp, options.ep, options.dp)
-    return Deployment(model, quant, parallel, device), known.changed(_constants(options.constant))
+    return Deployment(model, quant, parallel, device), shipped.changed(_constants(options.constant))
 
 
 def check(options: BoundOptions) -> None:
@@ -164,17 +164,24 @@ def check(options: BoundOptions) -> None:
         raise RooflineError("--network-gb-per-s would be ignored: one device needs no network; add --tp")
 
 
-def _analyse_or_say_why(options: BoundOptions, model: str, name: str) -> dict[str, Any]:
-    device, _ = _known(name, model)
+def analyse(
+    options: BoundOptions, model_name: str, device_name: str, *, several: bool = False
+) -> dict[str, Any]:
+    """Everything the verb says of one device, ready for JSON. Times are seconds unless the key says µs.
+
+    Of `several` devices one that is impossible says why.
+    """
+    device, shipped = _known(device_name, model_name)
     try:
-        return analyse(options, model, name)
+        return _analysis(options, model_name, device, shipped)
     except RooflineError as error:
+        if not several:
+            raise
         return {"device": _device_facts(device), "impossible": str(error)}
 
 
-def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[str, Any]:
-    """Everything the verb says of one device, ready for JSON. Times are seconds unless the key says µs."""
-    deployment, known = _set_up(options, model_name, device_name)
+def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: Calibration) -> dict[str, Any]:
+    deployment, known = _set_up(options, model_name, device, shipped)
     model, quant, parallel, device = (
         deployment.model, deployment.quant, deployment.parallel, deployment.device,
     )  # fmt: skip
@@ -182,7 +189,6 @@ def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[st
     n_tok = options.prompt + options.output
     kv_room = room(model, quant, parallel, device, utilisation=options.utilisation)
     check_batch(model, quant, parallel, kv_room, options.batch, n_tok)
-    _, shipped = _known(device_name, model_name)
     phases = phase_bounds(deployment, asked, known)
     latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
     n_out = options.batch * options.output * parallel.dp

@@ -76,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kept() -> Iterator[str]:
-    """What is kept for runs, a line each."""
     for path in sorted(cache_folder().glob("device-*.toml")):
         yield _line(path)
 

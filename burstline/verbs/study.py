@@ -129,7 +129,6 @@ def sharding_of(name: str, n_ranks: int, device: Device) -> Sharding:
 
 
 def _methods(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """The recipe with other shardings and recomputation."""
     for stage in (0, 1, 2, 3):
         for recompute in ("none", "full"):
             sharding = zero(stage, recipe.sharding.n_ranks)

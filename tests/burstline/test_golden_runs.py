@@ -98,7 +98,7 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
     assert '<section id="requests"' in page
     header = page[page.index("<header>") : page.index("</header>")]
     assert all(f"<span>{fact}</span>" in header for fact in ("reference 0.1.0", "float32"))
-    formats = ("parquet", "csv", "markdown", "junit", "trace")
+    formats = ("parquet", "csv", "markdown", "junit")
     flags = [word for name in formats for word in ("--format", name)]
     assert main(["report", str(copied), "--to", str(tmp_path / "out"), *flags]) == 0
     assert len(list((tmp_path / "out").iterdir())) == len(formats)
@@ -111,8 +111,6 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
         ("RUN --to OUT --usd-per-hour 2", "--usd-per-hour changes the page, which --to does not write"),
         ("RUN --format csv --to OUT --decode", "--decode changes the page"),
         ("RUN --format json --to OUT", "--format json is printed: --to OUT would be ignored"),
-        ("--predictions RUN --device h100", "--device would be ignored"),
-        ("--predictions RUN --format text", "--format would be ignored"),
         ("RUN --to=", "--to '': expected a value"),
         ("RUN --profile /nope", "--profile /nope: No such file"),
         ("RUN --device cpu --force", "--device cpu: this CPU is not calibrated for this model: run `burst"),

@@ -89,7 +89,6 @@ class Steady:
     counts_until_s: float | None = None
 
     def counted(self, c: Columns) -> Columns:
-        """The requests whose latencies count."""
         later = c.due_from(self.window.start_s)
         return later if self.counts_until_s is None else later.due_until(self.counts_until_s)
 

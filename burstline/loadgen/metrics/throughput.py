@@ -73,12 +73,10 @@ class Lives:
 
     @property
     def begun_s(self) -> Floats:
-        """When each began that did."""
         return self.start_s[np.isfinite(self.start_s)]
 
     @property
     def stays_s(self) -> Floats:
-        """How long each stayed that ended."""
         ended = np.isfinite(self.end_s)
         return self.end_s[ended] - self.start_s[ended]
 
@@ -101,7 +99,6 @@ def whole_run(c: Columns) -> Window | None:
 
 
 def throughputs(c: Columns) -> Throughput:
-    """Rates of work over the whole run."""
     return Throughput(**{name: _over_run(c, amount, UNITS[name]) for name, amount in _amounts(c).items()})
 
 

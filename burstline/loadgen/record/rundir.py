@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORECAST: Final = "forecast.json"
-"""What the run was expected to measure, sealed before its first request by the manifest's hash of it."""
+"""What the run was expected to measure, written before its first request."""
 PROFILE: Final = "profile.json"
 """What was read of the traces: the steps, and what each module took."""
 PROFILED_LOAD: Final = "profile_load.json"
@@ -226,7 +226,6 @@ class Run:
 
     @cached_property
     def steps(self) -> pd.DataFrame | None:
-        """The engine's own step log."""
         return _as_frame(self._read("steps.parquet"))
 
     @cached_property

@@ -84,7 +84,6 @@ class Telemetry:
         return [name for own, name in self._rows if own == source and name.startswith(prefix)]
 
     def devices(self) -> list[str]:
-        """The GPUs that were seen: gpu0, gpu1, ..."""
         return sorted({source for source, _ in self._rows if source.startswith("gpu") and source != "gpu"})
 
     def why_missing(self, source: str, name: str) -> str:

@@ -64,7 +64,7 @@ def factors(manifest: Manifest) -> dict[str, str]:
         "server-addresses": server.addresses if server else None,
         "prompts": load.prompts,
         # How many bursts an automatic warm-up needs is chance.
-        "warm-up": f"bursts of {load.warm_up.bursts[0].n}"
+        "warm-up": f"bursts of {load.warm_up[0].n}"
         if load.warm_up
         else sum(stage.n for stage in load.stages)
         if manifest.load

@@ -7,7 +7,6 @@ from burstline.reports.formats.text import columns
 
 
 def told(found: Mapping[str, Any]) -> str:
-    """One device's bounds, op by op."""
     asked, device, memory = found["asked"], found["device"], found["memory"]
     ranks = " ".join(f"{kind}{n}" for kind, n in found["parallel"].items() if n > 1)
     title = (
@@ -71,7 +70,6 @@ def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _constants(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What each constant of the model moves here."""
     lines = [
         [
             row["name"] + (" (own)" if row["own"] else ""),

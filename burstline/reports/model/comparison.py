@@ -144,12 +144,10 @@ class View:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The metrics that are shown first."""
         return LATENCIES if self.is_generating else ("e2e",)
 
     @property
     def has_served(self) -> bool:
-        """Whether any request succeeded."""
         return bool(self.summary.counts.get("ok"))
 
     @property
@@ -208,7 +206,6 @@ class View:
 
     @cached_property
     def shown(self) -> Shown:
-        """Which requests the page shows one by one."""
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
         _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
         return shown_of(sending_order(self.columns), slowest, first_of_each_kind.tolist())

@@ -153,7 +153,6 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
 
 
 def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
-    """What was done, and where."""
     known = factors(manifest)
     return tuple(known.get(key, "") for key in CHECKED if not (swept and key == "workload"))
 

@@ -24,7 +24,6 @@ FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"}
 
 
 def banner(comparison: Comparison) -> Banner:
-    """The verdict for the top of the page."""
     if comparison.run is not None:
         return run_banner(comparison.run.summary)
     found = _of_cases(comparison)
@@ -39,7 +38,6 @@ def banner(comparison: Comparison) -> Banner:
 
 
 def run_banner(summary: Summary) -> Banner:
-    """A run's verdict with its reasons and its SLOs."""
     verdict = summary.verdict
     state: str = verdict.state
     refused = {reason.code for reason in verdict.reasons}
@@ -73,7 +71,6 @@ def run_banner(summary: Summary) -> Banner:
 
 
 def case_banner(case: Case) -> Banner:
-    """The state of one case, by its name."""
     reasons = (*case.gate.reasons, *case.gate.warnings)
     shown = _banner(case_state(case), reasons, [case], name=f"{case.name}: " if case.name else "")
     return replace(shown, targets=_over_runs([case]))

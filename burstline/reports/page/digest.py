@@ -68,7 +68,6 @@ def _of_case(case: Case) -> Iterator[Block]:
 
 
 def verdict_line(summary: Summary) -> Banner:
-    """The verdict alone, with its SLOs."""
     return replace(run_banner(summary), reasons=())
 
 

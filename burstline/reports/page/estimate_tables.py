@@ -42,7 +42,6 @@ TOTALS = ("output_tok_per_s", "requests_per_s", "drain_s", "server_peak_bytes", 
 
 
 def title_of(key: str) -> str:
-    """The metric's title."""
     return METRICS[key].title
 
 
@@ -266,7 +265,6 @@ def session_tables(summary: Summary) -> list[Block]:
 
 
 def glossary_table() -> Table:
-    """Every metric's unit, formula and source."""
     better = {"lower": "↓ lower", "higher": "↑ higher"}
     rows = tuple(
         Row(

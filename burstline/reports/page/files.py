@@ -25,7 +25,6 @@ from burstline.reports.formats.csv import records_csv
 from burstline.reports.formats.junit import junit
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
-from burstline.reports.formats.trace_events import trace_json
 from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
@@ -50,7 +49,6 @@ FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
     "csv": lambda run: {"records.csv": records_csv(run)},
     "markdown": lambda run: {"summary.md": markdown(digest(alone(view_of(run)))).encode()},
     "junit": lambda run: {"junit.xml": junit(view_of(run)).encode()},
-    "trace": lambda run: {"trace.json": trace_json(view_of(run))},
     "figures": _figures,
 }
 """By format, what makes its files of a run: their contents by name."""

@@ -102,7 +102,6 @@ REACHED: Final = "of what these shapes reach"
 
 
 def _title(phase: PhaseRow) -> str:
-    """Which steps the phase's figures are of."""
     if phase.phase == "decode":
         return "Decode-only steps"
     return "Prefill and mixed steps" if phase.n_mixed else "Prefill steps"
@@ -149,7 +148,6 @@ def _shape(op: OpRow) -> str:
 
 
 def _big(value: float, unit: str) -> str:
-    """An amount with a decimal prefix."""
     for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= power:
             return f"{number(value / power)} {prefix}{unit}"

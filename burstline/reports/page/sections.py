@@ -227,12 +227,10 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
 
 
 def is_burst(view: View) -> bool:
-    """Whether all requests were due at once."""
     return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
 
 
 def burst(view: View) -> list[Block]:
-    """How the burst drains."""
     group = view.summary.burst
     slope = group.ttft_slope_s_per_request
     slope_s = slope.point if isinstance(slope, Estimate) else None

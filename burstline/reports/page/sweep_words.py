@@ -227,7 +227,6 @@ class Cost:
         return inverse(figure, self.unit) if self.better == "higher" else figure
 
     def is_drawn(self, at: Point) -> bool:
-        """Whether both its value and the output are known."""
         figure = self.of(at)
         return isinstance(figure, Estimate) and bool(figure.point) and isinstance(at.output, Estimate)
 
