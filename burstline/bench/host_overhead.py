@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from burstline.bench.fire import DriverDiedError, fire
+from burstline.bench.fire import fire
 from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
@@ -33,6 +33,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
@@ -75,7 +76,7 @@ def host_fit(
     try:
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
             return fit_of(_burst_log(Path(name), config, threads, burst), kernels_s)
-    except (EngineError, WorkloadError, DriverDiedError, OSError, ValueError):
+    except (EngineError, WorkloadError, ChildLostError, OSError, ValueError):
         return None
 
 
@@ -121,7 +122,7 @@ def fit_of(log: Log, kernels_s: Callable[[Step], float]) -> HostFit | None:
 def host_of(run: Run) -> HostFit | None:
     """The host of a run's engine, from the steps of its load, as logged or as its tokens arrived.
 
-    LackingError or RooflineError where the run's hardware is not known; None where it shows too few steps.
+    RooflineError where the run's hardware is not known; None where it shows too few steps.
     """
     setup, assumed = setup_of(run)
     seen = [each for each in seen_in(run, assumed).steps or () if each.step.n_tok]

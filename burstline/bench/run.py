@@ -22,14 +22,7 @@ from burstline.bench.profile import check_profile, check_profiler, profile_load
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
-from burstline.bench.server_session import (
-    Say,
-    Serving,
-    Site,
-    check_start,
-    choose_engine,
-    serving,
-)
+from burstline.bench.server_session import Say, Serving, Site, check_start, choose_engine, serving
 from burstline.bench.stages import job_at, send_stages
 from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
@@ -78,7 +71,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOutcome:
+class _RunOutcome:
     """The results of a load other than its captures. `engine_error` is why the server ended under it."""
 
     done: DriveOutcome
@@ -148,7 +141,7 @@ def serve_and_fire(
     progress: Progress,
     serve: Serving,
     enough: EnoughOf | None,
-) -> RunOutcome:
+) -> _RunOutcome:
     """Everything that needs the server or the drivers; what is known at its end is on disk."""
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with _cluster(settings.ray, run, load, progress) as fleet:
@@ -271,7 +264,7 @@ def fire_watched(
     truth: TruthProcess | None,
     progress: Progress,
     enough: Enough,
-) -> RunOutcome:
+) -> _RunOutcome:
     """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk."""
     site = ready.site
     if truth and site.launch and site.launch.n_cores:
@@ -307,7 +300,7 @@ def fire_watched(
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)
         done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase, enough)
-    fired = RunOutcome(done, signs.death())
+    fired = _RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))

@@ -6,19 +6,10 @@ from typing import Final
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("burstline.verbs.run", "send a workload to an engine and write the report"),
     "limit": ("burstline.verbs.limit", "find the highest load within the SLOs, as an interval"),
-    "certify": (
-        "burstline.verbs.certify",
-        "measure the client's own error under this load",
-    ),
+    "certify": ("burstline.verbs.certify", "measure the client's own error under this load"),
     "compare": ("burstline.verbs.compare", "compare runs, if they did the same work"),
-    "gate": (
-        "burstline.verbs.gate",
-        "run two servers or versions in turn until the faster one is known",
-    ),
-    "make-model": (
-        "burstline.verbs.make_model",
-        "make a model folder: config, tokenizer, random weights",
-    ),
+    "gate": ("burstline.verbs.gate", "run two servers or versions in turn until the faster one is known"),
+    "make-model": ("burstline.verbs.make_model", "make a model folder: config, tokenizer, random weights"),
     "engines": (
         "burstline.verbs.engines",
         "list the engines that are installed or running, and how to install the others",

@@ -14,7 +14,6 @@ from burstline.loadgen.record.rundir import Run, open_run
 from burstline.machine.cpu_calibration import path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
-from burstline.machine.roofline_input import LackingError
 from burstline.roofline.device.calibration import (
     cache_folder,
     cached_file,
@@ -108,7 +107,7 @@ def _from_run(run: Run, out: Path | None) -> int:
     """Keep the run's device file with the host of its engine."""
     try:
         host = host_overhead.host_of(run)
-    except LackingError as why:
+    except RooflineError as why:
         raise RooflineError(f"{run.path}: {why}") from why
     if host is None:
         raise RooflineError(f"{run.path} shows too few steps that only decode; send a longer load")

@@ -35,12 +35,7 @@ class EngineRow:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline engines [--ports N,...]"
-    parser.add_argument(
-        "--ports",
-        default="",
-        metavar="N,...",
-        help="additional local ports to look at",
-    )
+    parser.add_argument("--ports", default="", metavar="N,...", help="additional local ports to look at")
 
 
 def run(args: argparse.Namespace) -> int:

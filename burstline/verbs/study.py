@@ -44,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences per micro-batch; default 1")
     parser.add_argument("--sequences", type=int, help="sequences per step; default a micro-batch per replica")
     parser.add_argument(
-        "--recompute",
-        choices=get_args(Recompute),
-        default="none",
-        help="what to recompute; default none",
+        "--recompute", choices=get_args(Recompute), default="none", help="what to recompute; default none"
     )
     parser.add_argument("--sequence-parallel", action="store_true", help="also split norms over tensor ranks")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train only LoRA adapters of this rank")

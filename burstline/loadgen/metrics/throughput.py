@@ -172,12 +172,7 @@ def throughputs_in(
 
 
 def _by_lives(
-    lives: Lives,
-    amount: Floats,
-    window: Window,
-    n_cosines: int | None,
-    too_short: str | None,
-    figure: Figure,
+    lives: Lives, amount: Floats, window: Window, n_cosines: int | None, too_short: str | None, figure: Figure
 ) -> Figure:
     """A closed loop's rate with the interval that its lives give: each brings an `amount`, or none."""
     ended = np.flatnonzero((lives.end_s > window.start_s) & (lives.end_s <= window.end_s))

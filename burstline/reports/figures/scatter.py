@@ -27,6 +27,7 @@ from burstline.reports.figures.drawing import (
     head,
     margins,
     plain,
+    write,
 )
 from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
 from burstline.reports.number_format import Reach
@@ -138,16 +139,8 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
     if region.y is not None:
         panel.plot([first, last], [low, low], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
     at_left = region.x_at_most or x is None
-    return panel.annotate(
-        region.text,
-        (first if at_left else last, top),
-        (5 if at_left else -5, -5),
-        textcoords="offset points",
-        ha="left" if at_left else "right",
-        va="top",
-        color=GOOD,
-        fontsize=TEXT,
-    )
+    at, off, side = (first, 5, "left") if at_left else (last, -5, "right")
+    return write(panel, region.text, (at, top), (off, -5), GOOD, ha=side, va="top")
 
 
 def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: str) -> None:

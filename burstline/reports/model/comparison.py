@@ -25,13 +25,7 @@ from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, Reason
 from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.stats.significance import (
-    Answer,
-    Contrast,
-    Difference,
-    between_runs,
-    judged,
-)
+from burstline.loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged
 from burstline.loadgen.summarize import part_of, summarize_run
 from burstline.loadgen.verdict.comparable import ALONE, Comparability, comparability
 from burstline.loadgen.verdict.grades import widened

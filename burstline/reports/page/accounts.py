@@ -115,10 +115,7 @@ def failures(view: View) -> list[Block]:
     lost = sum(k for kind, k in kinds.items() if kind not in NO_FAILURES)
     text = f"{lost:,} of {n:,} requests failed." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its error"]
-    return [
-        Note(text),
-        table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5)),
-    ]
+    return [Note(text), table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5))]
 
 
 def served(view: View) -> list[Block]:

@@ -138,11 +138,7 @@ def _ttft_split(view: View) -> Plot | None:
     return run_figures.split_bar(
         "ttft-split",
         "Where the time to the first token goes",
-        (
-            ("queue in the server", queue.point),
-            ("prefill", prefill.point),
-            ("network, HTTP, client", rest_s),
-        ),
+        (("queue in the server", queue.point), ("prefill", prefill.point), ("network, HTTP, client", rest_s)),
     )
 
 
@@ -202,8 +198,8 @@ def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
     if isinstance(window.n_warm_up, Absent) or isinstance(start, Absent) or isinstance(last, Absent):
         return []
     first_s = float(view.columns.due_s.min())
-    spans = (run_figures.Span(first_s, start.point, "warm-up"), run_figures.Span(last.point, end_s, "drain"))
-    return [span for span in spans if span.end_s > span.start_s]
+    spans = ((first_s, start.point, "warm-up"), (last.point, end_s, "drain"))
+    return [span for span in spans if span[1] > span[0]]
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:
