@@ -25,7 +25,7 @@ from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline_input import seen_in, setup_of, step_of
-from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, read_device_file
+from burstline.roofline.device.calibration import Calibration, HostFit
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
@@ -50,18 +50,6 @@ LEAST_STEPS: Final = 16
 LONGEST_PROMPTS_S: Final = 8.0
 """Where the burst's prompts alone take longer, steps are so long that the host's part is lost in them."""
 Log = Mapping[str, Sequence[Any]]
-
-
-def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> HostFit | None:
-    """Measure, and write it into the file of the device that was calibrated for the model `config`.
-
-    None, and nothing written, where the burst failed or would take too long.
-    """
-    device, calibration = read_device_file(device_file.read_bytes(), device_file)
-    host = host_fit(config, threads, device, calibration)
-    if host is not None:
-        device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")
-    return host
 
 
 def host_fit(

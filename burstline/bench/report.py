@@ -14,7 +14,7 @@ from burstline.console.terminal import show
 from burstline.loadgen.metrics.audit import audit, compared
 from burstline.loadgen.metrics.slo import state_decides
 from burstline.loadgen.record.decode import Readings, decode_run, readings
-from burstline.loadgen.record.files import TRACES, write_json
+from burstline.loadgen.record.files import TRACES, write_bytes, write_json
 from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
 from burstline.loadgen.record.summary import Audit, Summary
 from burstline.loadgen.record.tables import keep_pandas_out
@@ -64,7 +64,7 @@ def write_report(run: RunDir) -> Summary:
     run.save_summary(summary)
     page = open_run(run.path)  # with the summary that was just written
     page.columns = opened.columns
-    run.save_report(render(alone(view_of(page))))
+    write_bytes(run.report, render(alone(view_of(page))).encode())
     return summary
 
 

@@ -83,7 +83,9 @@ ranks = st.integers(1, 10).map(lambda power: 2**power)
 def sent(sharding: Sharding, *, beyond: int = 1, recomputed: bool = False) -> float:
     """Bytes for each parameter that a rank sends in a step of one micro-batch, over links past `beyond`."""
     return sum(
-        t.sent_bytes for t in sharding.transfers(recomputed=recomputed) if t.n_ranks * t.stride > beyond
+        (2 if t.kind == "all_reduce" else 1) * t.bytes_ * (t.n_ranks - 1) / t.n_ranks
+        for t in sharding.transfers(recomputed=recomputed)
+        if t.n_ranks * t.stride > beyond
     )
 
 

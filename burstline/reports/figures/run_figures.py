@@ -128,7 +128,7 @@ def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Sca
     shown = [(p, line, scale) for p, scale in zip(panels, scales, strict=True) for line in p.lines]
     titles = [_with_unit(": ".join(filter(None, (p.title, line.label))), scale) for p, line, scale in shown]
     rows = [
-        [f"{edges[k]:g}", *(_level(line.values[k] / scale.divisor) for _, line, scale in shown)]
+        [f"{edges[k]:g}", *(number(line.values[k] / scale.divisor) for _, line, scale in shown)]
         for k in range(len(edges) - 1)
     ]
     made = table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
@@ -327,10 +327,6 @@ def _greatest(values: Floats) -> float:
 
 def _with_unit(title: str, scale: Scale) -> str:
     return f"{title} ({scale.unit})" if scale.unit else title
-
-
-def _level(value: float) -> str:
-    return number(value) if math.isfinite(value) else "–"
 
 
 def _finite(value: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burstline.reports.formats.text import columns
+from burstline.reports.number_format import prefixed
 
 
 def told(found: Mapping[str, Any]) -> str:
@@ -107,8 +108,8 @@ def _op_row(op: Mapping[str, Any]) -> list[str]:
         op["op"],
         groups + shape,
         str(op["count"]),
-        _quantity(op["flops"]),
-        _quantity(op["bytes"]),
+        prefixed(op["flops"]) if op["flops"] else "",
+        prefixed(op["bytes"]) if op["bytes"] else "",
         f"{op['intensity']:.1f}" if op["flops"] else "",
         f"{op['ridge']:.0f}" if op["ridge"] else "",
         op["bound"] + where,
@@ -207,14 +208,6 @@ def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
         if ops[0]["kind"] != "elementwise"
     ]
     return columns([header, *rows], range(1))
-
-
-def _quantity(value: float) -> str:
-    """Three digits and an SI prefix."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}"
-    return f"{value:.3g}" if value else ""
 
 
 def _ms(seconds: float) -> str:

@@ -21,7 +21,6 @@ from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, Reason
 from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
@@ -113,11 +112,6 @@ class View:
     @property
     def columns(self) -> Columns:
         return self.run.columns
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """What was watched; it may have no rows."""
-        return self.run.watched
 
     @property
     def log_tail(self) -> list[str]:

@@ -67,7 +67,8 @@ def run_banner(summary: Summary) -> Banner:
             sentence = f"{sentence} Processes that Burstline did not start used {used}."
     if not summary.targets and not summary.goodput.criteria and summary.counts.get("ok"):
         sentence = f"{sentence} {say('no-slo')}"
-    return Banner(state, tone, mark, sentence, reasons, target_lines(summary))
+    targets = (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
+    return Banner(state, tone, mark, sentence, reasons, targets)
 
 
 def case_banner(case: Case) -> Banner:
@@ -124,11 +125,6 @@ _WORST_FIRST: Final[tuple[str, ...]] = (
     REPEATS,
     COMPARABLE,
 )
-
-
-def target_lines(summary: Summary) -> tuple[TargetLine, ...]:
-    """Every target in the order asked, then the share of requests that met all criteria."""
-    return (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
 
 
 def _target_line(row: TargetResult) -> TargetLine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from burstline.reports.blocks import Cell, Note, Table, table
-from burstline.reports.number_format import duration, number
+from burstline.reports.number_format import changed, duration, number
 from burstline.roofline.predict.forecast import CONFIDENCE, Score
 
 TITLES: Final = {
@@ -21,7 +21,7 @@ def score_line(score: Score) -> Note:
     said = []
     for name in score.measured:
         where = "inside" if score.inside(name) else "outside"
-        said.append(f"{TITLES[name]} {where} ({_percent(score.ratio(name) - 1)})")
+        said.append(f"{TITLES[name]} {where} ({changed(score.ratio(name) - 1)})")
     return Note(f"Forecast, {CONFIDENCE:.0%} intervals, measured against predicted: {', '.join(said)}.")
 
 
@@ -32,7 +32,7 @@ def score_table(score: Score) -> Table:
             _value(name, score.predicted[name].point),
             f"{_value(name, score.predicted[name].low)} to {_value(name, score.predicted[name].high)}",
             _value(name, measured),
-            _percent(score.ratio(name) - 1),
+            changed(score.ratio(name) - 1),
             "inside" if score.inside(name) else "outside",
         ]
         for name, measured in score.measured.items()
@@ -48,7 +48,3 @@ def score_table(score: Score) -> Table:
 
 def _value(name: str, value: float) -> str:
     return f"{number(value)}/s" if name.endswith("per_s") else duration(value)
-
-
-def _percent(share: float) -> str:
-    return f"{share:+.0%}".replace("-", "−")

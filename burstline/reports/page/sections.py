@@ -203,7 +203,7 @@ def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:
-    telemetry = view.telemetry
+    telemetry = view.run.watched
 
     def lines(*wanted: tuple[str, str, str]) -> tuple[SeriesLine, ...]:
         found = [
