@@ -71,29 +71,30 @@ class BoundOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     models = f"a bundled model ({', '.join(bundled_models())}) or a folder or file with a config.json"
-    parser.add_argument("--model", required=True, help=models)
-    parser.add_argument(
+    add("--model", required=True, help=models)
+    add(
         "--device",
         required=True,
         nargs="+",
         help="one device, or several to compare: an id, the driver's name, your own .toml file, or cpu",
     )
     add_options(parser, BoundOptions)
-    parser.add_argument(
+    add(
         "--figure",
         type=Path,
         metavar="FILE",
         help="write a figure (SVG): rooflines, and decoding by batch size",
     )
-    parser.add_argument(
+    add(
         "--trace",
         type=Path,
         metavar="FILE",
         help="compare each GEMM in a trace of PyTorch's profiler (a file, or a folder with one per rank) "
         "with the prediction; --prompt and --output give context lengths that a trace lacks",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -205,8 +206,8 @@ def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: C
         "decode_s_by_batch": _by_batch(deployment, asked, kv_room, known),
         "latency_s": latency,
         "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
-        "memory": asdict(kv_room)
-        | {
+        "memory": {
+            **asdict(kv_room),
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
         },

@@ -34,8 +34,9 @@ OF_PAGE: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    add(
         "--format",
         action="append",
         choices=(*PRINTED, *WRITTEN),
@@ -43,24 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "markdown: for a pull request; junit: SLOs and verdict for CI; figures: SVG and "
         "PNG. Repeatable; --to alone writes all",
     )
-    parser.add_argument("--to", type=Path, metavar="DIR", help="folder for the other formats")
+    add("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)
     add_options(parser, Stated)
-    parser.add_argument(
+    add(
         "--usd-per-hour",
         type=float,
         metavar="USD",
         help="price of the server's hardware; the page then shows the cost of a million tokens",
     )
-    parser.add_argument(
+    add(
         "--profile",
         type=Path,
         metavar="TRACE",
         help="show each GEMM of this server in a trace of PyTorch's profiler: a file, or a folder with "
         "one for each rank",
     )
-    parser.add_argument("--force", action="store_true", help="replace the device of the run")
-    parser.add_argument("--decode", action="store_true", help="decode the captures again first")
+    add("--force", action="store_true", help="replace the device of the run")
+    add("--decode", action="store_true", help="decode the captures again first")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,32 +25,27 @@ _GB = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("training",), help="what to predict")
+    add = parser.add_argument
+    add("what", choices=("training",), help="what to predict")
     models = f"a bundled model ({', '.join(bundled_models())}) or a path"
-    parser.add_argument("--model", default="llama-2-13b", help=models)
-    parser.add_argument("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--figures", type=Path, help="folder for the figures (SVG)")
-    parser.add_argument("--devices", type=int, default=8, help="number of devices; default 8")
-    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel devices; default 1")
-    parser.add_argument("--pp", type=int, default=1, help="pipeline stages; default 1")
-    parser.add_argument(
-        "--virtual-stages", type=int, default=1, help="interleaved chunks per pipeline stage; default 1"
-    )
-    parser.add_argument(
-        "--zero", choices=SHARDINGS, default="0", help="ZeRO stage of data parallelism; default 0 (DDP)"
-    )
-    parser.add_argument("--seq", type=int, default=2048, help="tokens per sequence; default 2048")
-    parser.add_argument("--micro-batch", type=int, default=1, help="sequences per micro-batch; default 1")
-    parser.add_argument("--sequences", type=int, help="sequences per step; default a micro-batch per replica")
-    parser.add_argument(
-        "--recompute", choices=get_args(Recompute), default="none", help="what to recompute; default none"
-    )
-    parser.add_argument("--sequence-parallel", action="store_true", help="also split norms over tensor ranks")
-    parser.add_argument("--lora", type=int, metavar="RANK", help="train only LoRA adapters of this rank")
-    parser.add_argument("--qlora", type=int, metavar="RANK", help="the same, with frozen 4-bit weights")
-    parser.add_argument("--offload", action="store_true", help="keep optimizer states in host memory")
-    parser.add_argument("--network-gb-per-s", type=float, help="between nodes: GB/s per device and direction")
+    add("--model", default="llama-2-13b", help=models)
+    add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
+    add("--json", action="store_true", help="print JSON")
+    add("--figures", type=Path, help="folder for the figures (SVG)")
+    add("--devices", type=int, default=8, help="number of devices; default 8")
+    add("--tp", type=int, default=1, help="tensor-parallel devices; default 1")
+    add("--pp", type=int, default=1, help="pipeline stages; default 1")
+    add("--virtual-stages", type=int, default=1, help="interleaved chunks per pipeline stage; default 1")
+    add("--zero", choices=SHARDINGS, default="0", help="ZeRO stage of data parallelism; default 0 (DDP)")
+    add("--seq", type=int, default=2048, help="tokens per sequence; default 2048")
+    add("--micro-batch", type=int, default=1, help="sequences per micro-batch; default 1")
+    add("--sequences", type=int, help="sequences per step; default a micro-batch per replica")
+    add("--recompute", choices=get_args(Recompute), default="none", help="what to recompute; default none")
+    add("--sequence-parallel", action="store_true", help="also split norms over tensor ranks")
+    add("--lora", type=int, metavar="RANK", help="train only LoRA adapters of this rank")
+    add("--qlora", type=int, metavar="RANK", help="the same, with frozen 4-bit weights")
+    add("--offload", action="store_true", help="keep optimizer states in host memory")
+    add("--network-gb-per-s", type=float, help="between nodes: GB/s per device and direction")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -204,12 +199,9 @@ def _time_rows(step: TrainingStep) -> list[list[str]]:
         if each.op.kind != "collective":
             by_pass[each.during] += each.seconds
     whole = sum(by_pass.values())
+    computing = {f"compute, {name}": step.compute_s * s / whole for name, s in by_pass.items() if s}
     parts = {
-        **{
-            f"compute, {name}": step.compute_s * seconds / whole
-            for name, seconds in by_pass.items()
-            if seconds
-        },
+        **computing,
         "tensor-parallel collectives": step.tensor_s,
         "pipeline bubble": step.bubble_s,
         "other communication, exposed": step.exposed_s,

@@ -199,9 +199,7 @@ def test_page_and_exports_are_the_same_bytes_whatever_the_surroundings(tmp_path)
         assert json.loads(said)["counts"]["ok"] == 64
         files = sorted(path for path in [*run.rglob("*"), *out.rglob("*")] if path.is_file())
         made.append({str(path.relative_to(tmp_path / str(k))): path.read_bytes() for path in files})
-    assert {"run/report.html", "run/summary.json", "out/figures/ttft-cdf.png", "out/trace.json"} <= set(
-        made[0]
-    )
+    assert {"run/report.html", "run/summary.json", "out/figures/ttft-cdf.png"} <= set(made[0])
     for other in made[1:]:
         assert other.keys() == made[0].keys()
         assert [name for name in other if other[name] != made[0][name]] == []

@@ -161,13 +161,9 @@ def throughputs_in(
         for name, each in binned.items()
     }
     if lives is not None:
-        amounts = _amounts(c)
-        rates = {
-            name: _by_lives(
-                lives, lives.sums(c, np.where(ok, amounts[name], 0.0)), window, n_cosines, too_short, rate
-            )
-            for name, rate in rates.items()
-        }
+        for name, amount in _amounts(c).items():
+            sums = lives.sums(c, np.where(ok, amount, 0.0))
+            rates[name] = _by_lives(lives, sums, window, n_cosines, too_short, rates[name])
     return Throughput(**rates)
 
 

@@ -198,15 +198,8 @@ def drain(
             label = f"{duration(slope_s)} per place"
             panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
         if not kept.all():
-            panel.plot(
-                place[lost],
-                np.full(len(lost), top),
-                "x",
-                color=BAD,
-                markersize=5,
-                label="not served",
-                clip_on=False,
-            )
+            above = np.full(len(lost), top)
+            panel.plot(place[lost], above, "x", color=BAD, markersize=5, label="not served", clip_on=False)
         panel.set_ylim(0, top)
         panel.set_xlim(0, len(place) + 1)
         panel.set_xlabel("place in the queue (order of sending)", loc="right")

@@ -148,13 +148,8 @@ def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: 
     for dot in curve.known:
         whisker(panel, dot.x, dot.y.at, color, along_x=True)
         whisker(panel, dot.y, dot.x.at, color, along_x=False)
-    style: dict[str, Any] = {
-        "color": color,
-        "linewidth": 1.8,
-        "marker": marker,
-        "markersize": 6.5,
-        "markeredgewidth": 1.6,
-    }
+    style: dict[str, Any] = {"color": color, "linewidth": 1.8, "marker": marker}
+    style |= {"markersize": 6.5, "markeredgewidth": 1.6}
     xs, ys = zip(*points, strict=True)
     panel.plot(xs, ys, linestyle=dashes if curve.is_joined else "none", label=curve.label, **style)
     hollow = [(dot.x.at, dot.y.at) for dot in curve.known if dot.hollow]
@@ -201,14 +196,9 @@ def _places(
         for dot in curve.known:
             x, y = at[id(dot)]
             width = LETTER * len(dot.text)
-            places = (
-                (x + 7, y + 9),
-                (x - width / 2, y + 14),
-                (x + 7, y - 9),
-                (x - width - 7, y + 9),
-                (x - width - 7, y - 9),
-                (x - width / 2, y - 14),
-            )
+            right, left, middle = x + 7, x - width - 7, x - width / 2
+            places = [(right, y + 9), (middle, y + 14), (right, y - 9)]
+            places += [(left, y + 9), (left, y - 9), (middle, y - 14)]
             boxes = [(left, middle - LINE / 2, left + width, middle + LINE / 2) for left, middle in places]
             free = [
                 box

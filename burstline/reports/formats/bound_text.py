@@ -130,17 +130,7 @@ def _outcome(found: Mapping[str, Any]) -> str:
 
 def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
     """The same burst on each device, at the ceiling and as predicted."""
-    header = [
-        "device",
-        "",
-        "seconds",
-        "tok/s",
-        "TTFT p50 s",
-        "TTFT p99 s",
-        "TPOT ms",
-        "at once",
-        "preemptions",
-    ]
+    header = ["device", "", "s", "tok/s", "TTFT p50 s", "TTFT p99 s", "TPOT ms", "at once", "preemptions"]
     rows = [
         [
             device,
