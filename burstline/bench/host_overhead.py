@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from burstline.bench.fire import DriverDiedError, fire
+from burstline.bench.fire import fire
 from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
@@ -25,7 +25,7 @@ from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline_input import seen_in, setup_of, step_of, timed_ops
-from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, read_device_file
+from burstline.roofline.device.calibration import Calibration, HostFit
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
@@ -33,6 +33,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
@@ -53,18 +54,6 @@ LONGEST_PROMPTS_S: Final = 8.0
 Log = Mapping[str, Sequence[Any]]
 
 
-def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> HostFit | None:
-    """Measure, and write it into the file of the device that was calibrated for the model `config`.
-
-    None, and nothing written, where the burst failed or would take too long.
-    """
-    device, calibration = read_device_file(device_file.read_bytes(), device_file)
-    host = host_fit(config, threads, device, calibration)
-    if host is not None:
-        device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")
-    return host
-
-
 def host_fit(
     config: Mapping[str, Any], threads: int, device: Device, calibration: Calibration, burst: LoadSpec = BURST
 ) -> HostFit | None:
@@ -78,7 +67,7 @@ def host_fit(
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
             log = _burst_log(Path(name), config, threads, burst)
         return fit_of(log, kernels_s, _slowness(log, deployment, calibration))
-    except (EngineError, WorkloadError, DriverDiedError, OSError, ValueError):
+    except (EngineError, WorkloadError, ChildLostError, OSError, ValueError):
         return None
 
 
@@ -141,7 +130,7 @@ def fit_of(log: Log, kernels_s: Callable[[Step], float], slowness: float = 1.0) 
 def host_of(run: Run) -> HostFit | None:
     """The host of a run's engine, from the steps of its load, as logged or as its tokens arrived.
 
-    LackingError or RooflineError where the run's hardware is not known; None where it shows too few steps.
+    RooflineError where the run's hardware is not known; None where it shows too few steps.
     """
     setup, assumed = setup_of(run)
     seen = [each for each in seen_in(run, assumed).steps or () if each.step.n_tok]

@@ -101,10 +101,7 @@ class Load:
         return int((prompt_tok + output_tok).max())
 
     def plan(
-        self,
-        vocabulary: Vocabulary,
-        materials: Materials | None = None,
-        identity: Identity | None = None,
+        self, vocabulary: Vocabulary, materials: Materials | None = None, identity: Identity | None = None
     ) -> Plan:
         """The plan for a server; `materials` where text must be counted.
 
@@ -239,11 +236,7 @@ def _work(spec: LoadSpec) -> tuple[Work, int | None, tuple[float, ...] | None]:
     if spec.of_sessions:
         return works.Sessions(_session_shape(spec, prompt_tok, output_tok)), None, None
     shape = Shape(
-        prompt_tok,
-        output_tok,
-        sampling=sampling_of(spec),
-        kind=spec.request_kind,
-        sharing=spec.shared_prefix,
+        prompt_tok, output_tok, sampling=sampling_of(spec), kind=spec.request_kind, sharing=spec.shared_prefix
     )
     return works.Synthetic(shape), None, None
 

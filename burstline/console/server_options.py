@@ -96,7 +96,6 @@ def add_settings(group: argparse._ActionsContainer) -> None:
 
 
 def server_of(args: argparse.Namespace) -> ServerOptions:
-    """The server's options, from the flags."""
     return read_options(
         ServerOptions,
         args,

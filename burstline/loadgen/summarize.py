@@ -17,12 +17,7 @@ from burstline.loadgen.metrics.prefix_cache import CacheUse, prefix_cache, uses_
 from burstline.loadgen.metrics.server_histograms import agreement
 from burstline.loadgen.metrics.sessions import Turns, session_figures, turns_of
 from burstline.loadgen.metrics.slo import NO_CRITERION, Goal, attainment, judge_goals, missed, parse_goal
-from burstline.loadgen.metrics.steady_state import (
-    NOT_STEADY,
-    Steady,
-    cold_start,
-    steady_part,
-)
+from burstline.loadgen.metrics.steady_state import NOT_STEADY, Steady, cold_start, steady_part
 from burstline.loadgen.metrics.throughput import Lives, good_rates, good_rates_in, throughputs_in
 from burstline.loadgen.metrics.token_accounting import conservation, counts, lengths
 from burstline.loadgen.record.columns import Columns
@@ -172,11 +167,7 @@ def _verdict(
     """The verdict on these numbers, with its reasons and warnings."""
     concurrency = manifest.asked.concurrency
     cold, slow_start = _cold(part, concurrency, turns, summary)
-    warnings = (
-        *caveats(summary, manifest, status),
-        *(() if cold else slow_start),
-        *part.ran_out,
-    )
+    warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
     return judge(
         summary,
         manifest,
@@ -214,7 +205,6 @@ class Part:
 
 
 def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns | None) -> Part:
-    """Which of all planned requests count for what."""
     asked = manifest.asked
     ran_out: tuple[Reason, ...] = ()
     if manifest.may_end_early:

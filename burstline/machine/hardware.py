@@ -32,11 +32,7 @@ from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 
 
-class UnknownHardwareError(Exception):
-    """Why something about the hardware is not known, and which flag helps."""
-
-
-class UncalibratedError(UnknownHardwareError):
+class UncalibratedError(RooflineError):
     """The engine computes on `n_cores` of this CPU, which was never measured for its model."""
 
     def __init__(self, text: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
@@ -86,17 +82,19 @@ def note_hardware(
         known_by = manifest.hardware.device_from if manifest.hardware else None
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
             facts = replace(facts, device_from=known_by)  # only the model was named anew
+            data = (run.path / DEVICE_FILE).read_bytes()
         else:
             if not force:
                 _refuse_another(run, hints)
             text, device_from = _device(manifest, config, hints, run)
-            write_bytes(run.path / DEVICE_FILE, text.encode())
+            data = text.encode()
+            write_bytes(run.path / DEVICE_FILE, data)
             facts = replace(facts, device_from=device_from)
-        usd = device_table((run.path / DEVICE_FILE).read_bytes(), run.path / DEVICE_FILE).get("usd_per_hour")
+        usd = device_table(data, run.path / DEVICE_FILE).get("usd_per_hour")
         # Without the file's price for what was known before, somebody has stated another.
         if usd and (hints.device is not None or manifest.usd_per_hour == usd * _n_devices(manifest, earlier)):
             manifest = replace(manifest, usd_per_hour=usd * _n_devices(manifest, facts.stated))
-    except (UnknownHardwareError, RooflineError) as why:
+    except RooflineError as why:
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
         lacking = why if isinstance(why, UncalibratedError) else None
@@ -153,7 +151,7 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
         except RooflineError:
             continue
     said = f"no config.json of {names[0]!r}" if names else "no model's name"
-    raise UnknownHardwareError(f"{said} is available: name its folder or a bundled model with --model-config")
+    raise RooflineError(f"{said} is available: name its folder or a bundled model with --model-config")
 
 
 def config_at(name: str) -> dict[str, Any]:
@@ -193,12 +191,12 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
             )  # fmt: skip
         return known, "having been measured for this model"
     if not manifest.on_this_machine:
-        raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")
+        raise RooflineError(f"the device behind {server.url} is not known: name it with --device")
     names = list(dict.fromkeys(device.name for device in manifest.devices))
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
         part = " (a slice)" if names and manifest.devices[0].is_slice else ""
-        raise UnknownHardwareError(
+        raise RooflineError(
             f"the device is not known, for {seen}{part}: name it with --device (an id, or cpu)"
         )
     return device_text(names[0]), f"its driver calls it {names[0]}"

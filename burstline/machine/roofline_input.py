@@ -41,10 +41,6 @@ _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """Names of attention in the embedded engine's step log."""
 
 
-class LackingError(Exception):
-    """Why a run cannot be compared with its hardware."""
-
-
 def setup_of(run: Run) -> tuple[Setup, list[str]]:
     """The set-up of a run: which facts are certain and which are assumed.
 
@@ -93,7 +89,6 @@ class _Facts:
 
     @property
     def dtype(self) -> str | None:
-        """The data type that the engine reports."""
         identity = self.run.manifest.identity
         return DTYPES.get(str(identity.dtype if identity else None))
 
@@ -177,9 +172,9 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     c = run.columns
     n_replies = int(np.count_nonzero(c.n_events))
     if not n_replies:
-        raise LackingError("no request got a token")
+        raise RooflineError("no request got a token")
     if n_replies > MOST_REQUESTS:
-        raise LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
+        raise RooflineError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
     replies = list(_replies(c))
     most = _most_at_once(replies, run.manifest.block_tok)
     limits = limits_of(run, most, "the most that were seen at once", assumed)
@@ -299,7 +294,6 @@ def timed_ops(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -> Step:
-    """A step of the embedded engine's log."""
     # Only the last request's chunk can have been cut by the budget, so that it has no logits yet.
     logits = [1] * (len(new_tok) - 1) + [n_logits - len(new_tok) + 1]
     return Step.of(zip(new_tok, context_tok, logits, strict=True))

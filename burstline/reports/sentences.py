@@ -235,5 +235,4 @@ def say_next(advice: str) -> str:
 
 
 def uncapitalised(sentence: str) -> str:
-    """The sentence as it follows a colon."""
     return f"{sentence[:1].lower()}{sentence[1:]}"

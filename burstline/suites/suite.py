@@ -159,7 +159,6 @@ class Slot:
         return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
 
     def argv(self, out: Path) -> tuple[str, ...]:
-        """The command-line arguments of this run."""
         server, load = self.engine.at(self.model, self.platform), self.workload
         spec = replace(load.spec, tokenizer=self.model.tokenizer, vocab_size=self.model.vocab_size)
         if load.limit is not None:
@@ -219,7 +218,6 @@ def load_suite(path: Path) -> Suite:
 
 
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
-    """The suite that a parsed TOML document describes."""
     top = TomlTable(raw, source)
     top.only("name", "description", "repeats", "engine", "model", "workload", "limit", "platform", "settings")
     shared = top.raw.get("settings", {})
@@ -344,7 +342,6 @@ def make_where_missing(model: Model) -> None:
 
 
 def platform_of(table: TomlTable) -> Platform:
-    """A [[platform]] table of a suite."""
     table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
     name = table.need("name", str)
     amounts = _mapping(table, "resources", float)

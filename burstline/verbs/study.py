@@ -1,213 +1,242 @@
-"""`burstline study`: the bottleneck of inference across devices and generations; the cost of training."""
+"""`burstline study training`: how long a training step takes, what bounds it, what fits in memory."""
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from burstline.console import exit_codes
 from burstline.reports.formats.text import columns
-from burstline.roofline.device.device import load_device
+from burstline.roofline.device.calibration import load_calibration
+from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
-from burstline.roofline.model.ops import Op, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.bound import ceiling
-from burstline.roofline.predict.deployment import UniformBatch, latency_s
-from burstline.roofline.predict.generations import (
-    GENERATIONS,
-    DramPoint,
-    Generation,
-    dram_scaling,
-    generations,
-)
-from burstline.verbs import study_training
+from burstline.roofline.training.memory import training_memory
+from burstline.roofline.training.recipe import Recipe, Recompute
+from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
+from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.workloads.options import flag_of
 
-TP = (1, 8)
-
-
-_INFERENCE = {"prompt": 200, "output": 200, "batch": 1}
+SHARDINGS = ("0", "1", "2", "3", "++", "three-level")
+_GB = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", nargs="?", choices=("inference", "training"), default="inference", help="default inference"
-    )
-    parser.add_argument(
-        "--model", default="llama-2-13b", help=f"a bundled model ({', '.join(bundled_models())}) or a path"
-    )
-    parser.add_argument(
-        "--device", nargs="+", default=list(GENERATIONS), help="devices to compare, or to train on"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--figures", type=Path, help="folder for the figures (SVG)")
-    inference = parser.add_argument_group("inference")
-    inference.add_argument("--prompt", type=int, help="prompt tokens; default 200")
-    inference.add_argument("--output", type=int, help="output tokens; default 200")
-    inference.add_argument("--batch", type=int, help="batch size; default 1")
-    study_training.add_arguments(parser.add_argument_group("training"))
+    add = parser.add_argument
+    add("what", choices=("training",), help="what to predict")
+    models = f"a bundled model ({', '.join(bundled_models())}) or a path"
+    add("--model", default="llama-2-13b", help=models)
+    add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
+    add("--json", action="store_true", help="print JSON")
+    add("--figures", type=Path, help="folder for the figures (SVG)")
+    add("--devices", type=int, default=8, help="number of devices; default 8")
+    add("--tp", type=int, default=1, help="tensor-parallel devices; default 1")
+    add("--pp", type=int, default=1, help="pipeline stages; default 1")
+    add("--virtual-stages", type=int, default=1, help="interleaved chunks per pipeline stage; default 1")
+    add("--zero", choices=SHARDINGS, default="0", help="ZeRO stage of data parallelism; default 0 (DDP)")
+    add("--seq", type=int, default=2048, help="tokens per sequence; default 2048")
+    add("--micro-batch", type=int, default=1, help="sequences per micro-batch; default 1")
+    add("--sequences", type=int, help="sequences per step; default a micro-batch per replica")
+    add("--recompute", choices=get_args(Recompute), default="none", help="what to recompute; default none")
+    add("--sequence-parallel", action="store_true", help="also split norms over tensor ranks")
+    add("--lora", type=int, metavar="RANK", help="train only LoRA adapters of this rank")
+    add("--qlora", type=int, metavar="RANK", help="the same, with frozen 4-bit weights")
+    add("--offload", action="store_true", help="keep optimizer states in host memory")
+    add("--network-gb-per-s", type=float, help="between nodes: GB/s per device and direction")
 
 
 def run(args: argparse.Namespace) -> int:
-    others = study_training.DEFAULTS if args.what == "inference" else _INFERENCE
-    for name in others:
-        if getattr(args, name) is not None:
-            raise RooflineError(
-                f"--{name.replace('_', '-')} is not for `study {args.what}`; see `study --help`"
-            )
-    if args.what == "training":
-        if len(args.device) > 1 and args.device != list(GENERATIONS):
-            raise RooflineError("`study training` takes one --device; run it once for each")
-        given = {name: getattr(args, name) for name in study_training.DEFAULTS}
-        device = "a100-sxm4-80g" if args.device == list(GENERATIONS) else args.device[0]
-        return study_training.run(args.model, device, given, as_json=args.json, figures=args.figures)
-    for name, default in _INFERENCE.items():
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-    return _run_inference(args)
-
-
-def _run_inference(args: argparse.Namespace) -> int:
-    asked = UniformBatch(args.batch, args.prompt, args.output)
-    scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
-    compared = generations(args.model, asked, args.device)
+    """Print one recipe: its time, bounds and memory, and what other methods would give."""
+    recipe = recipe_of(vars(args))
+    calibration = load_calibration(recipe.device)
+    step = training_step(recipe, calibration)
+    others = [(name, training_step(other, calibration)) for name, other in _methods(recipe)]
     if args.figures:
-        from burstline.reports.figures.study_figures import write_figures  # matplotlib takes a second
+        from burstline.reports.figures.study_figures import write_training  # matplotlib takes a second
 
-        write_figures(args.figures, scaling, compared)
+        write_training(args.figures / "training.svg", {"as asked": step, **dict(others)})
     if args.json:
-        print(json.dumps(_facts(args, asked, scaling, compared), indent=2))
+        print(json.dumps({**_facts(step), "methods": {name: _facts(s) for name, s in others}}, indent=2))
     else:
-        print("\n\n".join(_told(args, asked, scaling, compared)))
+        print("\n\n".join(_report(step, others)))
     return exit_codes.DONE
 
 
-def _products(args: argparse.Namespace, asked: UniformBatch) -> dict[str, list[Op]]:
-    model = load_model(args.model)[0]
-    return {
-        name: [
-            op for op in ops(model, QUANTS["fp16"], Parallel(), step) if op.kind in ("matmul", "attention")
-        ]
-        for name, (step, _) in asked.steps().items()
-    }
-
-
-def _told(
-    args: argparse.Namespace,
-    asked: UniformBatch,
-    scaling: dict[int, list[DramPoint]],
-    compared: Sequence[Generation],
-) -> list[str]:
-    what = f"{args.model}, batch {asked.batch}, {asked.n_prompt_tok} in, {asked.n_output_tok} out, fp16"
-    parts = [_answer(args, scaling, compared)]
-    parts += [f"1. What bounds each product: {what}", _bound_table(args, asked)]
-    for tp, points in scaling.items():
-        parts += [f"2. One A100's compute with other memories: {what}, tp {tp}", _dram_table(points)]
-    return [*parts, f"3. Generations: {what}, one device", _generation_table(compared)]
-
-
-def _answer(
-    args: argparse.Namespace,
-    scaling: dict[int, list[DramPoint]],
-    compared: Sequence[Generation],
-) -> str:
-    first, *others = [g for g in compared if g.phases]
-    limits = "; ".join(
-        f"{g.device.name} {g.quant}: "
-        + ", ".join(f"{name} {phase.limit()}-bound" for name, phase in g.phases.items())
-        for g in (first, *others)
-    )
-    points = scaling[TP[0]]
-    gains = points[0].latency_s / points[-1].latency_s
-    binds = max(points[-1].bound_s, key=lambda part: points[-1].bound_s[part])
-    return "\n".join(
-        [
-            f"{args.model}: {limits}.",
-            (
-                f"{points[-1].technology} instead of {points[0].technology} makes one A100 {gains:.1f} times"
-                f" as fast; {binds} binds then."
-            ),
-        ]
+def recipe_of(asked: dict[str, Any]) -> Recipe:
+    """The recipe that the flags describe; raises what is wrong with it."""
+    counts = ("devices", "tp", "pp", "virtual_stages", "seq", "micro_batch", "sequences", "lora", "qlora")
+    for name in counts:
+        if asked[name] is not None and asked[name] < 1:
+            raise RooflineError(f"{flag_of(name)} must be at least 1, not {asked[name]}")
+    gb_per_s = asked["network_gb_per_s"]
+    if gb_per_s is not None and not 0 < gb_per_s < math.inf:
+        raise RooflineError(f"--network-gb-per-s {gb_per_s:g}: expected a number above 0")
+    if asked["virtual_stages"] > 1 and asked["pp"] == 1:
+        raise RooflineError(
+            f"--virtual-stages {asked['virtual_stages']} would be ignored: it splits stages; add --pp"
+        )
+    if asked["sequence_parallel"] and asked["tp"] == 1:
+        raise RooflineError("--sequence-parallel would be ignored: it splits over tensor ranks; add --tp")
+    if asked["lora"] and asked["qlora"]:
+        raise RooflineError("--lora and --qlora are two methods; give one of them")
+    model, device = load_model(asked["model"])[0], load_device(asked["device"])
+    if gb_per_s is not None:
+        device = device.with_network(gb_per_s * _GB)
+    in_replica = asked["tp"] * asked["pp"]
+    if asked["devices"] % in_replica:
+        raise RooflineError(
+            f"--tp {asked['tp']} x --pp {asked['pp']} = {in_replica} does not divide --devices"
+            f" {asked['devices']}"
+        )
+    n_ranks = asked["devices"] // in_replica
+    return Recipe(
+        model,
+        device,
+        asked["sequences"] or asked["micro_batch"] * n_ranks * asked["pp"],
+        asked["seq"],
+        asked["micro_batch"],
+        sharding_of(asked["zero"], n_ranks, device),
+        asked["tp"],
+        asked["pp"],
+        asked["virtual_stages"],
+        asked["sequence_parallel"],
+        asked["recompute"],
+        adapter_rank=asked["lora"] or asked["qlora"] or 0,
+        frozen="int4" if asked["qlora"] else "bf16",
+        offload=asked["offload"],
     )
 
 
-def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
-    devices = [load_device(name) for name in args.device]
-    rows = [["phase", "product", "FLOP/B", *(f"{d.name} (ridge {d.ridge('fp16'):.0f})" for d in devices)]]
-    for phase, found in _products(args, asked).items():
-        for op in found:
-            cells = [ceiling(op, device).limit for device in devices]
-            rows.append([phase, op.name, f"{op.intensity:.1f}", *cells])
-    return columns(rows, range(2))
+def sharding_of(name: str, n_ranks: int, device: Device) -> Sharding:
+    """ZeRO's stage 0 to 3, ZeRO++ ("++") or the three-level scheme, on this device's package and node."""
+    reach = {link.scope: link.n_devices for link in device.links}
+    if name == "++":
+        return zero_plus_plus(n_ranks, reach.get("node", 1))
+    if name == "three-level":
+        return three_level(n_ranks, reach.get("package", 1), reach.get("node", 1))
+    return zero(int(name), n_ranks)
 
 
-def _dram_table(points: Sequence[DramPoint]) -> str:
-    parts = list(points[0].bound_s)
-    header = ["memory", "GB/s", "latency s", "speed-up", *parts, "most"]
+def _methods(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    for stage in (0, 1, 2, 3):
+        for recompute in ("none", "full"):
+            sharding = zero(stage, recipe.sharding.n_ranks)
+            name = f"{sharding.name}, recompute {recompute}"
+            yield name, replace(recipe, sharding=sharding, recompute=recompute)
+
+
+def _report(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> Iterator[str]:
+    yield _answer(step, others)
+    yield "\n".join(["1. Where a step's time goes", columns(_time_rows(step), (0,))])
+    yield "\n".join(
+        ["2. What bounds each product (one micro-batch, all stages)", columns(_op_rows(step), (0, 1, 5))]
+    )
+    yield "\n".join(["3. Memory of the fullest device", columns(_memory_rows(step), (0,))])
+    header = ["method", "s a step", "tok/s", "MFU", "exposed", "GB a device", "fits"]
     rows = [
         [
-            point.technology,
-            f"{point.bytes_per_s / 1e9:,.0f}",
-            f"{point.latency_s:.3f}",
-            f"{points[0].latency_s / point.latency_s:.1f}×",
-            *(f"{point.bound_s[part] / point.latency_s:.0%}" for part in parts),
-            max(parts, key=lambda part: point.bound_s[part]),
+            name,
+            f"{other.seconds:.3g}",
+            f"{other.tok_per_s:,.0f}",
+            f"{other.mfu:.0%}",
+            f"{other.exposed_s / other.seconds:.0%}",
+            f"{other.memory.total / _GB:.1f}",
+            "yes" if other.fits else "no",
         ]
-        for point in points
+        for name, other in others
     ]
-    return columns([header, *rows], range(1))
+    yield "\n".join(["4. The same with other methods", columns([header, *rows], (0,))])
+    yield (
+        "Assumed: bf16 weights and gradients, Adam in fp32, FlashAttention, ops at calibrated rates;"
+        "\ncollectives of weights and gradients run behind computing, those of tensor parallelism do not."
+        "\nMeasured sets and errors, in a clone: docs/howto/train-a-model.md."
+    )
 
 
-def _generation_table(compared: Sequence[Generation]) -> str:
-    header = [
-        "device",
-        "quant",
-        "prefill ms",
-        "by",
-        "decode ms",
-        "by",
-        "ceiling s",
-        "predicted s",
-        "speed-up",
-    ]
-    rows = []
-    first = next((latency_s(g.phases) for g in compared if g.phases), 0.0)
-    for g in (g for g in compared if g.phases):
-        phases = [cell for p in g.phases.values() for cell in (f"{p.ceiling_s * 1e3:.2f}", p.limit())]
-        predicted = latency_s(g.phases)
-        times = [f"{latency_s(g.phases, ceiling=True):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
-        rows.append([g.device.name, g.quant, *[*phases, "", ""][:4], *times])
-    left_out = [f"{g.device.name} {g.quant}: {g.impossible}" for g in compared if not g.phases]
-    return "\n".join([columns([header, *rows], range(2)), *left_out])
+def _answer(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> str:
+    recipe, capacity = step.recipe, step.recipe.device.memory.capacity_bytes
+    largest = largest_micro_batch(recipe)
+    room = (
+        f"It fits: {step.memory.total / _GB:.1f} of {capacity / _GB:.1f} GB a device; micro-batches of up to"
+        f" {largest} fit."
+        if step.fits
+        else f"It does not fit: {step.memory.total / _GB:.1f} GB a device of {capacity / _GB:.1f}."
+    )
+    fitting = [(name, other) for name, other in others if other.fits]
+    if not step.fits and fitting:
+        name, best = max(fitting, key=lambda pair: pair[1].tok_per_s)
+        room += f" Fastest that does: {name} ({best.tok_per_s:,.0f} tok/s)."
+    elif not step.fits:
+        room += (
+            " No sharding or recomputation of this many devices makes it fit; try more devices or --qlora."
+        )
+    return (
+        f"{recipe.model.name} on {recipe.n_devices} x {recipe.device.name}, {recipe.sharding.name}:"
+        f" {step.seconds:.3g} s a step of {recipe.n_seq} x {recipe.n_seq_tok:,} tokens,"
+        f" {step.tok_per_s:,.0f} tok/s, {step.flops_per_s / 1e12:.0f} TFLOP/s a device"
+        f" ({step.mfu:.0%} MFU).\n{room}"
+    )
 
 
-def _facts(
-    args: argparse.Namespace,
-    asked: UniformBatch,
-    scaling: dict[int, list[DramPoint]],
-    compared: Sequence[Generation],
-) -> dict[str, Any]:
-    limits = {
-        phase: {op.name: {name: ceiling(op, load_device(name)).limit for name in args.device} for op in found}
-        for phase, found in _products(args, asked).items()
+def largest_micro_batch(recipe: Recipe) -> int:
+    """The largest power of two that fits; 0 where 1 does not."""
+    largest = 0
+    for power in range(20):
+        size = 2**power
+        n_seq = size * recipe.sharding.n_ranks * recipe.n_micro
+        if not training_memory(replace(recipe, micro_batch=size, n_seq=n_seq)).fits(recipe.device):
+            break
+        largest = size
+    return largest
+
+
+def _time_rows(step: TrainingStep) -> list[list[str]]:
+    by_pass = dict.fromkeys(("forward", "backward", "recompute"), 0.0)
+    for each in step.work:
+        if each.op.kind != "collective":
+            by_pass[each.during] += each.seconds
+    whole = sum(by_pass.values())
+    computing = {f"compute, {name}": step.compute_s * s / whole for name, s in by_pass.items() if s}
+    parts = {
+        **computing,
+        "tensor-parallel collectives": step.tensor_s,
+        "pipeline bubble": step.bubble_s,
+        "other communication, exposed": step.exposed_s,
+        "optimizer": step.optimizer_s,
     }
+    rows = [
+        [name, f"{seconds:.4g}", f"{seconds / step.seconds:.1%}"]
+        for name, seconds in parts.items()
+        if seconds
+    ]
+    hidden = [["(communication behind computing)", f"{step.hidden_s:.4g}", ""]] if step.hidden_s else []
+    return [["part", "s", "share"], *rows, *hidden]
+
+
+def _op_rows(step: TrainingStep) -> list[list[str]]:
+    whole = sum(each.seconds for each in step.work)
+    rows = [["op", "during", "M x N x K", "runs", "FLOP/B", "bound by", "s", "share"]]
+    for each in step.work:
+        op = each.op
+        if op.kind not in ("matmul", "attention") or each.seconds < 0.005 * whole:
+            continue
+        size = f"{op.m:,.0f} x {op.n:,.0f} x {op.k:,.0f}"
+        cells = [op.name, each.during, size, str(op.count), f"{op.intensity:.0f}", each.prediction.limit]
+        rows.append([*cells, f"{each.seconds:.4g}", f"{each.seconds / whole:.1%}"])
+    return rows
+
+
+def _memory_rows(step: TrainingStep) -> list[list[str]]:
+    rows = [[name, f"{value / _GB:.2f}"] for name, value in asdict(step.memory).items()]
+    return [["kind", "GB"], *rows, ["total", f"{step.memory.total / _GB:.2f}"]]
+
+
+def _facts(step: TrainingStep) -> dict[str, Any]:
+    names = ("seconds", "tok_per_s", "flops_per_s", "mfu", "compute_s", "tensor_s", "bubble_s", "exposed_s")
     return {
-        "model": args.model,
-        "asked": asdict(asked),
-        "limits": limits,
-        "dram": {tp: [asdict(point) for point in points] for tp, points in scaling.items()},
-        "generations": [
-            {
-                "device": g.device.id,
-                "quant": g.quant,
-                "impossible": g.impossible or None,
-                "ceiling_s": latency_s(g.phases, ceiling=True) if g.phases else None,
-                "predicted_s": latency_s(g.phases) if g.phases else None,
-                "limits": {name: phase.limit() for name, phase in g.phases.items()},
-            }
-            for g in compared
-        ],
+        **{name: getattr(step, name) for name in (*names, "hidden_s", "optimizer_s", "fits")},
+        "memory_bytes": {**asdict(step.memory), "total": step.memory.total},
     }

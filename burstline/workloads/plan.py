@@ -209,12 +209,10 @@ class Plan:
 
     @property
     def prompt_tok(self) -> NDArray[np.int64]:
-        """How many tokens the prompt of each request has."""
         return self._lengths("n_prompt_tok")
 
     @property
     def output_tok(self) -> NDArray[np.int64]:
-        """How many tokens each request asks for."""
         return self._lengths("n_output_tok")
 
     def _lengths(self, name: str) -> NDArray[np.int64]:
@@ -296,7 +294,6 @@ def with_sampling(plan: Plan, sampling: Sampling) -> Plan:
 
 
 def due_ns_of(due_s: ArrayLike) -> array[int]:
-    """Seconds as whole nanoseconds."""
     return array("q", (np.asarray(due_s, dtype=np.float64) * 1e9).round().astype(np.int64).tobytes())
 
 

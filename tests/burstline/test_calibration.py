@@ -48,7 +48,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(NO_CALIBRATE, raising=False)
     monkeypatch.setattr(calibration, "calibrate_pinned", pinned)
-    monkeypatch.setattr(host_overhead, "add_host", lambda *_: None)
+    monkeypatch.setattr(host_overhead, "host_fit", lambda *_: None)
     monkeypatch.setattr(calibration, "LOOK_S", 0.0)
     monkeypatch.setattr(Beside, "others", lambda _: (Machine.others, "python (pid 7) 48%"))
     return Machine

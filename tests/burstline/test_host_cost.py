@@ -9,9 +9,9 @@ import pytest
 
 from burstline.bench import host_overhead
 from burstline.bench.fire import DriveOutcome
-from burstline.bench.host_overhead import BURST, _slowness, add_host, fit_of, host_fit, host_of
+from burstline.bench.host_overhead import BURST, _slowness, fit_of, host_fit, host_of
 from burstline.loadgen.record.manifest import HardwareFacts
-from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
+from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
@@ -107,14 +107,12 @@ def test_a_step_is_charged_for_itself_its_tokens_and_its_prompts():
     assert host.seconds(step, 100, 0.0) == pytest.approx(1.0 + 3 * 0.1 + 800 * 0.001)
 
 
-def test_a_server_that_does_not_start_leaves_the_device_without_a_host(tmp_path, monkeypatch):
+def test_a_server_that_does_not_start_leaves_the_device_without_a_host(monkeypatch):
     def fails(*_):
         raise EngineError("it ended")
 
     monkeypatch.setattr(host_overhead, "serving", fails)
-    before = device_file(tmp_path).read_text()
-    assert add_host(tmp_path / "device.toml", CONFIG, 1) is None
-    assert (tmp_path / "device.toml").read_text() == before
+    assert measured_host() is None
 
 
 def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
@@ -129,13 +127,11 @@ def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
     assert measured_host() is None
 
 
-def test_what_was_measured_is_kept_in_the_devices_file_with_its_source(tmp_path, monkeypatch):
+def test_what_was_measured_names_its_source(monkeypatch):
     monkeypatch.setattr(host_overhead, "_burst_log", lambda *_: log())
-    found = add_host(device_file(tmp_path), CONFIG, 1)
-    kept = load_calibration(str(tmp_path / "device.toml")).host
-    assert kept.token_s == pytest.approx(found.token_s, rel=1e-3)
-    assert (kept.engine, kept.source) == (found.engine, found.source)
-    assert "burst" in kept.source
+    found = measured_host()
+    assert found.engine == "reference"
+    assert "burst" in found.source
 
 
 def test_a_model_whose_steps_hide_the_host_is_not_started(monkeypatch):
@@ -147,13 +143,6 @@ def test_a_model_whose_steps_hide_the_host_is_not_started(monkeypatch):
 def measured_host(burst=BURST):
     device = load_device("h100")
     return host_fit(CONFIG, 1, device, load_calibration(device), burst)
-
-
-def device_file(folder):
-    device = load_device("h100")
-    path = folder / "device.toml"
-    path.write_text(device_toml(device, load_calibration(device)))
-    return path
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from burstline.reports.page.limit_page import (
     limits_blocks,
     limits_page,
 )
-from burstline.suites.limits import limit_in, report_limits
+from burstline.suites.execution import limit_in, report_limits
 from burstline.suites.suite import parse_suite, schedule
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec

@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from burstline.loadgen.metrics.definitions import METRICS, QUANTILES
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import (
-    SLOW_CLIENT,
-    Grade,
-    State,
-    TargetResult,
-    Use,
-    time_text,
-    withheld,
-)
+from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, State, TargetResult, Use, time_text, withheld
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from burstline.loadgen.stats.figure import Result, noted
 from burstline.loadgen.stats.shares import clopper_pearson

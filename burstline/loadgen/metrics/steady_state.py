@@ -16,13 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.loadgen.metrics.definitions import (
-    QUANTILES,
-    e2e_service,
-    tpot,
-    ttft,
-    ttft_service,
-)
+from burstline.loadgen.metrics.definitions import QUANTILES, e2e_service, tpot, ttft, ttft_service
 from burstline.loadgen.metrics.throughput import Lives, Window
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Section
@@ -89,7 +83,6 @@ class Steady:
     counts_until_s: float | None = None
 
     def counted(self, c: Columns) -> Columns:
-        """The requests whose latencies count."""
         later = c.due_from(self.window.start_s)
         return later if self.counts_until_s is None else later.due_until(self.counts_until_s)
 
@@ -239,8 +232,9 @@ def _shifted(name: str, logs: Floats, due_s: Floats, concurrency: int) -> _Test:
     found = shift(logs, n / concurrency) if n >= LEAST_REQUESTS and np.ptp(logs) > FLAT else None
     if found is None:
         return _Test(name)
-    at_s = None if found.at is None else float(due_s[int(found.at * n)])
-    return _Test(name, found.p, n, math.expm1(found.change), math.exp(float(np.median(logs))), at_s)
+    at, change, p = found
+    at_s = None if at is None else float(due_s[int(at * n)])
+    return _Test(name, p, n, math.expm1(change), math.exp(float(np.median(logs))), at_s)
 
 
 def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tuple[int | None, str | None]:
@@ -281,7 +275,7 @@ def _test(name: str, series: Floats) -> _Test:
     trend, median = mann_kendall(series), float(np.median(series))
     if trend is None or median <= 0:
         return _Test(name)
-    return _Test(name, trend.p, trend.n, float(theil_slope(series)) * len(series) / median, median)
+    return _Test(name, trend[1], len(series), float(theil_slope(series)) * len(series) / median, median)
 
 
 def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:

@@ -73,12 +73,10 @@ class Lives:
 
     @property
     def begun_s(self) -> Floats:
-        """When each began that did."""
         return self.start_s[np.isfinite(self.start_s)]
 
     @property
     def stays_s(self) -> Floats:
-        """How long each stayed that ended."""
         ended = np.isfinite(self.end_s)
         return self.end_s[ended] - self.start_s[ended]
 
@@ -101,7 +99,6 @@ def whole_run(c: Columns) -> Window | None:
 
 
 def throughputs(c: Columns) -> Throughput:
-    """Rates of work over the whole run."""
     return Throughput(**{name: _over_run(c, amount, UNITS[name]) for name, amount in _amounts(c).items()})
 
 
@@ -164,23 +161,14 @@ def throughputs_in(
         for name, each in binned.items()
     }
     if lives is not None:
-        amounts = _amounts(c)
-        rates = {
-            name: _by_lives(
-                lives, lives.sums(c, np.where(ok, amounts[name], 0.0)), window, n_cosines, too_short, rate
-            )
-            for name, rate in rates.items()
-        }
+        for name, amount in _amounts(c).items():
+            sums = lives.sums(c, np.where(ok, amount, 0.0))
+            rates[name] = _by_lives(lives, sums, window, n_cosines, too_short, rates[name])
     return Throughput(**rates)
 
 
 def _by_lives(
-    lives: Lives,
-    amount: Floats,
-    window: Window,
-    n_cosines: int | None,
-    too_short: str | None,
-    figure: Figure,
+    lives: Lives, amount: Floats, window: Window, n_cosines: int | None, too_short: str | None, figure: Figure
 ) -> Figure:
     """A closed loop's rate with the interval that its lives give: each brings an `amount`, or none."""
     ended = np.flatnonzero((lives.end_s > window.start_s) & (lives.end_s <= window.end_s))

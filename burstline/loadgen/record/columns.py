@@ -113,7 +113,6 @@ class Columns:
         return _having(self.table, column, values)
 
     def due_from(self, start_s: float) -> Columns:
-        """The requests that were due at `start_s` or later."""
         later = self.due_s >= start_s
         k = len(self) - int(np.count_nonzero(later))
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
@@ -121,7 +120,6 @@ class Columns:
         return self.where(later)
 
     def due_until(self, end_s: float) -> Columns:
-        """The requests that were due at `end_s` or before."""
         return self.where(self.due_s <= end_s)
 
     def without(self, outcome: Outcome) -> Columns:
@@ -130,7 +128,6 @@ class Columns:
         return self if others.all() else self.where(others)
 
     def where(self, chosen: NDArray[np.bool_]) -> Columns:
-        """The chosen requests."""
         return self._of(chosen, self.per_event(chosen), self.table.filter(pa.array(chosen)))
 
     def _of(

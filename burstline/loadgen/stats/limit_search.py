@@ -221,10 +221,10 @@ def judge(
         share = _share(kept, bound, n_cosines)
         batches = np.array([part.mean() for part in np.array_split(logs[-len(kept) :], N_BATCHES)])
         trend = mann_kendall(batches)
-        rises = trend is not None and trend.tau > 0 and trend.p < DRIFT
+        rises = trend is not None and trend[0] > 0 and trend[1] < DRIFT
         whole = np.array([part.mean() for part in np.array_split(logs[min(skip, n // 10) :], N_BATCHES)])
         drift = mann_kendall(whole)
-        drifts = drift is not None and drift.p < DRIFT
+        drifts = drift is not None and drift[1] < DRIFT
         change = max(change, math.expm1(_rise(whole)) if drifts else 0.0, key=abs)
         rising |= cut is None or (rises and (concurrency is None or _would_miss(kept, bound, batches)))
         shares.append(share)

@@ -26,9 +26,11 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
     yield from _of_tokens(summary)
     if summary.prefix_cache is not None:
         yield from _cached(summary.prefix_cache, summary.sessions, manifest.identity)
-    warm_up = manifest.load.warm_up if manifest.load else None
-    if warm_up is not None and not warm_up.agree:
-        yield Reason("warm-up", warm_up.sentence, "Pass --warmup N with more requests; they do not count.")
+    load = manifest.load
+    if load is not None and load.warm_up and not load.warm_up_agrees:
+        yield Reason(
+            "warm-up", load.warm_up_sentence, "Pass --warmup N with more requests; they do not count."
+        )
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
     used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
     others = _point(used)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from matplotlib.ticker import FixedLocator
 
 from burstline.reports.blocks import Drawing, Plot, table
-from burstline.reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, canvas, drawn, margins
+from burstline.reports.figures.drawing import BAD, GOOD, INK, MUTED, canvas, drawn, margins, write
 from burstline.reports.figures.drawing import in_both_widths as both
 from burstline.reports.figures.scatter import LETTER, LINE
 
@@ -81,27 +81,12 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
                 panel.plot([ratio.low, ratio.high], [k, k], color=color, linewidth=2.4, solid_capstyle="butt")
             panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
-            panel.annotate(
-                ("\n" if narrow else "  ").join(filter(None, (ratio.times, ratio.ends))),
-                (1, k),
-                (8, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                va="center",
-                color=INK if ratio.decided else MUTED,
-                fontsize=TEXT,
-            )
+            words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, ratio.ends)))
+            tone = INK if ratio.decided else MUTED
+            write(panel, words, (1, k), (8, 0), tone, of=("axes fraction", "data"), va="center")
         for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
-            panel.annotate(
-                text,
-                (at, 1),
-                (0, 8 + LINE if is_crowded and not at else 8),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                ha=side,
-                color=MUTED,
-                fontsize=TEXT,
-            )
+            above = 8 + LINE if is_crowded and not at else 8
+            write(panel, text, (at, 1), (0, above), of="axes fraction", ha=side)
         return replace(drawn(figure, drawing, panel), hover=None)
 
     rows = [[r.title, r.times, r.ends or "–", "yes" if r.decided else "no"] for r in ratios]

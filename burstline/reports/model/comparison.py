@@ -21,17 +21,10 @@ from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, Reason
 from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.stats.significance import (
-    Answer,
-    Contrast,
-    Difference,
-    between_runs,
-    judged,
-)
+from burstline.loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged
 from burstline.loadgen.summarize import part_of, summarize_run
 from burstline.loadgen.verdict.comparable import ALONE, Comparability, comparability
 from burstline.loadgen.verdict.grades import widened
@@ -121,11 +114,6 @@ class View:
         return self.run.columns
 
     @property
-    def telemetry(self) -> Telemetry:
-        """What was watched; it may have no rows."""
-        return self.run.watched
-
-    @property
     def log_tail(self) -> list[str]:
         """The last lines of the server's log, none where Burstline did not start it."""
         return [redacted(line) for line in self.run.server_log.splitlines()[-LOG_LINES:]]
@@ -144,12 +132,10 @@ class View:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The metrics that are shown first."""
         return LATENCIES if self.is_generating else ("e2e",)
 
     @property
     def has_served(self) -> bool:
-        """Whether any request succeeded."""
         return bool(self.summary.counts.get("ok"))
 
     @property
@@ -208,7 +194,6 @@ class View:
 
     @cached_property
     def shown(self) -> Shown:
-        """Which requests the page shows one by one."""
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
         _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
         return shown_of(sending_order(self.columns), slowest, first_of_each_kind.tolist())

@@ -160,7 +160,6 @@ def _cut_short(summary: Summary) -> str:
 
 
 def _failure(summary: Summary) -> str:
-    """Why a run that served something has FAILED."""
     reason = next(iter(summary.verdict.reasons), None)
     return reason.text if reason and reason.code == "died" else _failed(summary)
 

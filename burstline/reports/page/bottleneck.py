@@ -222,7 +222,6 @@ def not_why(cases: Sequence[Case]) -> str:
 
 
 def _are_engines(cases: Sequence[Case]) -> bool:
-    """Whether the contenders are several engines."""
     return len({each.views[0].manifest.engine for case in cases for each in case.contenders}) > 1
 
 

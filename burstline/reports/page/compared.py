@@ -32,10 +32,7 @@ from burstline.reports.page.sections import NO_DISTRIBUTION, distributions
 from burstline.reports.page.side_by_side import side_by_side, times_of
 from burstline.reports.sentences import say
 
-SHORT = {
-    "Peak memory of the server's processes": "Host memory",
-    "Peak memory of the devices": "GPU memory",
-}
+SHORT = {"Peak memory of the server's processes": "Host memory", "Peak memory of the devices": "GPU memory"}
 """Titles that are too long beside a figure."""
 
 

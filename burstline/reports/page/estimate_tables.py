@@ -42,7 +42,6 @@ TOTALS = ("output_tok_per_s", "requests_per_s", "drain_s", "server_peak_bytes", 
 
 
 def title_of(key: str) -> str:
-    """The metric's title."""
     return METRICS[key].title
 
 
@@ -235,11 +234,8 @@ def session_tables(summary: Summary) -> list[Block]:
         return []
     turns = sessions.by_turn
     shown = [
-        ("TTFT p50", [turn.ttft.p50 for turn in turns], False),
-        ("TTFT p90", [turn.ttft.p90 for turn in turns], False),
-        ("TTFT p99", [turn.ttft.p99 for turn in turns], False),
-        ("E2E p50", [turn.e2e.p50 for turn in turns], False),
-        ("E2E p99", [turn.e2e.p99 for turn in turns], False),
+        *((f"TTFT {p}", [turn.ttft.figure(p) for turn in turns], False) for p in ("p50", "p90", "p99")),
+        *((f"E2E {p}", [turn.e2e.figure(p) for turn in turns], False) for p in ("p50", "p99")),
         ("Prompt, mean", [turn.prompt_tok_mean for turn in turns], False),
         ("From earlier turns", [turn.earlier_fraction for turn in turns], True),
         ("From the cache", [turn.cached_fraction for turn in turns], True),
@@ -266,7 +262,6 @@ def session_tables(summary: Summary) -> list[Block]:
 
 
 def glossary_table() -> Table:
-    """Every metric's unit, formula and source."""
     better = {"lower": "↓ lower", "higher": "↑ higher"}
     rows = tuple(
         Row(

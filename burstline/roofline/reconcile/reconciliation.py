@@ -92,7 +92,6 @@ class PhaseRow:
 
     @property
     def limit(self) -> Limit:
-        """What bounds most of the predicted time."""
         return next(iter(self.limit_shares))
 
     @property
@@ -198,7 +197,6 @@ class DeviceFacts:
 
     @property
     def known_by(self) -> str:
-        """How peak and bandwidth are known."""
         return "specified" if self.measured_spread is None else "measured"
 
 

@@ -42,12 +42,6 @@ class Transfer:
     n_ranks: int
     stride: int = 1
 
-    @property
-    def sent_bytes(self) -> float:
-        """What one rank sends for each parameter of the model."""
-        rounds = 2 if self.kind == "all_reduce" else 1
-        return rounds * self.bytes_ * (self.n_ranks - 1) / self.n_ranks
-
     def seconds(self, n_params: float, links: tuple[Link, ...], n_messages: int, *, flat: bool) -> float:
         """In `n_messages` equal parts; `flat`: one ring over all ranks, at the rate of the slowest link."""
         apart = tuple(replace(link, n_devices=max(1, link.n_devices // self.stride)) for link in links)

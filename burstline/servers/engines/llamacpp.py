@@ -9,15 +9,7 @@ from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import (
-    Call,
-    EngineError,
-    Event,
-    Get,
-    Kind,
-    ServerTimes,
-    Target,
-)
+from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
 from burstline.servers.protocol.introspection import (
     MIB,
     Mean,

@@ -89,8 +89,7 @@ class Sglang(PackagedEngine):
         "chunked_prefill": switch((), ("--chunked-prefill-size", "-1")),
         "gpu_memory_utilization": valued("--mem-fraction-static"),
         "cuda_graphs": Spelling(
-            _GRAPH_FLAGS,
-            lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",),
+            _GRAPH_FLAGS, lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",)
         ),
     }
     profiler: Profiler | None = Profiler(
@@ -281,11 +280,7 @@ def _graphs(decode: Mapping[str, Any]) -> str | None:
     return f"up to {largest}" if largest else "on"
 
 
-_MEMORY = (
-    "sglang:max_total_num_tokens",
-    "sglang:kv_cache_memory_usage_gb",
-    "sglang:weight_memory_usage_gb",
-)
+_MEMORY = ("sglang:max_total_num_tokens", "sglang:kv_cache_memory_usage_gb", "sglang:weight_memory_usage_gb")
 
 
 def _from_gib(gib: float | None) -> int | None:

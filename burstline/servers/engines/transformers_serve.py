@@ -31,10 +31,7 @@ class TransformersServe(PackagedEngine):
     variable = PYTHON_VARIABLE
     distributions = ("transformers", *_NEEDS)
     capabilities = Capabilities(
-        token_id_prompts=False,
-        prefix_cache_control=False,
-        per_event_tok="no",
-        queue_depth=False,
+        token_id_prompts=False, prefix_cache_control=False, per_event_tok="no", queue_depth=False
     )
     # /v1/models lists the Hugging Face cache, not what is loaded, and fails where there is none.
     speaks = "completions"
