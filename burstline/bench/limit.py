@@ -177,6 +177,8 @@ class _Prober:
     def __init__(self, settings: Settings, error: float, server: SharedServer, until_s: float) -> None:
         self.server, self.folders = server, dict[int, Path]()
         self.n_requests, self.load_s = 0, 0.0
+        self._looked_s = self._after_s = 0.0
+        """When a probe was looked at last; the longest that one took after that, within the budget."""
         self._settings, self._until_s = settings, until_s
         self._goals = tuple(map(parse_goal, settings.goals.slo))
         spec = settings.spec
@@ -198,7 +200,7 @@ class _Prober:
         """Probe until all is known or the time is up; whether a person interrupted."""
         while self._found is None and self._is_time:
             ask, self._at_n = self._ask, self._ask.n
-            progress = progress_for(self._settings.quiet)
+            progress, self._looked_s = progress_for(self._settings.quiet), time.monotonic()
             ended = carry_out(self._settings_of(ask), progress, self.server.serving, self._enough)
             if ended.error is not None:
                 raise ended.error
@@ -208,6 +210,7 @@ class _Prober:
             while self._found is None and self._ask.number == ask.number:
                 over = replace(self._evidence(ended.run), over=True)
                 self._tell(replace(over, lost=self._lost(ended.run, self._ask.look)))
+            self._after_s = max(self._after_s, time.monotonic() - self._looked_s)
         return False
 
     def _lost(self, run: RunDir, look: ProbeLook | None) -> str:
@@ -229,7 +232,7 @@ class _Prober:
 
     @property
     def _is_time(self) -> bool:
-        return time.monotonic() < self._until_s
+        return time.monotonic() + self._after_s < self._until_s
 
     def _settings_of(self, ask: Ask) -> Settings:
         """The run of a probe: prompts and arrivals of its own, warmed up where it is the first."""
@@ -254,7 +257,7 @@ class _Prober:
 
     def _enough(self, run: RunDir, ready: ReadyLoad, now: Snapshot) -> bool:
         """Look at the run where the search wants it; whether it wants no more of it."""
-        self._decode = ready.site.engine.decode
+        self._decode, self._looked_s = ready.site.engine.decode, time.monotonic()
         if not self._is_time:
             return True
         n_ended = now.done + now.failed

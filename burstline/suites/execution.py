@@ -25,7 +25,7 @@ from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.loadgen.record.rundir import Run, open_run, originals
 from burstline.machine.hints import DTYPES
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
@@ -288,13 +288,15 @@ def _report(folder: Path) -> bool:
 
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
-    """Every finished run of a suite's folder, one case for each model and workload; None without any."""
+    """Each finished run of a suite's folder once, one case for each model and workload; None without any."""
     suite = orjson.loads((folder / MANIFEST).read_bytes())
     members: dict[str, list[Member]] = {}
     missing = []
+    found = {slot["id"]: finished_in(folder / slot["id"]) for slot in suite["slots"]}
+    copies = [copy for copy, _ in originals(filter(None, found.values()))[1]]
     for slot in suite["slots"]:
-        run = finished_in(folder / slot["id"])
-        if run is None:
+        run = found[slot["id"]]
+        if run is None or run in copies:
             missing.append(f"{slot['engine']}, {slot['cell']}, repeat {slot['repeat']}")
             continue
         href = f"{slot['id']}/{run.name}/report.html"

@@ -426,7 +426,7 @@ def test_it_is_said_in_one_sentence_and_one_table(repeated, capsys):
     _, out, _ = compare(capsys, [*repeated["vllm"], *repeated["tgi"]], "--format", "markdown")
     assert "**vllm is 1.2" in out
     assert "| vllm | tgi | vllm vs tgi | A/A noise |" in out
-    assert re.search(r"\| 1\.2\dx faster \[1\.\d+, 1\.\d+\] different \|", out)
+    assert re.search(r"\| 1\.2\dx faster 97\.5% CI \[1\.\d+, 1\.\d+\] different \|", out)
 
 
 def spoil(folder: Path, state: str) -> None:

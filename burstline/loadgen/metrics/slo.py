@@ -252,6 +252,7 @@ def is_spoilt(goal: Goal, summary: Summary) -> bool:
         places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
     late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
+    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
     return late or summary.verdict.has(SLOW_CLIENT)
 
 

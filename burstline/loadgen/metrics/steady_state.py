@@ -25,6 +25,7 @@ from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_flo
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import (
     MOST_COSINES,
+    N_BATCHES,
     correlation_length,
     mann_kendall,
     outgrown,
@@ -38,7 +39,6 @@ from burstline.workloads.arrivals import STEADY_PATTERNS
 LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01
-LEAST_QUEUED: Final = 32
 TESTS: Final = tuple(
     f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
 )
@@ -303,13 +303,14 @@ def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
 def _queued(c: Columns) -> tuple[Reason, ...]:
     """Whether more requests wait for a first token, in the end, than at a server just at its capacity.
 
-    This takes no warm-up and fewer requests than a trend. What is in flight also grows, for as long as a
-    reply lasts, where nothing waits.
+    This takes no warm-up and fewer requests than a trend; it begins with the first that waits, when the
+    server has filled. What is in flight also grows, for as long as a reply lasts, where nothing waits.
     """
     due_s = np.sort(c.due_s)
     begun_s = np.sort(np.where(c.n_events > 0, c.first_s, np.where(np.isnan(c.closed_s), np.inf, c.closed_s)))
     waiting = np.arange(len(due_s), dtype=np.float64) - np.searchsorted(begun_s, due_s)
-    if len(due_s) < LEAST_QUEUED or not outgrown(waiting, ALPHA / 2):
+    waiting = waiting[max(int(np.argmax(waiting > 0)) - 1, 0) :]
+    if len(waiting) <= N_BATCHES or not outgrown(waiting, ALPHA / 2):
         return ()
     text = f"The queue kept growing: {waiting[-1]:,.0f} requests waited for their first token in the end."
     return (Reason("overloaded", text, "Lower --rate until the queue stops growing."),)

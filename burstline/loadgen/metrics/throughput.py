@@ -256,6 +256,29 @@ def _too_short(block_s: float) -> str:
     )
 
 
+def read_error(c: Columns, window: Window | None, beyond_s: float) -> Figure:
+    """The share of each rate by which late reads may have changed it.
+
+    Each event may have come earlier by its own bound and `beyond_s`: then it may have come before an edge of
+    the window, or be an edge that moves.
+    """
+    if window is None or window.length_s <= 0:
+        return NO_LENGTH
+    own, some = c.per_event(c.ok), c.ok & (c.n_events > 0)
+    error_s = np.nan_to_num(c.event_error_s, nan=np.inf) + beyond_s
+    last = c.starts[1:][some] - 1
+    edges, shares = (window.start_s, window.end_s), []
+    for at_s, n, late_s in (
+        (c.event_s[own], c.event_n[own], error_s[own]),
+        (c.event_s[last], np.ones(len(last)), error_s[last]),
+    ):
+        crossed = [float(n[(at_s > edge) & (at_s - late_s <= edge)].sum()) for edge in edges]
+        total = float(n[(at_s > edges[0]) & (at_s <= edges[1])].sum())
+        late = sum(float(late_s[at_s == edge].max(initial=0.0)) for edge in edges)
+        shares.append((max(crossed) / total if total else math.inf) + late / window.length_s)
+    return measured(max(shares), "1", "the effect of late reads on the rates is unknown", len(last))
+
+
 def prompt_tok(c: Columns) -> Floats:
     """Prompt tokens by the server's count, by the plan's where it gave none; NaN where neither knows."""
     planned = np.where(c.planned_prompt_tok > 0, c.planned_prompt_tok, np.nan)

@@ -1,9 +1,9 @@
 """The highest load at which all SLOs hold: which loads to probe, for how long, and what may be claimed.
 
 Cheap probes find the limit roughly: doubling, then bisection where the shares of late requests say it is.
-Only fresh probes of the two ends count: the lower must hold the SLOs, the upper, at most a tenth higher, must
-not. At a pair of loads only one of these claims can be false, so attempt j may err with its whole share of
-the stated error, and the shares of all attempts add up to it.
+Only fresh probes of the two ends count: the lower must hold the SLOs, the upper, at most a tenth higher (or
+two users), must not. At a pair of loads only one of these claims can be false, so attempt j may err with its
+whole share of the stated error, and the shares of all attempts add up to it.
 
 A probe whose run may not decide (`lost`) is repeated, until MOST_LOST in a row may not.
 

@@ -185,7 +185,7 @@ class View:
 
     def grade(self, path: Path) -> Grade:
         """The grade of the number at `path`; what has none is ok."""
-        if self.summary.verdict.has(SLOW_CLIENT):
+        if self.summary.verdict.has(SLOW_CLIENT) or (path[0] == "throughput" and self.summary.has_late_rates):
             return Grade.UNRELIABLE
         if path[0] != "metrics":
             return Grade.OK
@@ -233,8 +233,8 @@ class Contender:
             metric, p = path[1], float(path[2].removeprefix("p")) / 100
             samples = [samples_of(METRICS[metric], view.counted) for view in self.views]
             graded = [view.summary.grades.get(metric, {}).get(path[2]) for view in self.views]
-            most = max(filter(None, graded), key=lambda each: each.read_effect_s or 0.0, default=None)
-            return widened(percentile_over_runs(samples, p, METRICS[metric].unit), most)
+            most_s = max((each.read_effect_s or 0.0 for each in graded if each), default=None)
+            return widened(percentile_over_runs(samples, p, METRICS[metric].unit), most_s)
         first = self._own(path)[0]
         return over_runs(np.array(values), first.unit if isinstance(first, Estimate) else "")
 
