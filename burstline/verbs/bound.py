@@ -139,11 +139,10 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
 
 def _set_up(options: BoundOptions, model_name: str, device_name: str) -> tuple[Deployment, Calibration]:
     """The model on its devices, and the constants in force."""
-    model, stored = load_model(model_name)
+    model, quant = load_model(model_name, options.quant)
     device, known = _known(device_name, model_name)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
-    quant = QUANTS[options.quant] if options.quant else stored
     parallel = Parallel(options.tp, options.pp, options.ep, options.dp)
     return Deployment(model, quant, parallel, device), known.changed(_constants(options.constant))
 

@@ -24,7 +24,8 @@ class Quant:
     of 8 and 4 bits are "dynamic" (a kernel of its own reads and quantises them), "static" (known beforehand,
     so that the kernel before quantises) or "block" (dynamic, for every 128 elements). The embedding, router
     and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do; with
-    `experts_only` everything but the routed experts does (gpt-oss).
+    `experts_only` everything but the routed experts does (gpt-oss). `others` are products stored in another
+    way, each under the name of its `product` (a `Linear`'s).
     """
 
     weights: str = "bf16"
@@ -34,6 +35,8 @@ class Quant:
     zero_points: bool = False
     scales: Literal["dynamic", "static", "block"] = "dynamic"
     experts_only: bool = False
+    product: str = ""
+    others: tuple["Quant", ...] = ()
 
     def __post_init__(self) -> None:
         for what, dtype in (("weights", self.weights), ("activations", self.activations), ("kv", self.kv)):
@@ -44,6 +47,17 @@ class Quant:
     def stream(self) -> str:
         """The dtype between the products: that of the activations, bf16 where those are 8 bits or fewer."""
         return "bf16" if ELEMENT_BYTES[self.activations] < 2 else self.activations
+
+    @property
+    def plain(self) -> "Quant":
+        """What is not quantised."""
+        return Quant(self.stream, self.stream, self.kv)
+
+    def of(self, name: str, quantised: bool = True) -> "Quant":
+        """How the product of this name is stored and multiplied."""
+        if not quantised or (self.experts_only and not name.startswith("experts_")):
+            return self.plain
+        return next((other for other in self.others if other.product == name), self)
 
     @property
     def weight_bytes(self) -> float:
