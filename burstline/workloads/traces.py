@@ -8,9 +8,9 @@
 | BurstGPT (CSV) | `Timestamp` (s), `Request tokens`, `Response tokens` | none |
 | Burstline (JSON lines) | `timestamp` (s), `prompt_tokens`, `output_tokens` | `hash_ids`, `block_tokens` |
 
-Sources: READMEs of Mooncake's FAST'25 traces, qwen-bailian-usagetraces-anon and BurstGPT; of
-AzurePublicDataset AzureLLMInferenceDataset2023.md and 2024.md. Prompts are synthesised to the recorded lengths;
-equal hashes become equal tokens.
+Sources: READMEs of Mooncake's FAST'25 traces, qwen-bailian-usagetraces-anon and BurstGPT;
+AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md. Prompts are synthesised to the recorded
+lengths; equal hashes become equal tokens.
 """
 
 from __future__ import annotations
