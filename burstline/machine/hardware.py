@@ -144,7 +144,8 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     own = engine.model_config(identity) if engine else None
     if own is not None:
         return own, "the engine"
-    names = [name for name in (server.model_asked, identity.model, server.model) if name]
+    tokenizer = manifest.asked.tokenizer and str(manifest.asked.tokenizer)
+    names = [name for name in (server.model_asked, identity.model, server.model, tokenizer) if name]
     for name in names:
         try:
             return config_at(name), name

@@ -393,5 +393,8 @@ def _assumed(options: BoundOptions, device: Device) -> list[str]:
 def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
     yield f"predicted by {known}: {known.source}"
     yield host_sentence(known)
+    if quant.held != 1:
+        said = f"the weight files hold {quant.held:.0%} of the bytes that config.json says ({quant.weights})"
+        yield f"{said}: bytes are as in the files, products as config.json says"
     if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
         yield f"{quant.weights} weights count as fewer bytes of {quant.activations} products, untested"

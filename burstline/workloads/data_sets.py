@@ -260,16 +260,11 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
     n_output = _number(value("output_tokens"), "output_tokens", where, whole=True)
     session = value("session")
     return Item(
-        number,
-        prompt,
-        messages,
-        reply if isinstance(reply, str) else None,
-        None if n_output is None else int(n_output),
-        _number(value("timestamp"), "timestamp", where),
-        None if session is None else str(session),
-        _number(value("pause_s"), "pause_s", where),
+        number, prompt, messages, reply if isinstance(reply, str) else None,
+        None if n_output is None else int(n_output), _number(value("timestamp"), "timestamp", where),
+        None if session is None else str(session), _number(value("pause_s"), "pause_s", where),
         tuple(documents),
-    )
+    )  # fmt: skip
 
 
 def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
@@ -287,8 +282,8 @@ def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
             raise WorkloadError(f"{where}: a message without role or content: {str(message)[:60]!r}")
         if not isinstance(content, str | list | None):
             raise WorkloadError(f"{where}: a message's content is {content!r}; expected text or a list")
-        messages.append({**{k: v for k, v in message.items() if k not in ("from", "value")}})
-        messages[-1] |= {"role": role, "content": content}
+        own = {key: value for key, value in message.items() if key not in ("from", "value")}
+        messages.append(own | {"role": role, "content": content})
     users = [k for k, message in enumerate(messages) if message["role"] in ("user", "tool")]
     if not users:
         return (), None

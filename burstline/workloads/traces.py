@@ -86,16 +86,11 @@ class Trace:
             )
         part = slice(int(low), int(high))
         starts = self.starts[int(low) : int(high) + 1]
-        return Trace(
-            self.title,
-            self.at_s[part] - begin_s,
-            self.n_prompt_tok[part],
-            self.n_output_tok[part],
-            self.hashes,
-            starts,
-            self.block_tok[part],
-            self.dropped,
+        n_prompt, n_output, block_tok = (
+            of[part] for of in (self.n_prompt_tok, self.n_output_tok, self.block_tok)
         )
+        at_s = self.at_s[part] - begin_s
+        return Trace(self.title, at_s, n_prompt, n_output, self.hashes, starts, block_tok, self.dropped)
 
     def requests(self, vocabulary: Vocabulary, seed: int) -> DrawnRequests:
         """A request for each, with prompts of the recorded lengths and prefixes."""

@@ -226,3 +226,56 @@ def test_quant_is_taken_where_the_storage_cannot_be_read(tmp_path):
         load_model(path)
     assert load_model(path, "int4")[1] == QUANTS["int4"]
     assert main(["bound", "--model", path, "--device", "h200-sxm-141g", "--quant", "int4"]) == 0
+
+
+def weights(path, sizes, cut=None):
+    """A safetensors file of these tensors, by name and bytes, without their bytes."""
+    rows, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, n_bytes in sizes.items():
+        rows[name] = {"dtype": "U8", "shape": [n_bytes], "data_offsets": [at, at + n_bytes]}
+        at += n_bytes
+    header = json.dumps(rows).encode()
+    path.write_bytes((len(header).to_bytes(8, "little") + header)[:cut])
+
+
+EMBEDDINGS = 2 * 2 * 128256 * 8192
+ALL = 2 * 70_553_706_496
+MORE = {"model.layers.80.eh_proj.weight": 10**9, "vision_model.patch.weight": 10**9, "mtp.fc.weight": 10**9}
+
+
+@pytest.mark.parametrize(
+    ("parts", "gigabytes", "is_said"),
+    [
+        ({"model.embed_tokens.weight": EMBEDDINGS, "model.layers.0.x": ALL - EMBEDDINGS}, 141.1, False),
+        ({"model.embed_tokens.weight": EMBEDDINGS, "model.layers.0.x": (ALL - EMBEDDINGS) // 2}, 72.7, True),
+        ({"model.layers.79.x": ALL} | MORE, 141.1, False),
+        ({"lm_head.weight": EMBEDDINGS, "model.layers.0.x": (ALL - EMBEDDINGS) // 4}, 38.5, True),
+    ],
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bytes_are_those_of_the_files_and_a_disagreement_is_said(
+    tmp_path, capsys, parts, gigabytes, is_said, sharded
+):
+    path = folder(tmp_path, PLAIN)
+    if sharded:
+        names = {name: f"model-{k:05d}.safetensors" for k, name in enumerate(parts)}
+        for name, file in names.items():
+            weights(tmp_path / file, {name: parts[name]})
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+        weights(tmp_path / "consolidated.safetensors", {"the.same.again": ALL})
+    else:
+        weights(tmp_path / "model.safetensors", parts)
+    model, quant = load_model(path)
+    assert weight_bytes(model, quant, Parallel()) / 1e9 == pytest.approx(gigabytes, abs=0.2)
+    assert main(["bound", "--model", path, "--device", "h200-sxm-141g", "--tp", "2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("bytes are as in the files, products as config.json says" in text) == is_said
+    assert load_model(path, "bf16")[1] == QUANTS["bf16"], "what a person states wins"
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40])
+def test_a_cut_file_of_weights_is_one_line(tmp_path, capsys, cut):
+    path = folder(tmp_path, PLAIN)
+    weights(tmp_path / "model.safetensors", {"model.layers.0.x": ALL}, cut)
+    assert main(["bound", "--model", path, "--device", "h200-sxm-141g"]) == 2
+    assert "is cut or no safetensors file" in capsys.readouterr().err

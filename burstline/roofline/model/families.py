@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import (
+    ELEMENT_BYTES,
     QUANTS,
     Attention,
     DeltaNet,
@@ -57,7 +58,37 @@ def load_model(name_or_path: str, quant: str | None = None) -> tuple[ModelShape,
         )
     config = config_file(path)
     model = read_config(config, name)
-    return model, QUANTS[quant] if quant else quant_of(config, model)
+    return model, QUANTS[quant] if quant else _held(path.parent, model, quant_of(config, model))
+
+
+def _held(folder: Path, model: ModelShape, quant: Quant) -> Quant:
+    """The storage with the bytes of the folder's own weights, where they are another number than it says."""
+    n_bytes, index = 0, folder / "model.safetensors.index.json"
+    names = _json_object(index).get("weight_map", {}).values() if index.is_file() else ["model.safetensors"]
+    paths = {folder / name for name in names}
+    if quant.experts_only or not paths or not all(path.is_file() for path in paths):
+        return quant
+    for path in paths:
+        with path.open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), 1 << 30))
+        try:
+            for name, row in json.loads(header).items():
+                layer = re.search(r"layers\.(\d+)\.", name)  # those beyond the last predict further tokens
+                unused = _UNSERVED.search(name) or (model.tied and "lm_head" in name)
+                if not unused and (layer is None or int(layer[1]) < model.n_layers):
+                    n_bytes += row["data_offsets"][1] - row["data_offsets"][0]
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise RooflineError(f"{path} is cut or no safetensors file; expected a header of JSON") from None
+    linears = [(layer.count * each.params, quant.of(each.name).weight_bytes)
+               for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
+    others = (model.params() - sum(n for n, _ in linears)) * ELEMENT_BYTES[quant.stream]
+    held = (n_bytes - others) / sum(n * each for n, each in linears)
+    if held <= 0 or abs(held - 1) < 0.03:
+        return quant
+    return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
+
+
+_UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.")
 
 
 def config_file(path: Path) -> dict[str, Any]:
@@ -257,10 +288,7 @@ def _dtype(numbers: Mapping[str, Any]) -> str:
 
 
 def _shape(
-    config: _Config,
-    name: str,
-    layers: Sequence[tuple[Attention | Mla | DeltaNet, Dense | Moe]],
-    **other: Any,
+    config: _Config, name: str, layers: Sequence[tuple[Attention | Mla | DeltaNet, Dense | Moe]], **other: Any
 ) -> ModelShape:
     """The shape of these layers, each (attention, feed-forward); equal ones are gathered by first use."""
     kinds = list(dict.fromkeys(layers))
@@ -345,12 +373,9 @@ def _opt(config: _Config, name: str) -> ModelShape:
     bias = bool(config.get("enable_bias", True))
     attention = _attention(config, qkv_bias=bias, out_bias=bias, rope=False)
     layers = [(attention, Dense(config.count("ffn_dim"), gated=False, bias=bias))]
-    positions = (
-        config.count("max_position_embeddings") + 2
-    )  # two slots before the first (transformers' offset)
-    return _shape(
-        config, name, layers * config.count("num_hidden_layers"), norm="layer", n_positions=positions
-    )
+    layers *= config.count("num_hidden_layers")
+    n_positions = config.count("max_position_embeddings") + 2  # two slots before the first (transformers')
+    return _shape(config, name, layers, norm="layer", n_positions=n_positions)
 
 
 def _moe(config: _Config, n: str, d_ff: str = "moe_intermediate_size", **other: Any) -> Moe:
@@ -474,13 +499,9 @@ def _deepseek(config: _Config, name: str) -> ModelShape:
 _TIED = {"tie_word_embeddings": True}
 # Values transformers fills in where a published config.json leaves them out.
 _GEMMA3 = {
-    **_TIED,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262208,
+    **_TIED, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
     "sliding_window": 4096,
-}
+}  # fmt: skip
 
 _LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
 _SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}

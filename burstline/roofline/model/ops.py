@@ -113,16 +113,7 @@ def ops(
     return _merged(found)
 
 
-def matmul(
-    name: str,
-    rows: float,
-    n: int,
-    k: int,
-    quant: Quant,
-    *,
-    count: int = 1,
-    groups: float = 1,
-) -> Op:
+def matmul(name: str, rows: float, n: int, k: int, quant: Quant, *, count: int = 1, groups: float = 1) -> Op:
     """`groups` products of [rows / groups, k] x [k, n], each with a weight matrix of its own, read once.
 
     Inputs take the activations' bytes, outputs the stream's; the peak that applies is the activations' dtype
@@ -131,19 +122,10 @@ def matmul(
     inputs, outputs = ELEMENT_BYTES[quant.activations], ELEMENT_BYTES[quant.stream]
     flops = 2 * n * k * rows
     return Op(
-        name,
-        "matmul",
-        count,
-        quant.activations,
-        m=rows if groups == 1 else rows / groups,
-        n=n,
-        k=k,
-        groups=groups,
-        flops=flops,
-        flops_full=flops,
-        weight_bytes=quant.weight_bytes * n * k * groups,
+        name, "matmul", count, quant.activations, m=rows if groups == 1 else rows / groups, n=n, k=k,
+        groups=groups, flops=flops, flops_full=flops, weight_bytes=quant.weight_bytes * n * k * groups,
         activation_bytes=rows * (inputs * k + outputs * n),
-    )
+    )  # fmt: skip
 
 
 def experts_hit(n_experts: int, top_k: int, n_tok: float) -> float:
@@ -265,22 +247,12 @@ def _attention(
     heads, qk_dim, v_dim = dims
     per_pair = 2 * heads * (qk_dim + v_dim)
     return Op(
-        "attention",
-        "attention",
-        count,
-        run.quant.stream,
-        m=part.n_tok / part.n_requests,
-        n=part.keys_read(window, chunk) / part.n_requests,
-        k=qk_dim,
-        groups=part.n_requests,
-        flops=per_pair * part.keys_seen(window, chunk),
-        flops_full=per_pair * part.keys_full(window),
+        "attention", "attention", count, run.quant.stream, m=part.n_tok / part.n_requests,
+        n=part.keys_read(window, chunk) / part.n_requests, k=qk_dim, groups=part.n_requests,
+        flops=per_pair * part.keys_seen(window, chunk), flops_full=per_pair * part.keys_full(window),
         activation_bytes=part.n_tok * heads * (qk_dim + v_dim) * ELEMENT_BYTES[run.quant.stream],
-        kv_bytes=kv_bytes,
-        phase=phase,
-        n_heads=heads,
-        kv_element_bytes=ELEMENT_BYTES[run.quant.kv],
-    )
+        kv_bytes=kv_bytes, phase=phase, n_heads=heads, kv_element_bytes=ELEMENT_BYTES[run.quant.kv],
+    )  # fmt: skip
 
 
 def _absorbed(run: _Pass, mla: Mla, part: Step, count: int) -> Iterator[Op]:

@@ -25,7 +25,8 @@ class Quant:
     so that the kernel before quantises) or "block" (dynamic, for every 128 elements). The embedding, router
     and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do; with
     `experts_only` everything but the routed experts does (gpt-oss). `others` are products stored in another
-    way, each under the name of its `product` (a `Linear`'s).
+    way, each under the name of its `product` (a `Linear`'s). `held`: bytes of the files that were read over
+    those of the format.
     """
 
     weights: str = "bf16"
@@ -37,6 +38,7 @@ class Quant:
     experts_only: bool = False
     product: str = ""
     others: tuple["Quant", ...] = ()
+    held: float = 1.0
 
     def __post_init__(self) -> None:
         for what, dtype in (("weights", self.weights), ("activations", self.activations), ("kv", self.kv)):
@@ -63,10 +65,9 @@ class Quant:
     def weight_bytes(self) -> float:
         """Bytes of one quantised weight with its share of scales and zero points (int4 in 128s: 0.515625)."""
         bytes_ = ELEMENT_BYTES[self.weights]
-        if self.group is None:
-            return bytes_
-        scale = 1 if self.weights == "fp4" else 2
-        return bytes_ + (scale + (bytes_ if self.zero_points else 0)) / self.group
+        if self.group is not None:
+            bytes_ += ((1 if self.weights == "fp4" else 2) + bytes_ * self.zero_points) / self.group
+        return bytes_ * self.held
 
     @property
     def quantises(self) -> bool:
