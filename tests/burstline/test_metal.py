@@ -23,6 +23,7 @@ from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import bundled_config
 from burstline.servers.identity import Identity
 from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
@@ -368,3 +369,16 @@ def test_a_price_in_a_device_file_counts_for_each_device_unless_another_is_state
     file.write_text(file.read_text().replace("usd_per_hour = 2.5", 'usd_per_hour = "2.5"'))
     with pytest.raises(RooflineError, match="usd_per_hour is"):
         load_device(str(file))
+
+
+@pytest.mark.parametrize("server", ["default", "name-of-a-gateway", None])
+def test_the_folder_of_the_tokenizer_names_the_model_where_the_server_does_not(run, tmp_path, server):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(bundled_config("llama-2-7b")))
+    asked = replace(run.manifest.asked, tokenizer=folder)
+    facts = {"asked": asked, "server": replace(LOCAL, model=server), "hardware": None}
+    run.save_manifest(replace(run.manifest, identity=Identity("vllm"), **facts))
+    note_hardware(run, Hints(device="h100-sxm5-80g"))
+    assert run.manifest.hardware.absent is None
+    assert run.manifest.hardware.model_from == str(folder)

@@ -37,8 +37,7 @@ def bundled_models() -> list[str]:
 
 def bundled_config(name: str) -> dict[str, Any]:
     """A bundled model's config.json, parsed."""
-    config: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
-    return config
+    return _json_object(_FOLDER / f"{name}.json")
 
 
 def load_model(name_or_path: str, quant: str | None = None) -> tuple[ModelShape, Quant]:
