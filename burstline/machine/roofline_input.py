@@ -120,7 +120,7 @@ class _Facts:
             stored, certain = QUANTS[self.stated.quant], True
         else:
             stored = quant_of(config, model)
-            if ours and config.get("quantization_config") is None:
+            if ours and stored == stored.plain:
                 stored = Quant(ours, ours, ours)
             elif ours:
                 stored = replace(stored, kv=ours)

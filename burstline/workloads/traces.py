@@ -141,12 +141,12 @@ def read_trace(source: str) -> Trace:
         if not n_prompt or not n_output:
             dropped["no prompt tokens" if not n_prompt else "no output tokens (a failed request)"] += 1
             continue
-        keys, size = _hashes(row, form, n_prompt, where, numbered)
+        blocks, size = _hashes(row, form, n_prompt, where)
         numbers.append(number)
         times.append(_time(row, form, where))
         prompt_tok.append(n_prompt)
         output_tok.append(n_output)
-        hashes.append(keys)
+        hashes.append([OF_HASH + numbered.setdefault(block, len(numbered)) for block in blocks])
         block_tok.append(size)
     if not numbers:
         raise WorkloadError(f"--trace {source} row {number}: no row has both prompt and output tokens")
@@ -213,10 +213,8 @@ def _ascending(at_s: NDArray[np.float64], numbers: list[int], source: str) -> ND
     return at_s
 
 
-def _hashes(
-    row: Row, form: Format, n_prompt_tok: int, where: str, numbered: dict[int | str, int]
-) -> tuple[list[int], int]:
-    """The keys of the prompt's blocks, numbered by first use, and how many tokens a block has."""
+def _hashes(row: Row, form: Format, n_prompt_tok: int, where: str) -> tuple[list[int | str], int]:
+    """The hashes of the prompt's blocks, and how many tokens a block has."""
     block_tok, given = form.block_tok, row.get("hash_ids")
     if not block_tok or given is None:
         return [], max(block_tok, 1)
@@ -232,4 +230,4 @@ def _hashes(
             f"{where}: {len(given)} hash_ids of {block_tok} tokens for a prompt of {n_prompt_tok}; "
             f"expected at most {most}"
         )
-    return [OF_HASH + numbered.setdefault(k, len(numbered)) for k in given], block_tok
+    return given, block_tok

@@ -220,6 +220,37 @@ def test_more_tools_that_quantise_are_read(scheme, quant):
     assert quant_of({"quantization_config": scheme}) == quant
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "int4",
+        [1],
+        {"quant_method": None},
+        {"quant_method": "aqlm", "bits": 2},
+        {"quant_method": "awq", "bits": "4"},
+        {"quant_method": "quark"},
+        {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int3"}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"]}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": None}}},
+        {"quant_method": "compressed-tensors", "config_groups": [INT4]},
+        {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["re:("]},
+        {"quant_method": "awq", "bits": 4, "modules_to_not_convert": 7},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "W2A16"}}},
+        {"quant_algo": "MIXED_PRECISION"},
+    ],
+)
+def test_a_scheme_of_another_shape_is_refused_in_one_line(tmp_path, capsys, scheme):
+    path = folder(tmp_path, PLAIN | {"quantization_config": scheme})
+    assert main(["bound", "--model", path, "--device", "h200-sxm-141g"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "quantis" in line or "quantization_config" in line
+
+
+def test_a_group_size_that_is_not_said_is_the_usual_one():
+    scheme = {"quant_method": "awq", "bits": 4, "group_size": None}
+    assert quant_of({"quantization_config": scheme}).group == 128
+
+
 def test_quant_is_taken_where_the_storage_cannot_be_read(tmp_path):
     path = folder(tmp_path, PLAIN | {"quantization_config": {"quant_method": "aqlm", "bits": 2}})
     with pytest.raises(RooflineError, match="say it yourself with --quant"):

@@ -93,10 +93,11 @@ _UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\
 def config_file(path: Path) -> dict[str, Any]:
     """A config.json, with what `hf_quant_config.json` beside it says of the storage (as NVIDIA writes it)."""
     config, beside = _json_object(path), path.with_name("hf_quant_config.json")
-    if path.name == "config.json" and beside.is_file() and (said := _json_object(beside).get("quantization")):
-        own = _text_part(config).get("quantization_config") or {}
-        config["quantization_config"] = {"quant_method": "modelopt"} | said | own
-    return config
+    own = _text_part(config).get("quantization_config") or {}
+    said = _json_object(beside).get("quantization") if beside.is_file() else None
+    if said and isinstance(own, dict):
+        own = {"quant_method": "modelopt", **said, **own}
+    return config | ({"quantization_config": own} if own else {})
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -170,16 +171,17 @@ def quant_of(raw: Mapping[str, Any], model: ModelShape | None = None) -> Quant:
                 f"config.json has torch_dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
             )
         return QUANTS[_DTYPES[dtype]]
-    groups = _groups(scheme, _DTYPES.get(dtype, "fp16"))
-    if not groups:
+    try:
+        groups = _groups(scheme, _DTYPES.get(dtype, "fp16"))
+        kv = str(scheme.get("kv_cache_quant_algo") or scheme.get("kv_cache_scheme"))
+        if "'num_bits': 8" in kv or kv == "FP8":
+            groups = [(replace(quant, kv="fp8"), names) for quant, names in groups]
+        return groups[-1][0] if model is None else _by_product(model, groups, scheme)
+    except (LookupError, TypeError, AttributeError, re.error):  # another tool's words
         raise RooflineError(
-            f"config.json is quantised with {scheme.get('quant_method')} at {scheme.get('bits')} bits, which"
-            f" the roofline cannot read; say it yourself with --quant, one of {', '.join(QUANTS)}"
-        )
-    kv = str(scheme.get("kv_cache_quant_algo") or scheme.get("kv_cache_scheme"))
-    if "'num_bits': 8" in kv or kv == "FP8":
-        groups = [(replace(quant, kv="fp8"), names) for quant, names in groups]
-    return groups[-1][0] if model is None else _by_product(model, groups, scheme)
+            f"config.json has quantization_config {str(scheme)[:100]}, which the roofline cannot read;"
+            f" say it yourself with --quant, one of {', '.join(QUANTS)}"
+        ) from None
 
 
 def _by_product(model: ModelShape, groups: Sequence[_Group], scheme: Mapping[str, Any]) -> Quant:
@@ -229,7 +231,7 @@ _MODULES = {
 
 def _groups(scheme: Mapping[str, Any], stream: str) -> Sequence[_Group]:
     """Each way of storing modules, and their names, those of all last; none where it is not known."""
-    method, bits, size = str(scheme.get("quant_method")), scheme.get("bits"), scheme.get("group_size", 128)
+    method, bits, size = str(scheme.get("quant_method")), scheme.get("bits"), scheme.get("group_size") or 128
     by_algo: dict[str, list[str]] = {}
     for name, row in (scheme.get("quantized_layers") or {"Linear": scheme}).items():
         if not re.search(r"experts\.[1-9]", name):  # one expert stands for all
