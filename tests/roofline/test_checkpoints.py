@@ -214,6 +214,7 @@ def test_a_checkpoint_of_half_the_size_fits(tmp_path, capsys):
             "weights": {"type": "float", "num_bits": 4, "group_size": 16, "dynamic": False}}}},
          Quant("fp4", group=16)),
         ({"quant_algo": "W4A16_NVFP4"}, Quant("fp4", group=16)),
+        ({"quant_method": "modelopt", "quantization": FP8_OF_NVIDIA}, QUANTS["fp8-static-kv8"]),
     ],
 )  # fmt: skip
 def test_more_tools_that_quantise_are_read(scheme, quant):

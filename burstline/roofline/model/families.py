@@ -26,7 +26,6 @@ from burstline.roofline.model.shapes import (
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _Group = tuple[Quant, Sequence[str]]
 
-
 _FOLDER = Path(__file__).parent / "configs"
 
 
@@ -87,7 +86,7 @@ def _held(folder: Path, model: ModelShape, quant: Quant) -> Quant:
     return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
 
 
-_UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.")
+_UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.|\.attn\.bias$")
 
 
 def config_file(path: Path) -> dict[str, Any]:
@@ -172,6 +171,7 @@ def quant_of(raw: Mapping[str, Any], model: ModelShape | None = None) -> Quant:
             )
         return QUANTS[_DTYPES[dtype]]
     try:
+        scheme = {**scheme, **(scheme.get("quantization") or {})}
         groups = _groups(scheme, _DTYPES.get(dtype, "fp16"))
         kv = str(scheme.get("kv_cache_quant_algo") or scheme.get("kv_cache_scheme"))
         if "'num_bits': 8" in kv or kv == "FP8":
