@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
 from burstline.loadgen.record.rundir import RunDir
@@ -25,7 +23,7 @@ from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.roofline.device.calibration import device_table, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.families import bundled_config, bundled_models, quant_of
+from burstline.roofline.model.families import bundled_config, bundled_models, config_file, quant_of
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
@@ -144,7 +142,8 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     own = engine.model_config(identity) if engine else None
     if own is not None:
         return own, "the engine"
-    names = [name for name in (server.model_asked, identity.model, server.model) if name]
+    tokenizer = manifest.asked.tokenizer and str(manifest.asked.tokenizer)
+    names = [name for name in (server.model_asked, identity.model, server.model, tokenizer) if name]
     for name in names:
         try:
             return config_at(name), name
@@ -161,25 +160,19 @@ def config_at(name: str) -> dict[str, Any]:
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix == ".gguf":  # a GGUF file is gigabytes: its folder has the config
         path = (path if path.is_dir() else path.parent) / "config.json"
-    if not path.is_file():
-        path = host_facts.cached_config(name) or path
-    try:
-        config = orjson.loads(path.read_bytes())
-    except OSError:
+    found = path if path.is_file() else host_facts.cached_config(name)
+    if found is None:
         known = ", ".join(bundled_models())
-        raise RooflineError(f"no config.json at {name!r}, nor is it a bundled model ({known})") from None
-    except orjson.JSONDecodeError as error:
-        raise RooflineError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise RooflineError(f"{path} is not a JSON object")
-    return config
+        raise RooflineError(f"no config.json at {name!r}, nor is it a bundled model ({known})")
+    return config_file(found)
 
 
 def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:
     if hints.device not in (None, "cpu"):
         return device_text(str(hints.device)), f"--device {hints.device}"
     server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
-    n_cores = cores_of(manifest, quant_of(config).activations, named=hints.device == "cpu")
+    quant = QUANTS[hints.stated.quant] if hints.stated.quant else quant_of(config)
+    n_cores = cores_of(manifest, quant.activations, named=hints.device == "cpu")
     if n_cores is not None:
         known = kept(n_cores, config, manifest.engine)
         if known is None:

@@ -17,7 +17,7 @@ from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import quant_of, read_config
 from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits
@@ -64,7 +64,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     calibration = with_host(calibration, "default" if admission is None or admission.ahead else "synchronous")
     facts = _Facts(run, Stated.from_json(hardware.stated or {}))
     model = read_config(config, str(identity.model if identity else "") or None)
-    quant, weights, kv = facts.quant(config)
+    quant, weights, kv = facts.quant(config, model)
     parallel, known = facts.layout(device)
     # How weights are stored says nothing of how a CPU multiplies: one may have no fast 16-bit products.
     compute = device.arch != "measured" or facts.dtype is not None or facts.self_describing
@@ -107,15 +107,15 @@ class _Facts:
         self.assumed.append("speculative decoding is not stated: none")
         return None
 
-    def quant(self, config: Mapping[str, Any]) -> tuple[Quant, bool, bool]:
+    def quant(self, config: Mapping[str, Any], model: ModelShape) -> tuple[Quant, bool, bool]:
         """How numbers are kept, and whether weights and KV cache are certain to be kept so."""
         identity = self.run.manifest.identity
         ours = self.dtype
         if self.stated.quant is not None:
             stored, certain = QUANTS[self.stated.quant], True
         else:
-            stored = quant_of(config)
-            if ours and config.get("quantization_config") is None:
+            stored = quant_of(config, model)
+            if ours and stored == stored.plain:
                 stored = Quant(ours, ours, ours)
             elif ours:
                 stored = replace(stored, kv=ours)

@@ -198,7 +198,7 @@ def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1).decode()
+            text = file.read(MOST_BYTES + 1).decode("utf-8-sig")
         if len(text) > MOST_BYTES or any(
             len(word) > MOST_DOTTED for word in re.findall(r"[^\s\"']*\.[^\s\"']*", text)
         ):
@@ -273,7 +273,7 @@ def _engine(table: TomlTable, of_all: Settings) -> Contender:
         )
     keys = [name for name in options_of(ServerOptions) if name != "model"]
     table.only("name", "args", "api_key_env", *keys, *SETTINGS)
-    engine = table.get("engine", str, None)
+    engine = table.get("engine", str, None) if "url" in table.raw else table.need("engine", str)
     name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
     if engine is not None and engine not in ENGINES:
         near = difflib.get_close_matches(engine, ENGINES, n=1, cutoff=0.5)

@@ -143,10 +143,9 @@ def _set_up(
     options: BoundOptions, model_name: str, device: Device, shipped: Calibration
 ) -> tuple[Deployment, Calibration]:
     """The model on its devices, and the constants in force."""
-    model, stored = load_model(model_name)
+    model, quant = load_model(model_name, options.quant)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
-    quant = QUANTS[options.quant] if options.quant else stored
     parallel = Parallel(options.tp, options.pp, options.ep, options.dp)
     return Deployment(model, quant, parallel, device), shipped.changed(_constants(options.constant))
 
@@ -403,5 +402,8 @@ def _assumed(options: BoundOptions, device: Device) -> list[str]:
 def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
     yield f"predicted by {known}: {known.source}"
     yield host_sentence(known)
+    if quant.held != 1:
+        said = f"the weight files hold {quant.held:.0%} of the bytes that config.json says ({quant.weights})"
+        yield f"{said}: bytes are as in the files, products as config.json says"
     if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
         yield f"{quant.weights} weights count as fewer bytes of {quant.activations} products, untested"

@@ -170,7 +170,8 @@ def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
     load = checked(LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"), 2.0, 0.5, 1.5)))
     due_s = load.arrivals.due_s(rng(0, "arrivals"))
     assert 0 <= due_s[0] < due_s[-1] < 0.5
-    assert load.title.endswith("Burstline trace at 2 times its speed, arrivals at recorded times")
+    title = "Burstline trace of 14 requests/s at 2 times its speed, arrivals at recorded times"
+    assert load.title.endswith(title)
 
 
 def test_rows_with_timestamps_are_due_at_them():

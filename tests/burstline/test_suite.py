@@ -149,6 +149,9 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"engine": []}, "there is no [[engine]]"),
         ({"engine": {"engine": "vllm"}}, "must be written as [[engine]]"),
         ({"workload": None}, "there is no [[workload]]"),
+        ({"engine": [{"name": "mine"}]}, "[[engine]] 1: engine is missing; expected a string"),
+        ({"engine": [{}]}, "[[engine]] 1: engine is missing"),
+        ({"engine": [{"name": "mine", "args": ["--max-num-seqs", "4"]}]}, "engine is missing"),
         ({"engine": [{"engine": "vlm"}]}, "[[engine]] 1: unknown engine 'vlm'; did you mean 'vllm'?"),
         ({"engine": [{**ENGINE, "arg": ["x"]}]}, "unknown key 'arg'; did you mean 'args'?"),
         ({"engine": [{**ENGINE, "args": "x"}]}, "args must be a list of strings, not str 'x'"),
@@ -247,6 +250,12 @@ def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
     (tmp_path / "c").write_text(SMALL.replace("24", "25"))
     a, b, c = (load_suite(tmp_path / name).folder_name for name in "abc")
     assert a == b != c
+
+
+def test_a_suite_that_an_editor_marked_as_utf_8_is_read(tmp_path):
+    path = tmp_path / "suite.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SHIPPED[0].read_bytes())
+    assert load_suite(path).name == load_suite(SHIPPED[0]).name
 
 
 @pytest.mark.parametrize(

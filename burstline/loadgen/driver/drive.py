@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 
 from burstline.loadgen.driver import canary
-from burstline.loadgen.driver.conversations import PREDECESSOR, Conversations
+from burstline.loadgen.driver.conversations import NO_IDS, PREDECESSOR, Conversations
 from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop, most_open
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
 from burstline.loadgen.record.capture import NO_STAMP, Capture, CaptureWriter, Reads, reply_limit_bytes
@@ -164,12 +164,19 @@ class _Drive:
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
             end_ns = (exchange.over_ns(self._wire.offsets) or 0) - (self._t0_ns or 0)
-            due, skipped = sessions.ended(exchange.index, end_ns, self._content(exchange))
+            content, by_ids = self._content(exchange), self._job.requests[0].prompt_ids is not None
+            lacks_ids = content is not None and content.ids is None and by_ids
+            due, skipped = sessions.ended(exchange.index, end_ns, None if lacks_ids else content)
+            why = (
+                (NO_IDS, "the reply before has no token ids")
+                if lacks_ids
+                else (PREDECESSOR, "an earlier turn failed")
+            )
             for each in due:
                 self._prepare([each])
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
-                never.failure, never.detail = PREDECESSOR, "an earlier turn failed"
+                never.failure, never.detail = why
                 self._n_prepared += 1
                 self._on_ended([never])
 
@@ -179,10 +186,7 @@ class _Drive:
         if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
             return None
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-        content = reply_content(reply)
-        if content is not None and self._job.requests[0].prompt_ids is not None and content.ids is None:
-            return None
-        return content
+        return reply_content(reply)
 
     def _n_tokens(self, exchange: Exchange) -> int:
         """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""
@@ -295,7 +299,9 @@ class _Drive:
         for exchange in ended:
             self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
         if self._sessions is not None:
-            self._turns_ended.extend(exchange for exchange in ended if exchange.failure != PREDECESSOR)
+            self._turns_ended.extend(
+                exchange for exchange in ended if exchange.failure not in (PREDECESSOR, NO_IDS)
+            )
             self._n_ended += len(ended)
             self._wake()
             return

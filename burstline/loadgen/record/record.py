@@ -53,6 +53,7 @@ class Outcome(StrEnum):
     NOT_SENT = "not_sent"
     DRIVER_LOST = "driver_lost"
     PREDECESSOR = "predecessor"
+    NO_IDS = "no_ids"
     ABANDONED = "abandoned"
 
 
@@ -74,6 +75,7 @@ OUTCOME_WORDS: Final[Mapping[str, str]] = {
     "error_event": "failed inside the reply",
     "not_sent": "never sent",
     "predecessor": "not sent, as an earlier turn failed",
+    "no_ids": "not sent, as the reply before has no token ids to continue from (try --endpoint chat)",
     "too_large": "longer than any requested",
     "driver_lost": "lost with their load driver",
 }

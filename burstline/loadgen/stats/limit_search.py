@@ -29,7 +29,7 @@ from scipy import special
 
 from burstline.loadgen.stats.estimates import Floats
 from burstline.loadgen.stats.figure import Result
-from burstline.loadgen.stats.quantiles import Samples
+from burstline.loadgen.stats.quantiles import Samples, quantile_of
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, size_at
 from burstline.loadgen.stats.stationarity import MOST_COSINES, N_BATCHES, mann_kendall, outgrown, warm_up_end
 
@@ -246,7 +246,7 @@ def _would_miss(latencies: Floats, bound: LatencyBound, log_batches: Floats) -> 
 
     In a closed loop, where no queue can grow for ever, a smaller one is the drift of a machine.
     """
-    last = np.quantile(latencies[-max(1, len(latencies) // 4) :], bound.p)
+    last = quantile_of(latencies[-max(1, len(latencies) // 4) :], bound.p)
     return bool(last * math.exp(_rise(log_batches)) > bound.most)
 
 
