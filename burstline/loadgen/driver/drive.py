@@ -176,7 +176,7 @@ class _Drive:
     def _content(self, exchange: Exchange) -> ReplyContent | None:
         """The reply's text for later turns; None if it failed or lacks the text."""
         head = exchange.head
-        if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
+        if exchange.failure is not None or head is None or not 200 <= head.status < 300 or self._stopped:
             return None
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
         content = reply_content(reply)

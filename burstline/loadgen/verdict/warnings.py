@@ -116,6 +116,13 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
     if n_guessed := sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")):
         text = f"The server did not report how many tokens each event of {n_guessed:,} replies carries."
         yield Reason("chunks", text, "Their ITL assumes an even spread: use ICL and TPOT instead.")
+    if n_hidden := _point(lengths.hidden_tok):
+        mean = lengths.output_tok.served_mean
+        share = n_hidden / (mean.point * mean.n) if isinstance(mean, Estimate) else 1.0
+        text = (
+            f"The server sent no text of {share:.0%} of the output tokens, as models do that hide reasoning."
+        )
+        yield Reason("hidden", text, "TTFT is of the first text, TPOT and ITL of the tokens with text.")
     if n_recounted := sum(lengths.output_sources.get(name, 0) for name in RECOUNTS):
         text = f"The server did not count the tokens of {n_recounted:,} replies, so the text was tokenized."
         advice = "The count can be off by a token: an end-of-text token, for example, leaves no text."

@@ -101,7 +101,7 @@ class Endpoint(Engine):
             if raw.status is not None and raw.status >= 500:
                 return None
             reply = self.decode(raw)
-            return raw.status == 200 and reply.error is None and does_it(reply)
+            return raw.ok and reply.error is None and does_it(reply)
 
         with ThreadPoolExecutor(len(trials)) as threads:
             found = dict(zip(trials, threads.map(works, trials), strict=True))

@@ -83,7 +83,7 @@ def _gauge_rows(engine: Engine, gets: Sequence[Get]) -> list[Row]:
 
 
 def _gauges(engine: Engine, reply: HttpReply, path: str) -> Gauges:
-    if reply.status != 200:
+    if not reply.ok:
         raise EngineError(f"{path} answers {reply.status}")
     try:
         return engine.gauges(reply.body.decode(errors="replace"))

@@ -18,7 +18,7 @@ _AVERAGED = frozenset({"kv_used_fraction"})
 def json_at(get: Get, path: str) -> dict[str, Any]:
     """The JSON object at a path; empty where the server has none there."""
     reply = get(path)
-    if reply.status != 200:
+    if not reply.ok:
         return {}
     try:
         answer = orjson.loads(reply.body)
@@ -130,7 +130,7 @@ def samples_at(get: Get, names: Sequence[str]) -> list[Any]:
     """The same of the server's metrics page; none where it has none that can be read."""
     try:
         reply = get("/metrics")
-        return samples(reply.body.decode(errors="replace"), names) if reply.status == 200 else []
+        return samples(reply.body.decode(errors="replace"), names) if reply.ok else []
     except (EngineError, ValueError):
         return []
 
