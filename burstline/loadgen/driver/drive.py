@@ -42,7 +42,7 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
-from burstline.servers.messages import HttpReply, Kind, ReplyContent
+from burstline.servers.messages import WITH_TOKENS, HttpReply, ReplyContent
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.redact import learn
@@ -90,6 +90,7 @@ class _Drive:
         self._stopped = False
         self._n_prepared = self._n_ended = self._n_unprepared = 0
         self._canary = CanaryErrors()
+        self._why_skipped = "an earlier turn failed"
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
         self._sessions: Conversations | None = None
@@ -169,7 +170,7 @@ class _Drive:
                 self._prepare([each])
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
-                never.failure, never.detail = PREDECESSOR, "an earlier turn failed"
+                never.failure, never.detail = PREDECESSOR, self._why_skipped
                 self._n_prepared += 1
                 self._on_ended([never])
 
@@ -181,6 +182,7 @@ class _Drive:
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
         content = reply_content(reply)
         if content is not None and self._job.requests[0].prompt_ids is not None and content.ids is None:
+            self._why_skipped = "the reply has no token ids for the next turn's prompt: pass --endpoint chat"
             return None
         return content
 
@@ -191,8 +193,9 @@ class _Drive:
             return 0
         body = body_of(head, exchange.whole()[1])
         reply = self._engine.decode(HttpReply(head.status, dict(head.headers), body))
-        tokens = (Kind.ANSWER, Kind.REASONING, Kind.TOOL)
-        return sum(event.n_tok or 1 for event in reply.events if event.kind in tokens and event.n_tok != 0)
+        return sum(
+            event.n_tok or 1 for event in reply.events if event.kind in WITH_TOKENS and event.n_tok != 0
+        )
 
     def _prepare(self, due: Iterable[Due]) -> None:
         """Build requests, then hand them to the wire; after a stop they only get their captures.

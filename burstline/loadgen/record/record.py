@@ -304,10 +304,9 @@ def _length_outcome(request: Request, reply: Reply, tokens: _Tokens) -> str:
     stopped = reply.finish_reason in STOPPED
     n_output_tok = tokens.generated
     if n_output_tok is None:
-        # Each event with text has a token or more, and a recount was cut to what was asked.
-        if len(tokens.n) > request.n_output_tok:
-            return Outcome.LONG
         came = max(tokens.total or 0, len(tokens.n))
+        if len(tokens.n) > request.n_output_tok:  # each event with text has a token or more
+            return Outcome.LONG
         return Outcome.SHORT if stopped and request.ignore_eos and came < request.n_output_tok else Outcome.OK
     if n_output_tok >= request.n_output_tok:
         return Outcome.OK if n_output_tok == request.n_output_tok else Outcome.LONG
@@ -345,10 +344,7 @@ def _tokens(reply: Reply, recounts: Counts, n_asked: int) -> _Tokens:
 
 
 def _n_hidden(reply: Reply, spoken: Sequence[Event], total: int) -> int:
-    """How many tokens the server counted and showed no text of, all before the first that it showed.
-
-    It says so itself, or sends an empty event for each.
-    """
+    """How many tokens before the first text the server says are hidden, or sent an empty event for."""
     if not spoken or any(event.n_tok is not None for event in spoken):
         return 0
     if reply.n_reasoning_tok and all(event.kind is not Kind.REASONING for event in spoken):

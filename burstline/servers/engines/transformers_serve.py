@@ -95,7 +95,7 @@ class TransformersServe(PackagedEngine):
         config: dict[str, object] = {"max_new_tokens": request.n_output_tok, "do_sample": False}
         fields = {"model": target.model, "prompt": request.prompt_text, "stream": True}
         if request.ignore_eos:
-            config["eos_token_id"] = None
+            config["eos_token_id"] = -1  # null means the model's own, or the first request's
         if sampling.temperature > 0:
             config |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
             fields["seed"] = sampling.seed

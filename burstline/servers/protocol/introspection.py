@@ -9,29 +9,29 @@ import orjson
 
 from burstline.servers.identity import Gauges
 from burstline.servers.messages import EngineError, Get
+from burstline.servers.protocol.replies import loads
 
 MIB, GIB = 2**20, 2**30
 
 _AVERAGED = frozenset({"kv_used_fraction"})
+_SHARING = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+"""Labels of ranks that compute the same requests together."""
 
 
 def json_at(get: Get, path: str) -> dict[str, Any]:
-    """The JSON object at a path; empty where the server has none there."""
+    """The JSON object at a path; empty where the server has none there. A bare list becomes its `data`."""
     reply = get(path)
-    if not reply.ok:
-        return {}
-    try:
-        answer = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+    answer = loads(reply.body) if reply.ok else None
+    return {"data": answer} if isinstance(answer, list) else answer if isinstance(answer, dict) else {}
 
 
 def first_model(models: object) -> dict[str, Any]:
-    """The first of the models that `/v1/models` lists; empty where it lists none."""
-    listed = models.get("data") if isinstance(models, dict) else None
+    """The first of the models that `/v1/models` lists, with its `id`; empty where it lists none."""
+    listed = (models.get("data") or models.get("models")) if isinstance(models, dict) else None
     model = listed[0] if isinstance(listed, list) and listed else None
-    return model if isinstance(model, dict) else {}
+    if isinstance(model, str):
+        return {"id": model}
+    return {"id": model.get("name") or model.get("model")} | model if isinstance(model, dict) else {}
 
 
 def owned_by(owner: str) -> bytes:
@@ -76,11 +76,15 @@ def gauges_in(
     `latencies` names its histograms by what they measure (see `Gauges`).
 
     Several samples of one name (data-parallel ranks, kinds) add up; of `kv_used_fraction` it is the mean.
+    Ranks that share the work of a request all tell of the same requests: one counts.
     """
     names = {**names, "resident_bytes": ("process_resident_memory_bytes",)}  # of every Prometheus client
-    seen: dict[str, list[float]] = {}
+    each: dict[str, dict[object, float]] = {}
     for sample in samples(metrics, [name for own in names.values() for name in own]):
-        seen.setdefault(sample.name, []).append(sample.value)
+        labels = frozenset(row for row in sample.labels.items() if row[0] not in _SHARING)
+        of_name = each.setdefault(sample.name, {})
+        of_name[labels] = max(sample.value, of_name.get(labels, sample.value))
+    seen = {name: list(values.values()) for name, values in each.items()}
     totals: dict[str, float] = {}
     for gauge, own in names.items():
         values = next((seen[name] for name in own if name in seen), None)

@@ -96,14 +96,11 @@ def reply_content(reply: HttpReply) -> ReplyContent | None:
         answers = answers_in(reply)
     except ValueError:
         return None
-    texts: list[str] = []
-    ids: list[int] = []
-    for answer in answers:
-        for choice in (answer.get("choices") or ())[:1]:
-            part = choice.get("delta") or choice.get("message") or choice
-            texts.append(part.get("content") or part.get("text") or "")
-            ids += choice.get("token_ids") or ()
-    return ReplyContent("".join(texts), tuple(ids) or None)
+    choices = [choice for answer in answers for choice in (answer.get("choices") or ())[:1]]
+    parts = [choice.get("delta") or choice.get("message") or choice for choice in choices]
+    text = "".join(words_in(part.get("content") or part.get("text")) for part in parts)
+    ids = tuple(each for choice in choices for each in choice.get("token_ids") or ())
+    return ReplyContent(text, ids or None)
 
 
 def generated(answers: Sequence[Any]) -> Sequence[int] | str:
@@ -120,7 +117,7 @@ def take(tally: Tally, answer: Any, end: int) -> Event:
     """
     if "choices" not in answer and ("data" in answer or "results" in answer):
         usage = answer.get("usage") or {}
-        tally.n_prompt = usage.get("prompt_tokens") or usage.get("total_tokens")
+        tally.n_prompt_tok = usage.get("prompt_tokens") or usage.get("total_tokens")
         tally.finish_reason = "length"
         return Event(end, Kind.ANSWER, 1)
     choices = answer.get("choices")
@@ -129,21 +126,21 @@ def take(tally: Tally, answer: Any, end: int) -> Event:
     grown = _read_usage(tally, usage) if usage else None
     if choice is None:
         if not usage and choices is None:
-            raise KeyError("choices")
+            raise KeyError
         return Event(end, Kind.USAGE, None)
-    if tally.n_prompt is None and (prompt_ids := choice.get("prompt_token_ids")) is not None:
-        tally.n_prompt = len(prompt_ids)
+    if tally.n_prompt_tok is None and (prompt_ids := choice.get("prompt_token_ids")) is not None:
+        tally.n_prompt_tok = len(prompt_ids)
     reason = choice.get("finish_reason") or None  # TGI says "" where others say null
     if reason is not None:
         tally.finish_reason = reason
         tally.terminated = True
     kind = _ANSWER if choice.get("text") else _kind(choice, reason)
-    ids = choice.get("token_ids")
-    if ids is not None:
-        n_tok: int | None = len(ids)
-        tally.n_output_ids = (tally.n_output_ids or 0) + len(ids)
-    else:
-        n_tok = None if tally.counting is False else _growth(tally, kind, grown)
+    n_tok = None
+    if (ids := choice.get("token_ids")) is not None:
+        n_tok = len(ids)
+        tally.n_output_ids = (tally.n_output_ids or 0) + n_tok
+    elif tally.counting is not False:
+        n_tok = _growth(tally, kind, grown)
     event = Event(end, kind, n_tok)
     if kind not in WITH_TOKENS:
         if n_tok:
@@ -161,29 +158,23 @@ def take(tally: Tally, answer: Any, end: int) -> Event:
 def _growth(tally: Tally, kind: Kind, grown: int | None) -> int | None:
     """How many tokens an event has by the growth of usage; None where that counts no events.
 
-    Text without growth shows that it counts none: a block of zeros, a total of the whole reply, one that is
-    brought up to date now and then. What came before the first text belongs to that text: servers exist that
-    count a token with the role.
+    Text without growth shows that it counts none: zeros, a total of the whole reply, one that is brought up
+    to date now and then. What a role counts belongs to the first text.
     """
-    speaks = kind in WITH_TOKENS
-    if grown is None:
-        if speaks and tally.counting is None:
-            tally.counting = False
-        return None
-    if not speaks:
-        if kind is not Kind.ROLE:
+    if kind not in WITH_TOKENS:
+        if not grown or kind is not Kind.ROLE:
             return grown
-        tally.early += grown
+        tally.early = grown
         return 0
-    grown += tally.early
-    tally.early = 0
-    tally.counting = grown > 0
-    if tally.counting:
+    if grown is not None and grown + tally.early > 0:
+        grown, tally.early, tally.counting = grown + tally.early, 0, True
         return grown
-    for event in tally.events:
-        event.n_tok = None
-    for event in tally.silent:
-        event.kind = Kind.EMPTY
+    if grown is not None or tally.counting is None:
+        tally.counting = False
+        for event in tally.events:
+            event.n_tok = None
+        for event in tally.silent:
+            event.kind = Kind.EMPTY
     return None
 
 
@@ -193,12 +184,12 @@ def _read_usage(tally: Tally, usage: Mapping[str, Any]) -> int | None:
     n_prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     n_output = usage.get("completion_tokens", usage.get("output_tokens"))
     if n_prompt is not None:
-        tally.n_prompt = n_prompt
+        tally.n_prompt_tok = n_prompt
     details = usage.get("prompt_tokens_details")
     if details and details.get("cached_tokens") is not None:
-        tally.n_cached = details["cached_tokens"]
+        tally.n_cached_tok = details["cached_tokens"]
     if details := usage.get("completion_tokens_details"):
-        tally.n_reasoning = details.get("reasoning_tokens")
+        tally.n_reasoning_tok = details.get("reasoning_tokens")
     if n_output is None:
         return None
     tally.n_output_usage = n_output

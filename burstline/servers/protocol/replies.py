@@ -6,7 +6,7 @@ cut off and what makes no sense are the same for all.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import orjson
@@ -30,11 +30,11 @@ class Tally:
     """
 
     events: list[Event] = field(default_factory=list)
-    n_prompt: int | None = None
+    n_prompt_tok: int | None = None
     n_output_ids: int | None = None
     n_output_usage: int | None = None
-    n_cached: int | None = None
-    n_reasoning: int | None = None
+    n_cached_tok: int | None = None
+    n_reasoning_tok: int | None = None
     finish_reason: str | None = None
     terminated: bool = False
     overshoots: bool = False
@@ -50,26 +50,17 @@ class Tally:
 
     def reply(self) -> Reply:
         """The reply; a count of no tokens where there is text, or of a prompt, is no count."""
-        has_text = any(event.kind in WITH_TOKENS for event in self.events)
-        n_usage = None if has_text and self.n_output_usage == 0 else self.n_output_usage
-        counted = self.n_output_ids is not None or n_usage is not None
-        if self.error is None and all(event.kind is Kind.UNKNOWN for event in self.events):
-            self.error = self.foreign
-        return Reply(
-            self.events,
-            n_prompt_tok=None if self.n_prompt == 0 else self.n_prompt,
-            n_output_ids=self.n_output_ids,
-            n_output_usage=n_usage,
-            n_cached_tok=self.n_cached,
-            n_reasoning_tok=self.n_reasoning,
-            finish_reason=self.finish_reason,
-            terminated=self.terminated,
-            error=self.error,
-            times=self.times,
-            text=None if counted or not self.is_all_text else text_of(self.uncounted),
-            overshoots=self.overshoots,
-            overloaded=self.overloaded,
-        )
+        if self.n_output_usage == 0 and any(event.kind in WITH_TOKENS for event in self.events):
+            self.n_output_usage = None
+        self.n_prompt_tok = self.n_prompt_tok or None
+        if all(event.kind is Kind.UNKNOWN for event in self.events):
+            self.error = self.error or self.foreign
+        counted = self.n_output_ids is not None or self.n_output_usage is not None
+        text = None if counted or not self.is_all_text else text_of(self.uncounted)
+        return Reply(**{name: getattr(self, name) for name in _SHARED}, text=text)
+
+
+_SHARED: Final = tuple(each.name for each in fields(Reply) if each.name != "text")
 
 
 def text_of(choices: Sequence[Mapping[str, Any]]) -> str | None:
@@ -87,20 +78,7 @@ ANSWER: Final = ("content", "text", "refusal")
 REASONING: Final = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
 """Where the text of a delta stands, the first that has any: some servers say it twice."""
 _ADMINISTRATIVE: Final = frozenset(
-    (
-        "role",
-        "id",
-        "name",
-        "type",
-        "object",
-        "index",
-        "format",
-        "model",
-        "provider",
-        "status",
-        "signature",
-        "data",
-    )
+    "role id name type object index format model provider status signature data".split()  # noqa: SIM905
 )
 
 
@@ -108,9 +86,9 @@ def words_in(value: object) -> str:
     """Every string in a JSON value that is not known to be administrative."""
     if isinstance(value, dict):
         return "".join(words_in(each) for name, each in value.items() if name not in _ADMINISTRATIVE)
-    return (
-        "".join(map(words_in, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
-    )
+    if isinstance(value, list):
+        return "".join(map(words_in, value))
+    return value if isinstance(value, str) else ""
 
 
 Take = Callable[[Tally, Any, int], Event]
@@ -268,22 +246,16 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
             return answer
         return replace(answer, error=words_of_server(str(answer.error)))
     message = answer.error or "invalid reply: " + ", ".join(f"{name} is {got}" for name, got in wrong)
-    without: dict[str, Any] = {name: None for name, _ in wrong if name != "n_tok"}
-    if any(name == "n_tok" for name, _ in wrong):
-        without["events"] = []
+    without: dict[str, Any] = {name: None for name, _ in wrong}
+    if "n_tok" in without:
+        without["events"] = without.pop("n_tok") or []
     return replace(answer, **without, error=words_of_server(str(message)))
 
 
 def _wrong(reply: Reply) -> Iterator[tuple[str, str]]:
-    for name in ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok", "n_reasoning_tok"):
-        n = getattr(reply, name)
-        if n is not None and not _is_count(n):
-            yield name, f"{n!r:.80}"
-    bad = next(
-        (event.n_tok for event in reply.events if not (event.n_tok is None or _is_count(event.n_tok))), None
-    )
-    if bad is not None:
-        yield "n_tok", f"{bad!r:.80}"
+    names = ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok", "n_reasoning_tok")
+    counts = [*((name, getattr(reply, name)) for name in names), *(("n_tok", e.n_tok) for e in reply.events)]
+    yield from ((name, f"{n!r:.80}") for name, n in counts if n is not None and not _is_count(n))
     reason: object = reply.finish_reason
     if reason is not None and not (isinstance(reason, str) and _REASON.fullmatch(reason)):
         yield "finish_reason", f"{reason!r:.80}"
