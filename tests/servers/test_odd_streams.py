@@ -1,11 +1,13 @@
 """Streams as servers and gateways really send them, with the right values: eight tokens, at 100 to 240 ms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burstline.loadgen.record.record import Counts, Record, record_of
 from burstline.servers.messages import Read
@@ -200,3 +202,29 @@ def test_a_stream_of_another_habit_has_the_same_times_and_counts(case: Case) -> 
     assert list(record.token_ns) == [at_ms * MS for at_ms in case.token_ms]
     assert list(record.token_n) == list(case.token_n)
     assert (record.output_tok, record.output_source) == (case.n_tok, case.source)
+
+
+NOISE = (
+    b"data: \n\n",
+    b"data: ping\n\n",
+    b"data: null\n\n",
+    b"data: 7\n\n",
+    b"data: {}\n\n",
+    b": keep-alive\n\n",
+    b'event: ping\ndata: {"type":"ping"}\n\n',
+    b'data: {"choices":[]}\n\n',
+    b'data: {"choices":[],"usage":null,"extra":{"text":"x"}}\n\n',
+    b'data: {"id":"1","error":null,"choices":[]}\n\n',
+)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, END_MS), st.sampled_from(NOISE)), max_size=6),
+    st.sampled_from(
+        ["reasoning in details", "usage of zeros, the total at the end", "usage that grows as it should"]
+    ),
+)
+def test_no_heartbeat_anywhere_changes_a_record(noise: list[tuple[int, bytes]], name: str) -> None:
+    case = CASES[name]
+    quiet, noisy = record_(case), record_(replace(case, events=[*case.events, *noise]))
+    assert replace(noisy, n_events=0, n_reads=0) == replace(quiet, n_events=0, n_reads=0)
