@@ -362,8 +362,7 @@ def _silent_tokens(reply: Reply, spoken: Sequence[Event], total: int | None) -> 
     if not spoken or total is None or any(event.n_tok is not None for event in spoken):
         return None
     first = spoken[0].end
-    kinds = (*WITH_TOKENS, Kind.EMPTY)
-    events = [event for event in reply.events if event.kind in kinds and event.end >= first]
+    events = [e for e in reply.events if e.kind in (*WITH_TOKENS, Kind.EMPTY) and e.end >= first]
     return events if len(spoken) < total == len(events) else None
 
 

@@ -98,16 +98,13 @@ class Endpoint(Engine):
         if self._style == "chat":
             del trials[IDS]
         found |= {extra: works((*usage, extra), *trial) for extra, trial in trials.items()}
-        extras = [extra for extra in trials if found[extra]]
-        target = replace(target, takes=(*target.takes, *usage, *extras))
+        target = replace(target, takes=(*target.takes, *usage, *(extra for extra in trials if found[extra])))
         lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
         failed = [extra for extra in lacks if found.get(extra, False) is None]
         refused = [extra for extra in lacks if extra not in failed]
         notes = [f"{target.url} does not take: {', '.join(refused)}"] if refused else []
         if failed:
-            notes.append(
-                f"{target.url} failed each time it was asked for: {', '.join(failed)}; they are left out"
-            )
+            notes.append(f"{target.url} failed each time it was asked for: {', '.join(failed)}, left out")
         return target, tuple(notes)
 
     def capabilities_of(self, target: Target) -> Capabilities:

@@ -95,16 +95,14 @@ class _Attempt:
     def __init__(self, engine: Engine, target: Target, timeout_s: float) -> None:
         self._engine, self._target = engine, target
         self._get = getter(target, timeout_s=PAGE_TIMEOUT_S)
-        self._until_s = time.monotonic() + timeout_s
+        self._timeout_s, self._until_s = timeout_s, time.monotonic() + timeout_s
         self._outcomes: queue.SimpleQueue[str | RefusalError] = queue.SimpleQueue()
-        self._is_asking = self._has_asked = False
+        self._is_asking = False
 
     def outcome(self, timeout_s: float) -> str | RefusalError | None:
         """What the latest request brought: "" a token, else what went wrong; None while it is under way."""
-        # An attempt of the last second would come to nothing, and hide what the one before says.
-        is_early = self._until_s - time.monotonic() > 1.0 or not self._has_asked
-        if not self._is_asking and is_early:
-            self._is_asking = self._has_asked = True
+        if not self._is_asking:
+            self._is_asking = True
             threading.Thread(target=self._ask, daemon=True).start()
         try:
             outcome = self._outcomes.get(timeout=timeout_s)
@@ -117,6 +115,8 @@ class _Attempt:
 
     def _ask(self) -> None:
         left_s = max(0.1, self._until_s - time.monotonic())
+        if left_s < 1.0 < self._timeout_s:
+            return  # it would come to nothing, and hide what the attempt before says
         try:
             state = _state(self._engine, self._target, self._get, left_s)
             self._outcomes.put(state or "")

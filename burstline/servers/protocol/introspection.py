@@ -81,13 +81,12 @@ def gauges_in(
     names = {**names, "resident_bytes": ("process_resident_memory_bytes",)}  # of every Prometheus client
     each: dict[str, dict[object, float]] = {}
     for sample in samples(metrics, [name for own in names.values() for name in own]):
-        labels = frozenset(row for row in sample.labels.items() if row[0] not in _SHARING)
+        key = tuple(value for label, value in sample.labels.items() if label not in _SHARING)
         of_name = each.setdefault(sample.name, {})
-        of_name[labels] = max(sample.value, of_name.get(labels, sample.value))
-    seen = {name: list(values.values()) for name, values in each.items()}
+        of_name[key] = max(sample.value, of_name.get(key, sample.value))
     totals: dict[str, float] = {}
     for gauge, own in names.items():
-        values = next((seen[name] for name in own if name in seen), None)
+        values = next((each[name].values() for name in own if name in each), None)
         if values:
             totals[gauge] = sum(values) / (len(values) if gauge in _AVERAGED else 1)
     measured = _histograms(metrics, latencies or {}) | _means(metrics, means or {})

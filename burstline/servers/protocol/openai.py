@@ -96,11 +96,11 @@ def reply_content(reply: HttpReply) -> ReplyContent | None:
         answers = answers_in(reply)
     except ValueError:
         return None
-    choices = [choice for answer in answers for choice in (answer.get("choices") or ())[:1]]
+    choices = [answer["choices"][0] for answer in answers if answer.get("choices")]
     parts = [choice.get("delta") or choice.get("message") or choice for choice in choices]
+    ids = generated(answers)
     text = "".join(words_in(part.get("content") or part.get("text")) for part in parts)
-    ids = tuple(each for choice in choices for each in choice.get("token_ids") or ())
-    return ReplyContent(text, ids or None)
+    return ReplyContent(text, None if isinstance(ids, str) else tuple(ids))
 
 
 def generated(answers: Sequence[Any]) -> Sequence[int] | str:
@@ -115,7 +115,7 @@ def take(tally: Tally, answer: Any, end: int) -> Event:
     An event's `n_tok` is the number of its token ids, else the growth of the usage block where each event
     with text has one that grows, else None. A reply counts as `terminated` by `[DONE]` or by a finish reason.
     """
-    if "choices" not in answer and ("data" in answer or "results" in answer):
+    if "choices" not in answer and isinstance(answer.get("data") or answer.get("results"), list):
         usage = answer.get("usage") or {}
         tally.n_prompt_tok = usage.get("prompt_tokens") or usage.get("total_tokens")
         tally.finish_reason = "length"
@@ -142,12 +142,9 @@ def take(tally: Tally, answer: Any, end: int) -> Event:
     elif tally.counting is not False:
         n_tok = _growth(tally, kind, grown)
     event = Event(end, kind, n_tok)
-    if kind not in WITH_TOKENS:
-        if n_tok:
-            event.kind = _ANSWER
-            tally.silent.append(event)
-        elif n_tok == 0 and kind is Kind.EMPTY:
-            event.kind = Kind.ROLE
+    if n_tok and kind not in WITH_TOKENS:
+        event.kind = _ANSWER
+        tally.silent.append(event)
     if n_tok is None:
         tally.uncounted.append(choice)
         if kind is Kind.TOOL:

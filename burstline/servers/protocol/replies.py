@@ -6,6 +6,7 @@ cut off and what makes no sense are the same for all.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -24,9 +25,9 @@ class Tally:
     """The sum of one reply's events; `Reply` documents the fields.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known;
-    `early` is what it grew by before the first text, `silent` holds the events that have tokens by it alone.
-    `uncounted` holds the choices of each event whose tokens the server did not count; `is_all_text`: their
-    texts are the whole reply. `foreign` says what the first event was that is none of the dialect's.
+    `early` is what a role counted, `silent` holds the events that have tokens by it alone. `uncounted` holds
+    the choices of each event whose tokens the server did not count; `is_all_text`: their texts are the whole
+    reply. `foreign` says what the first event was that is none of the dialect's.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -182,8 +183,8 @@ def refusal(reply: HttpReply) -> Reply:
         message = (
             f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
         )
-    message = message or reply.body[:300].decode(errors="replace").strip()
-    error = message or f"HTTP {reply.status} without a body"
+    error = message or reply.body[:300].decode(errors="replace").strip()
+    error = error or f"HTTP {reply.status} without a body"
     event = Event(len(reply.body), Kind.ERROR, None)
     return Reply([event], error=error, overloaded=is_overload(answer))
 
@@ -205,14 +206,11 @@ def loads_all(payloads: Sequence[bytes]) -> list[Any]:
 
 def loads(payload: bytes) -> Any:
     """The JSON value, or the bytes themselves where they are none (a stray byte in UTF-8 is forgiven)."""
-    try:
+    with suppress(orjson.JSONDecodeError):
         return orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        pass
-    try:
+    with suppress(orjson.JSONDecodeError):
         return orjson.loads(payload.decode(errors="replace"))
-    except orjson.JSONDecodeError:
-        return payload
+    return payload
 
 
 def answers_in(reply: HttpReply) -> list[Any]:
@@ -237,16 +235,14 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
     """
     try:
         answer = decode(reply)
-        wrong = list(_wrong(answer))
+        wrong = dict(_wrong(answer))
     except Exception as error:  # whatever a server can make an adapter or its libraries do
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return Reply([], error=words_of_server(f"invalid reply: {what}"))
-    if not wrong:
-        if answer.error is None:
-            return answer
-        return replace(answer, error=words_of_server(str(answer.error)))
-    message = answer.error or "invalid reply: " + ", ".join(f"{name} is {got}" for name, got in wrong)
-    without: dict[str, Any] = {name: None for name, _ in wrong}
+    if not wrong and answer.error is None:
+        return answer
+    message = answer.error or "invalid reply: " + ", ".join(f"{name} is {wrong[name]}" for name in wrong)
+    without: dict[str, Any] = dict.fromkeys(wrong)
     if "n_tok" in without:
         without["events"] = without.pop("n_tok") or []
     return replace(answer, **without, error=words_of_server(str(message)))
@@ -255,11 +251,9 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
 def _wrong(reply: Reply) -> Iterator[tuple[str, str]]:
     names = ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok", "n_reasoning_tok")
     counts = [*((name, getattr(reply, name)) for name in names), *(("n_tok", e.n_tok) for e in reply.events)]
-    yield from ((name, f"{n!r:.80}") for name, n in counts if n is not None and not _is_count(n))
+    for name, n in counts:
+        if n is not None and not (type(n) is int and 0 <= n <= MOST_TOKENS):
+            yield name, f"{n!r:.80}"
     reason: object = reply.finish_reason
     if reason is not None and not (isinstance(reason, str) and _REASON.fullmatch(reason)):
         yield "finish_reason", f"{reason!r:.80}"
-
-
-def _is_count(n: object) -> bool:
-    return type(n) is int and 0 <= n <= MOST_TOKENS
