@@ -228,3 +228,10 @@ def test_no_heartbeat_anywhere_changes_a_record(noise: list[tuple[int, bytes]], 
     case = CASES[name]
     quiet, noisy = record_(case), record_(replace(case, events=[*case.events, *noise]))
     assert replace(noisy, n_events=0, n_reads=0) == replace(quiet, n_events=0, n_reads=0)
+
+
+def test_tokens_without_text_are_named() -> None:
+    case = Case([(END_MS, said({"content": ""}, "length", usage=use(32)))], outcome="empty")
+    record = record_(replace(case, asked={"n_output_tok": 32}))
+    assert record.outcome == "empty"
+    assert record.error == "the server counted 32 tokens and sent no text"

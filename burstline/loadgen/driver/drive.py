@@ -87,10 +87,9 @@ class _Drive:
         self._engine = ENGINES[job.engine]
         self._destination = Destination.of_target(job.target)
         self._t0_ns: int | None = None
-        self._stopped = False
+        self._stopped, self._why_skipped = False, "an earlier turn failed"
         self._n_prepared = self._n_ended = self._n_unprepared = 0
         self._canary = CanaryErrors()
-        self._why_skipped = "an earlier turn failed"
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
         self._sessions: Conversations | None = None

@@ -235,6 +235,8 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     heard = _Heard(reply, tokens, *stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
+    if outcome == Outcome.EMPTY and tokens.total:
+        why = f"the server counted {tokens.total:,} tokens and sent no text"
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
         why = None if is_whole else capture.detail or capture.failure
@@ -330,8 +332,7 @@ def _tokens(reply: Reply, recounts: Counts, n_asked: int) -> _Tokens:
     source, total = known_totals[0] if known_totals else (None, None)
     gap = known_totals[1][1] - known_totals[0][1] if len(known_totals) > 1 else None
     if source in RECOUNTS and total is not None and len(events) <= n_asked:
-        is_whole = reply.finish_reason == "length" and 2 * total >= n_asked
-        total = n_asked if is_whole else min(total, n_asked)
+        total = n_asked if reply.finish_reason == "length" and 2 * total >= n_asked else min(total, n_asked)
     shown = None if total is None else total - _n_hidden(reply, events, total)
     if (silent := _silent_tokens(reply, events, shown)) is not None:
         events, counts = silent, [None] * len(silent)

@@ -70,10 +70,7 @@ class Endpoint(Engine):
         )
 
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
-        """Tries each extra, one by one, for some servers have one slot; an error, or not doing it, is a no.
-
-        Usage goes along with the others, for it says whether they were done.
-        """
+        """Tries each extra in turn (some servers have one slot), with usage, which says if it was done."""
 
         def works(takes: tuple[str, ...], request: Request, does_it: Callable[[Reply], bool]) -> bool | None:
             """Whether the server does it; None where it failed each time, which says nothing."""

@@ -235,8 +235,7 @@ def _hint(raw: HttpReply, path: str, error: str) -> str:
         return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
     if not raw.ok and "chat template" in error.lower():
         return "; its model has none: pass --endpoint completions"
-    is_text = path.endswith("/completions") and "/chat/" not in path
-    is_lacking = raw.status in (404, 405) and is_text and "model" not in error.lower()
+    is_lacking = raw.status in (404, 405) and "/chat/" not in path and "model" not in error.lower()
     return "; if it serves chats alone, pass --endpoint chat" if is_lacking else ""
 
 

@@ -76,7 +76,6 @@ def gauges_in(
     `latencies` names its histograms by what they measure (see `Gauges`).
 
     Several samples of one name (data-parallel ranks, kinds) add up; of `kv_used_fraction` it is the mean.
-    Ranks that share the work of a request all tell of the same requests: one counts.
     """
     names = {**names, "resident_bytes": ("process_resident_memory_bytes",)}  # of every Prometheus client
     each: dict[str, dict[object, float]] = {}

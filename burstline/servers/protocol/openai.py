@@ -147,8 +147,7 @@ def take(tally: Tally, answer: Any, end: int) -> Event:
         tally.silent.append(event)
     if n_tok is None:
         tally.uncounted.append(choice)
-        if kind is Kind.TOOL:
-            tally.is_all_text = False  # the server shows no text of a call as it was generated
+        tally.is_all_text &= kind is not Kind.TOOL  # no server shows the text of a call as it was generated
     return event
 
 
@@ -159,7 +158,8 @@ def _growth(tally: Tally, kind: Kind, grown: int | None) -> int | None:
     to date now and then. What a role counts belongs to the first text.
     """
     if kind not in WITH_TOKENS:
-        if not grown or kind is not Kind.ROLE:
+        is_total = kind is Kind.FINISH and tally.counting is None and grown != 1  # of tokens without text
+        if not grown or not (is_total or kind is Kind.ROLE):
             return grown
         tally.early = grown
         return 0
