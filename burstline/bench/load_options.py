@@ -16,7 +16,7 @@ from burstline.workloads import arrivals, works
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import Materials, arrival_times, read_data
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, check_shared, with_sampling, with_warm_up
+from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, asking, check_shared, with_warm_up
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import Sampling, WorkloadError
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
@@ -113,7 +113,7 @@ class Load:
         plan = work.plan(self.arrivals, server, self.spec.seed)
         sampling = sampling_of(self.spec)
         if sampling != work.shape.sampling:
-            plan = with_sampling(plan, sampling)
+            plan = asking(plan, sampling=sampling)
         warm_up = self.spec.warmup
         return plan if not warm_up else with_warm_up(plan, warm_up, vocabulary)
 

@@ -284,12 +284,12 @@ def plan_of(requests: Sequence[Request], due_ns: array[int], seed: int) -> Plan:
     return Plan(requests, due_ns, seed, fingerprint(requests, due_ns))
 
 
-def with_sampling(plan: Plan, sampling: Sampling) -> Plan:
-    """The same requests, their tokens chosen in this way."""
+def asking(plan: Plan, **fields: Any) -> Plan:
+    """The same requests with these fields of `Request`, `sampling` or `ignore_eos`."""
     if isinstance(plan.requests, DrawnRequests):
-        requests: Sequence[Request] = replace(plan.requests, sampling=sampling)
+        requests: Sequence[Request] = replace(plan.requests, **fields)
     else:
-        requests = tuple(replace(request, sampling=sampling) for request in plan.requests)
+        requests = tuple(replace(request, **fields) for request in plan.requests)
     return replace(plan, requests=requests, sha256=fingerprint(requests, plan.due_ns))
 
 

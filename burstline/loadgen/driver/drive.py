@@ -42,7 +42,7 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
-from burstline.servers.messages import HttpReply, Kind, ReplyContent
+from burstline.servers.messages import WITH_TOKENS, HttpReply, ReplyContent
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.redact import learn
@@ -54,6 +54,7 @@ _LOOK_AHEAD: Final = 10_000
 """The number of requests prepared before they are due: all of a burst, a part of a long run."""
 _POLL_S: Final = 0.01
 ABANDONED: Final = "abandoned"
+WITHOUT_IDS: Final = "the reply has no token ids for the next turn's prompt: pass --endpoint chat"
 """How an exchange ends whose client was to hang up; an `Outcome` of a record has this name."""
 _OPENING_S: Final = 60.0
 """How long opening connections may delay the start; what lacks one then waits within its own deadline."""
@@ -167,11 +168,7 @@ class _Drive:
             content, by_ids = self._content(exchange), self._job.requests[0].prompt_ids is not None
             lacks_ids = content is not None and content.ids is None and by_ids
             due, skipped = sessions.ended(exchange.index, end_ns, None if lacks_ids else content)
-            why = (
-                (NO_IDS, "the reply before has no token ids")
-                if lacks_ids
-                else (PREDECESSOR, "an earlier turn failed")
-            )
+            why = (NO_IDS, WITHOUT_IDS) if lacks_ids else (PREDECESSOR, "an earlier turn failed")
             for each in due:
                 self._prepare([each])
             for request, at_ns in skipped:
@@ -183,7 +180,7 @@ class _Drive:
     def _content(self, exchange: Exchange) -> ReplyContent | None:
         """The reply's text for later turns; None if it failed or lacks the text."""
         head = exchange.head
-        if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
+        if exchange.failure is not None or head is None or not 200 <= head.status < 300 or self._stopped:
             return None
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
         return reply_content(reply)
@@ -195,8 +192,9 @@ class _Drive:
             return 0
         body = body_of(head, exchange.whole()[1])
         reply = self._engine.decode(HttpReply(head.status, dict(head.headers), body))
-        tokens = (Kind.ANSWER, Kind.REASONING, Kind.TOOL)
-        return sum(event.n_tok or 1 for event in reply.events if event.kind in tokens and event.n_tok != 0)
+        return sum(
+            event.n_tok or 1 for event in reply.events if event.kind in WITH_TOKENS and event.n_tok != 0
+        )
 
     def _prepare(self, due: Iterable[Due]) -> None:
         """Build requests, then hand them to the wire; after a stop they only get their captures.

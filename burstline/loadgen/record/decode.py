@@ -271,7 +271,7 @@ def readings(captures: Path, engine: Engine, indices: Container[int]) -> dict[in
     """What our reader makes of the whole replies to these requests, by index, without errors."""
     found: dict[int, Reading] = {}
     for capture, http in _replies(captures):
-        if capture.index in indices and capture.failure is None and http.status == 200:
+        if capture.index in indices and capture.failure is None and http.ok:
             with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
                 generated, reply = engine.generated(answers_in(http)), understood(engine.decode, http)
                 n_tok = reply.n_output_usage if reply.n_output_ids is None else reply.n_output_ids

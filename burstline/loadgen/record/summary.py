@@ -266,6 +266,7 @@ class LengthSummary(Section):
     splits: Mapping[str, int] = field(default_factory=dict)
     count_gaps: Figure = titled("Requests whose two counts differ")
     beyond_tok: Figure = titled("Output tokens beyond the requested length")
+    hidden_tok: Figure = titled("Output tokens whose text was not shown")
     cut_behind: Figure = titled("Replies without a proper end")
 
 

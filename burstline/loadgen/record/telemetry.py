@@ -115,6 +115,8 @@ class Telemetry:
             return Absent(f"{name} was first read {at_s[0]:.2g} s into the load")
         if not len(after):
             return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
+        if (np.diff(values) < 0).any():
+            return Absent(f"{name} fell: the server started again, or several answer in turn")
         return measured(float(after[-1] - before[-1]), unit, "", len(values))
 
     def restarted(self, source: str, *names: str) -> Figure:

@@ -185,8 +185,8 @@ class Sglang(PackagedEngine):
         """Counts are totals; `output_ids` are all so far or, with the incremental flag, the new ones."""
         meta = answer["meta_info"]
         before, total = tally.n_output_usage or 0, meta["completion_tokens"]
-        tally.n_output_usage, tally.n_prompt = total, meta["prompt_tokens"]
-        tally.n_cached = meta.get("cached_tokens")
+        tally.n_output_usage, tally.n_prompt_tok = total, meta["prompt_tokens"]
+        tally.n_cached_tok = meta.get("cached_tokens")
         ids = answer.get("output_ids")
         if ids is not None:
             tally.n_output_ids = len(ids) if len(ids) == total else (tally.n_output_ids or 0) + len(ids)
