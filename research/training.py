@@ -243,14 +243,14 @@ def papers(folder: Path) -> Iterator[tuple[Any, float, float]]:
 
 def papers_study(folder: Path) -> str:
     """S1, S2, S3: each fact that could be read; of tables II to IX every other cell is unread."""
-    rows, last = [["where", "what", "paper", "ours", "off", "set by", "read in"]], ""
+    rows, notes = [["where", "what", "paper", "ours", "off", "note", "set by", "read in"]], list[str]()
     for row, ours, off in papers(folder):
         cells = ["" if x != x else f"{x:.4g}" for x in (row.paper, ours)]
-        off_by = "" if off != off else f"{off:+.1%}"
-        rows.append([row.where, row.what, *cells, off_by, row.set_by, str(row.assurance).replace("nan", "")])
-        if not abs(off) <= 0.1 and row.sentence != last:
-            rows.append(["", f"  {(last := row.sentence)}", *[""] * 5])
-    return columns(rows, (0, 1, 5, 6))
+        note = "" if abs(off) <= 0.1 else row.sentence
+        notes += [note] if note and note not in notes else []
+        cells += ["" if off != off else f"{off:+.1%}", str(notes.index(note) + 1) if note else ""]
+        rows.append([row.where, row.what, *cells, row.set_by, str(row.assurance).replace("nan", "")])
+    return "\n".join([columns(rows, (0, 1, 6, 7)), *(f"{n}. {note}" for n, note in enumerate(notes, 1))])
 
 
 def methods_study(folder: Path) -> str:
