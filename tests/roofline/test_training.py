@@ -386,6 +386,7 @@ def test_products_in_8_bits_leave_attention_and_head_in_16_and_quantise_their_in
     assert narrow == {f"{name}{suffix}" for name in layers for suffix in ("", ".dx", ".dw")}
     assert dtypes["attention"] == dtypes["lm_head.dx"] == "bf16"
     assert {each.during for each in step.work if each.op.name == "quantise"} == {"forward", "backward"}
+    assert step.mfu == step.flops_per_s / recipe.device.peak_flops_per_s("fp8")
     with pytest.raises(RooflineError, match="no dense fp8 peak"):
         training_step(replace(recipe, device=A100), None)
 
@@ -436,7 +437,7 @@ def test_the_study_prints_time_bounds_memory_and_other_methods(capsys, tmp_path)
         (["--prompt", "5"], "--prompt is not for `study training`"),
         (["--virtual-stages", "5", "--pp", "8"], "are more than the 32 layers"),
         (["--products", "fp8"], "has no dense fp8 peak"),
-        (["--no-p2p"], "--no-p2p: A100-SXM4-80G has no PCIe link"),
+        (["--no-p2p"], "--no-p2p: A100-SXM4-80G has no link over PCIe and the host"),
         (["--offload", "all", "--zero", "2"], "--offload all needs ZeRO-3"),
         (["--zero", "++", "--states", "bf16"], "--states bf16 is for --zero 0 to 3, not for ++"),
         (["--regather"], "--regather would be ignored"),
@@ -498,7 +499,8 @@ def test_without_p2p_devices_exchange_through_the_host(capsys):
 @pytest.mark.parametrize(
     ("flags", "gathered", "reduced"),
     [({}, 2, 2), ({"wires": "fp8"}, 1, 1), ({"zero": "++"}, 1, 0.5), ({"zero": "++16"}, 1, 2),
-     ({"zero": "++16", "wires": "fp8"}, 1, 1), ({"qlora": 64}, 2, 4)],
+     ({"zero": "++16", "wires": "fp8"}, 1, 1), ({"qlora": 64}, 2, 4),
+     ({"qlora": 64, "wires": "fp8"}, 1, 1)],
 )  # fmt: skip
 def test_bytes_of_weights_and_gradients_on_wires(flags, gathered, reduced):
     sharding = study_training.recipe_of("llama-2-7b", "h100", {"zero": "3", **flags}).sharding

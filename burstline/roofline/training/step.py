@@ -88,8 +88,9 @@ class TrainingStep:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: the share of the device's dense peak."""
-        return self.flops_per_s / self.recipe.device.peak_flops_per_s(self.recipe.dtype)
+        """Model FLOPs utilisation: the share of the device's dense peak for the layers' products."""
+        dtype = self.recipe.products or self.recipe.dtype
+        return self.flops_per_s / self.recipe.device.peak_flops_per_s(dtype)
 
     @property
     def fits(self) -> bool:
@@ -245,13 +246,15 @@ def _communication_s(recipe: Recipe, work: tuple[Work, ...]) -> tuple[float, flo
         else (each, trained)
         for each in sharding.transfers(recomputed=recipe.recompute == "full")
     ]
+    # Where the host keeps the weights, each rank fetches its share before it is gathered.
+    fetch_s = 1 / device.host_link_bytes_per_s if recipe.offload == "all" else 0.0
     for when, times in (("forward", recipe.n_micro), ("backward", recipe.n_micro), ("step", 1)):
         seconds = sum(
             replace(each, stride=each.stride * recipe.tp).seconds(
                 n_params / recipe.tp, device.links, n_layers, flat=sharding.flat
             )
-            + (each.kind == "all_gather" and recipe.offload == "all" and when != "step")
-            * (each.bytes_ * n_params / recipe.tp / each.n_ranks / device.host_link_bytes_per_s)
+            + (each.kind == "all_gather" and when != "step")
+            * (fetch_s * each.bytes_ * n_params / recipe.tp / each.n_ranks)
             for each, n_params in transfers
             if each.when == when
         )
@@ -283,7 +286,7 @@ def _trained_params(recipe: Recipe) -> float:
 def _optimizer_s(recipe: Recipe) -> float:
     """Adam over what one rank keeps of the states, in its memory or, over the host's link, in the host's.
 
-    States are read and written; of bf16 weights and gradients, one of each is, or both of the weight's.
+    It reads and writes states, reads gradients, writes weights; without fp32 weights it reads those, too.
     """
     states = recipe.sharding.optimizer
     kept = _trained_params(recipe) / recipe.tp / states.degree
