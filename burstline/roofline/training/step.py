@@ -212,8 +212,8 @@ def _backward(recipe: Recipe, op: Op) -> Iterator[tuple[Op, float]]:
     elif op.kind == "elementwise":
         yield op, 2.0
     else:
-        plain = op.dtype == recipe.dtype
-        product = partial(matmul, quant=recipe.quant, count=op.count, groups=op.groups, plain=plain)
+        quant = QUANTS[recipe.dtype] if op.dtype == recipe.dtype else recipe.quant
+        product = partial(matmul, quant=quant, count=op.count, groups=op.groups)
         yield product(f"{op.name}.dx", op.m * op.groups, int(op.k), int(op.n)), 1.0
         is_frozen = recipe.adapter_rank and op.name != "adapter" and not op.name.startswith("attention.")
         if not is_frozen:
