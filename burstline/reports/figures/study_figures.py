@@ -28,6 +28,7 @@ def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
         "bubble": [step.bubble_s for step in methods.values()],
         "exposed communication": [step.exposed_s for step in methods.values()],
         "optimizer": [step.optimizer_s for step in methods.values()],
+        "host": [step.host_s for step in methods.values()],
     }
     kinds = {
         kind: [getattr(step.memory, kind) / 1e9 for step in methods.values()]
