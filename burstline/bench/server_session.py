@@ -32,6 +32,7 @@ from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
+from burstline.servers.protocol.openai import COMPLETION_LIMIT
 from burstline.servers.redact import learn_body, learn_header, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
@@ -437,7 +438,13 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             target = replace(target, model=str(listed or identity.model or "default"))
             if not (listed or identity.model):
                 say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
-        startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
+        wait = partial(wait_ready, engine, None, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
+        try:
+            startup = wait(target)
+        except RefusalError as error:
+            if not engine.attach_only or COMPLETION_LIMIT not in str(error):
+                raise
+            startup = wait(target := replace(target, takes=(COMPLETION_LIMIT,)))
     except RefusalError:
         raise  # it runs, and its own words say what it lacks
     except EngineError as error:

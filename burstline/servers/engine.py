@@ -81,6 +81,8 @@ class Engine:
         (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
     )
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
+    one_sampling_unless: str | None = None
+    """Without this flag it samples all requests as its first, the greedy one for readiness."""
     needs_weights: bool = False
     """It cannot start from a folder that has a config.json alone."""
     weight_files: Sequence[str] = ("safetensors", "bin", "pt", "pth", "gguf")

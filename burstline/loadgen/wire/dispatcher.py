@@ -208,6 +208,7 @@ class Dispatcher:
 
     def write(self, connection: Connection, exchange: Exchange, data: bytes | memoryview) -> None:
         """As much as the socket takes; the rest is sent when it takes more."""
+        exchange.writing_ns = now()
         try:
             n = connection.sock.send(data)
         except BlockingIOError:
@@ -371,7 +372,10 @@ class Dispatcher:
             if exchange.is_whole_at_eof():
                 self._finish(connection, exchange, now())
                 return
-            detail = f"the server closed the connection {exchange.n_bytes} bytes into an unfinished reply"
+            head = exchange.head
+            n = exchange.n_bytes - (head.body_start if head else 0)
+            where = "behind the head of a reply" if head and not n else f"{n} bytes into an unfinished reply"
+            detail = f"the server closed the connection {where}"
         except EngineError as error:
             detail = str(error)
         self.fail(exchange, "truncated", detail)
