@@ -69,6 +69,7 @@ SENTENCES: Final[Mapping[str, str]] = {
         "Limited by the server: requests arrived faster than it served them, and its queue kept growing"
     ),
     "limit.refused": "{who} refused {n}, probably because its queue was full",
+    "limit.lost": "{who} answered {n} with HTTP 503, probably because a worker was lost: other streams broke",
     "limit.others": "The {n} that succeeded were limited",
     "limit.load": "Limited only by the load: the server kept up with {load}, with at most {most} in flight",
     "limit.concurrency": (
@@ -221,7 +222,7 @@ NEXT: Final[Mapping[str, str]] = {
     "limit.own-batch": "raise the batch size in the server's settings.",
     "limit.queue": "look at the server's scheduler settings.",
     "limit.too-short": "send more requests.",
-    "limit.unknown": "turn on the server's metrics to see its queue.",
+    "limit.unknown": "send a lower load: where TTFT falls, requests waited in the server's queue.",
 }
 """What to try after a valid run, by what limited it."""
 

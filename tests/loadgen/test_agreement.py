@@ -87,6 +87,18 @@ def test_five_percent_and_a_millisecond_are_borne() -> None:
     assert not list(disagreement(agreement(client(0.0029, gap_s=0.5), server(0.002, gap_s=0.5))))
 
 
+@pytest.mark.parametrize(
+    ("late_s", "is_said"), [({}, True), ({"ttft": 0.01}, True), ({"ttft": 0.02}, False), ({"e2e": 1.0}, True)]
+)
+def test_what_our_own_late_reads_explain_is_not_put_down_to_the_network(
+    late_s: dict[str, float], is_said: bool
+) -> None:
+    found = agreement(client(0.23), server(0.2))
+    assert any("TTFT" in each.text for each in disagreement(found, late_s)) == is_said
+    longer = agreement(client(0.2), server(0.24))
+    assert "longer" in next(disagreement(longer, {"ttft": 1.0})).text, "no lateness explains this"
+
+
 def test_where_the_two_sides_counted_different_numbers_they_are_not_compared() -> None:
     others = agreement(client(0.15, n=10), server(0.2)).ttft_gap_s
     assert isinstance(others, Absent)

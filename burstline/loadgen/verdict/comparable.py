@@ -302,7 +302,7 @@ def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
     return [
         Reason(
             "unforced",
-            f"{label} cannot force the output length.",
+            f"{label} did not force the output length.",
             "Its output lengths were only checked.",
         )
         for label in labels
