@@ -186,12 +186,15 @@ CASES = {
 }
 
 
+def as_event(payload: Payload) -> bytes:
+    return payload if isinstance(payload, bytes) else b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
 def record_(case: Case, decode: Any = decode_completion) -> Record:
     head = b"HTTP/1.1 " + case.head + b"\r\ncontent-type: text/event-stream\r\n"
     reads = [Read(MS, None, head + b"transfer-encoding: chunked\r\n\r\n")]
     for at_ms, payload in sorted(case.events, key=lambda row: row[0]):
-        data = payload if isinstance(payload, bytes) else b"data: " + orjson.dumps(payload) + b"\n\n"
-        reads.append(Read(at_ms * MS, None, chunk(data)))
+        reads.append(Read(at_ms * MS, None, chunk(as_event(payload))))
     reads.append(Read(END_MS * MS, None, chunk(DONE) + b"0\r\n\r\n"))
     return record_of(request(**{"n_output_tok": N} | case.asked), capture(reads), decode, case.recounts)
 
