@@ -64,10 +64,8 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
         speaks_chat, limit = site.engine.speaks == "chat", site.identity.max_model_len
         materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
-    if (
-        load.spec.ends == "natural" or not site.capabilities.forced_output_length
-    ):  # the same work, of which no reply is too short
-        free = asking(plan, ignore_eos=False)
+    if load.spec.ends == "natural" or not site.capabilities.forced_output_length:
+        free = asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
         plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
     for reason, n in plan.dropped.items():
         say(f"{counted(n, 'row')} left out: {reason}")
@@ -183,9 +181,8 @@ def _extra_tokens(site: Site, words: Words, say: Say, given: Path | None) -> int
         say("The server does not report prompt lengths: they come from the tokenizer only")
         return 0
     if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
-        counts = (
-            f"the server counts {first} and {second} tokens in texts of {PROBES_TOK[0]} and {PROBES_TOK[1]}"
-        )
+        lengths = " and ".join(map(str, PROBES_TOK))
+        counts = f"the server counts {first} and {second} tokens in texts of {lengths}"
         if given is None:
             raise WorkloadError(f"{counts}: it uses another tokenizer; pass --tokenizer DIR")
         say(f"{counts}: only by {given} are prompts as long as asked")

@@ -179,9 +179,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     check_profile(engine := choose_engine(settings.where), settings.where)
     path = engine.ready_call(target_at("http://localhost")).path
     if load.has_sessions and "completions" not in path:
-        raise WorkloadError(
-            f"{engine.title} is used through {path}, but sessions need OpenAI's API: pass --endpoint chat"
-        )
+        raise WorkloadError(f"{engine.title} is used through {path}; sessions need --endpoint chat")
     if load.spec.audit is not None:
         check_audit(settings.where)
     if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:

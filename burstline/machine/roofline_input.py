@@ -122,9 +122,8 @@ class _Facts:
                 stored = replace(stored, kv=ours)
             if (hardware := self.run.manifest.hardware) and hardware.held:
                 stored = holding(stored, hardware.held)
-                self.assumed.append(
-                    f"the weight files hold {hardware.held:.0%} of the bytes that config.json says: theirs"
-                )
+                said = f"the weight files hold {hardware.held:.0%} of the bytes that config.json says"
+                self.assumed.append(said)
             certain = self.self_describing or (ours is not None and self._started_without("quant"))
             if not ours:
                 self.assumed.append(

@@ -277,5 +277,5 @@ def test_goals_are_options_too():
 def test_sessions_that_an_engine_has_no_words_for_are_refused_before_it_is_asked(engine, tmp_path):
     where = ServerOptions(engine=engine, url="http://127.0.0.1:9")
     settings = Settings(spec=LoadSpec(sessions=2), where=where, out=tmp_path)
-    with pytest.raises(WorkloadError, match="pass --endpoint chat"):
+    with pytest.raises(WorkloadError, match="sessions need --endpoint chat"):
         check(settings)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -92,9 +91,7 @@ def _means(watched: Telemetry) -> dict[str, Figure]:
     return figures
 
 
-def disagreement(
-    agreed: Agreement, read_late_s: Mapping[str, float] = MappingProxyType({})
-) -> Iterator[Reason]:
+def disagreement(agreed: Agreement, read_late_s: Mapping[str, float]) -> Iterator[Reason]:
     """What the two sides cannot both mean, or what lies between them; the first latency that shows it.
 
     `read_late_s` is by how much late reads of ours may have moved a latency's median: it lies between, too.
@@ -103,11 +100,10 @@ def disagreement(
         gap, client = agreed.figure(f"{name}_gap_s"), agreed.figure(f"{name}_client_p50_s")
         if isinstance(gap, Absent) or isinstance(client, Absent):
             continue
-        if abs(gap.point) <= max(FLOOR_S, UNEXPLAINED * client.point):
+        least = max(FLOOR_S, UNEXPLAINED * client.point)
+        if -least <= gap.point <= max(least, 2 * read_late_s.get(name, 0.0)):
             continue
         size = time_text(abs(gap.point))
-        if 0 < gap.point < 2 * read_late_s.get(name, 0.0):
-            continue
         if gap.point > 0:
             text = f"The server's own {name.upper()} is {size} shorter than the client's."
             advice = "The rest is time in the network, a proxy or the server's front end, not in the engine."

@@ -28,14 +28,13 @@ class Outcome(StrEnum):
 
     `ok` is HTTP 200 without an error, with a terminal event and exactly the asked tokens (at most the asked
     where the model was free to stop, any number of a server whose lengths are its own).
-
-    The rest: `short` a stop although end-of-text was to be ignored;
-    `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
-    token at all; `error_event` an error inside the reply, or one that makes no sense; `refused` the server
-    says that it has too many requests; `aborted` it says that it gave up; `truncated` the reply stops before
-    its end; `too_large` it grew past any planned reply, and the client hung up; `timeout`, `connect`,
-    `reset` the wire failed; `cancelled` we gave up; `abandoned` the client hung up in the middle, as planned;
-    `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
+    The rest: `short` a stop although end-of-text was to be ignored; `clamped` the server cut the output or
+    the prompt by itself; `long` more tokens than asked; `empty` no token at all; `error_event` an error
+    inside the reply, or one that makes no sense; `refused` the server says that it has too many requests;
+    `aborted` it says that it gave up; `truncated` the reply stops before its end; `too_large` it grew past
+    any planned reply, and the client hung up; `timeout`, `connect`, `reset` the wire failed; `cancelled` we
+    gave up; `abandoned` the client hung up in the middle, as planned; `not_sent` it never left; `driver_lost`
+    its load driver, or the machine it ran on, was lost.
     """
 
     OK = "ok"
@@ -86,8 +85,6 @@ NO_FAILURES: Final = frozenset({"planned", "ok", Outcome.ABANDONED.value})
 """Among counts by outcome: what is no failure."""
 OVERLOADED: Final = frozenset({Outcome.REFUSED.value, "http_429", "http_503"})
 """Outcomes by which a server says that it has too many requests, as it does when its queue is full."""
-BROKEN: Final = frozenset({Outcome.RESET.value, Outcome.TRUNCATED.value, Outcome.ERROR_EVENT.value})
-"""Outcomes of streams that broke."""
 CUT_OFF: Final = frozenset({Outcome.CANCELLED.value, Outcome.NOT_SENT.value, Outcome.PREDECESSOR.value})
 """Outcomes of requests that an interrupted run did not complete; they are no failures of the server."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
@@ -111,7 +108,8 @@ def failed(counts: Mapping[str, int], *, interrupted: bool = False) -> dict[str,
 def lost_a_part(counts: Mapping[str, int]) -> bool:
     """Whether streams broke and all refusals are "unavailable": a worker was lost, and no queue was full."""
     refusals = {kind for kind in OVERLOADED if counts.get(kind)}
-    return refusals == {"http_503"} and any(counts.get(kind) for kind in BROKEN)
+    broke = map(counts.get, (Outcome.RESET, Outcome.TRUNCATED, Outcome.ERROR_EVENT))
+    return refusals == {"http_503"} and any(broke)
 
 
 def in_words(counts: Mapping[str, int]) -> str:

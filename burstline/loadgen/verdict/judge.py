@@ -50,13 +50,9 @@ def judge(
     `decisive` are the percentiles that people read first and those with an SLO, `cause` is the error of the
     first request that failed in the most frequent way, `others` are reasons of other checks by state.
     """
-    client, disturbed = (
-        _client_bound(summary, decisive),
-        [
-            *_disturbed(summary.instrument, is_watched=is_watched(summary, manifest)),
-            *(_slowed(summary.instrument) if manifest.on_this_machine else ()),
-        ],
-    )
+    client = _client_bound(summary, decisive)
+    disturbed = _disturbed(summary.instrument, is_watched=is_watched(summary, manifest))
+    disturbed += _slowed(summary.instrument) if manifest.on_this_machine else []
     if disturbed:  # then the machine is also why the client was late
         disturbed += [reason for reason in client if reason.code in LATE]
         client = [reason for reason in client if reason.code not in LATE]
@@ -215,11 +211,8 @@ def _disturbed(client: Instrument, *, is_watched: bool) -> list[Reason]:
         reasons.append(Reason("cpu-wait", text, advice))
     if throttled is not None and throttled > THROTTLED:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
-        reasons.append(
-            Reason(
-                "throttled", text, "Lift the client's CPU quota; compare accepts this run only with --anyway."
-            )
-        )
+        advice = "Lift the client's CPU quota; compare accepts this run only with --anyway."
+        reasons.append(Reason("throttled", text, advice))
     return reasons
 
 

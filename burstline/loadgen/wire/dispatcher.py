@@ -372,10 +372,10 @@ class Dispatcher:
             if exchange.is_whole_at_eof():
                 self._finish(connection, exchange, now())
                 return
-            head = exchange.head
-            n = exchange.n_bytes - (head.body_start if head else 0)
-            where = "behind the head of a reply" if head and not n else f"{n} bytes into an unfinished reply"
-            detail = f"the server closed the connection {where}"
+            n, part = exchange.n_bytes, "head"
+            if exchange.head is not None:
+                n, part = n - exchange.head.body_start, "body"
+            detail = f"the server closed the connection {n} bytes into the {part} of a reply"
         except EngineError as error:
             detail = str(error)
         self.fail(exchange, "truncated", detail)

@@ -238,8 +238,7 @@ class Exchange:
         written_ns, left_ns = self.sent_ns, offsets.moment(self.left)
         if written_ns is not None and left_ns is not None:
             written_ns = max(written_ns, left_ns)
-        # Where we lost the CPU between the send and its stamp, the reply may have come before that stamp: it
-        # left no earlier than we began to write.
+        # Where we lost the CPU between send and stamp, the reply may be older: count from the write's start.
         if written_ns is not None and len(came_ns) and came_ns[0] <= written_ns:
             written_ns = min(self.writing_ns or written_ns, int(came_ns[0]))
 

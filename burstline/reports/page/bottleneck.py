@@ -117,16 +117,12 @@ def _limited_by(
     if isinstance(waiting, Absent):
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
-    waits = (
-        f", of which {waiting.point:,.1f} on average waited for their prefill"
-        if waiting.point >= 0.05
-        else ""
-    )
+    waits = f", of which {waiting.point:,.1f} on average waited for their prefill"
     running = finite(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
         "all": "all" if not waiting.point or running >= in_flight else "nearly all",
-        "waits": waits,
+        "waits": waits if waiting.point >= 0.05 else "",
     }
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
     return "limit.concurrency" if is_all else alone, values

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
 import orjson
 
@@ -190,20 +189,18 @@ def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.in
     return get
 
 
-_GATEWAYS: Final = (
-    "via",
-    "x-litellm-version",
-    "x-envoy-upstream-service-time",
-    "x-kong-proxy-latency",
-    "cf-ray",
-)
-
-
 def passed_through(target: Target, *, of_sessions: bool) -> tuple[str, ...]:
     """What the heads of replies say of who is between, and of what `of_sessions` is lost on the way."""
     with contextlib.suppress(EngineError):
         headers = getter(target, timeout_s=PAGE_TIMEOUT_S)("/v1/models").headers
-        own = ", ".join(f"{name}: {headers[name]}" for name in _GATEWAYS if name in headers)
+        names = (
+            "via",
+            "x-litellm-version",
+            "x-envoy-upstream-service-time",
+            "x-kong-proxy-latency",
+            "cf-ray",
+        )
+        own = ", ".join(f"{name}: {headers[name]}" for name in names if name in headers)
         between = f"a gateway is between ({own}): its time is in each latency, and it may change requests"
         cookie = "the server sets a cookie, which Burstline does not send back: turns may go to other workers"
         return (between,) * bool(own) + (cookie,) * (of_sessions and "set-cookie" in headers)
@@ -228,8 +225,7 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     """
     try:
         if engine.probe_path is not None and (page := get(engine.probe_path)).status >= 500:
-            # Anything else is settled by the token.
-            return f"{engine.probe_path} answers {page.status}: {refusal(page).error}"
+            return f"{engine.probe_path} answers {page.status}: {refusal(page).error}"  # else the token tells
         reply = _one_token(engine, target, get, timeout_s)
     except RefusalError:
         raise
@@ -250,8 +246,7 @@ def _one_token(engine: Engine, target: Target, get: Get, timeout_s: float) -> Re
         if not (isinstance(error.__cause__, http.client.IncompleteRead) and b'"stream":true' in call.body):
             raise
         # A gateway may say 200 before it asks: without a stream it says what went wrong.
-        fields = orjson.loads(call.body) | {"stream": False}
-        fields.pop("stream_options", None)
+        fields = orjson.loads(call.body) | {"stream": False, "stream_options": None}
         raw = send(target, replace(call, body=orjson.dumps(fields)), timeout_s)
         if raw.ok:
             raise
@@ -332,15 +327,12 @@ def _why(error: Exception) -> str:
         return f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"
     if "CERTIFICATE_REQUIRED" in str(error):
         return "it wants a certificate of the client, and Burstline has none: ask through a proxy that has"
-    if isinstance(error, http.client.BadStatusLine) and str(error)[3:9] == _SETTINGS:
+    # Behind its length, so begins the first frame of an HTTP/2 server: its settings (RFC 9113, 6.5).
+    if isinstance(error, http.client.BadStatusLine) and str(error)[3:9] == "\x04\0\0\0\0\0":
         return "it speaks HTTP/2 alone, and Burstline HTTP/1.1: ask through a proxy, or turn HTTP/1.1 on"
     if isinstance(error, http.client.IncompleteRead) and not error.partial:
         return "it sent the head of a reply and closed: a gateway in front may hide why; read its log"
     return str(error) or type(error).__name__
-
-
-_SETTINGS = "\x04\0\0\0\0\0"
-"""Behind its length, how the first frame of an HTTP/2 server begins (RFC 9113, 6.5)."""
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:

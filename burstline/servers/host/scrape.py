@@ -67,8 +67,8 @@ def _unread(target: Target) -> str:
     with suppress(EngineError):
         page = getter(target, timeout_s=PAGE_TIMEOUT_S)("/metrics")
         words = re.findall(r"^# TYPE ([a-zA-Z]+)", page.body.decode(errors="replace"), re.MULTILINE)
-        if page.ok and (own := list(dict.fromkeys(words))):
-            return f", whose /metrics has {', '.join(f'{word}*' for word in own[:4])}"
+        if page.ok and words:
+            return f", whose /metrics has {', '.join(f'{word}*' for word in dict.fromkeys(words))}"
     return ""
 
 
