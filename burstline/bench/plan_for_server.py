@@ -185,8 +185,7 @@ def _counted(site: Site, text: str, n_tok: int) -> int | None:
     return site.engine.decode(send(site.target, call, ASK_TIMEOUT_S)).n_prompt_tok
 
 
-# Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary. An id
-# beyond it kills some servers (SGLang's scheduler, a CUDA kernel's assertion).
+# Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary.
 
 ASSUMED = vocabulary_from_size(32_000, "assumed: no server to query")
 """For plans that are never sent as ids."""
