@@ -31,7 +31,8 @@ from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
-from burstline.servers.redact import redacted, without_secrets
+from burstline.servers.redact import redacted
+from burstline.servers.secret import without_secrets
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import TruthSetup
 from burstline.servers.truth.script import Script

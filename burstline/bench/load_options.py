@@ -11,7 +11,6 @@ import numpy as np
 from burstline.loadgen.driver.job import Job, most_open, n_drivers
 from burstline.reports.number_format import counted
 from burstline.servers.identity import Identity
-from burstline.servers.redact import known_secrets
 from burstline.workloads import arrivals, works
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import Materials, arrival_times, read_data
@@ -303,6 +302,5 @@ def job_of(plan: Plan, load: Load, **rest: object) -> Job:
         concurrency=load.spec.concurrency,
         until_s=load.until_s,
         hang_ups=load.hang_ups(plan),
-        secrets=known_secrets(),
         **rest,  # type: ignore[arg-type]
     )

@@ -2,6 +2,7 @@
 
     agent -> WorkerFacts       once, and once on a second connection, for the clock
     agent <- Reach             answered by why not, None where this node can connect
+    agent <- tuple             the secrets that its driver must not write
     agent <- Job               the driver starts
     agent <- Go, Stop          passed on
     agent -> Tail              counters and new captures, several times a second
@@ -39,6 +40,7 @@ from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
 from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
 from burstline.servers.host.sources import HostCpu
+from burstline.servers.redact import learn
 
 TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
@@ -139,6 +141,8 @@ class _Agent:
         match message:
             case Reach(url):
                 self._home.send(_refusal(url))
+            case tuple():
+                learn(*message)
             case Job():
                 self._start(message)
             case Go() | Stop() if self._driver is not None:

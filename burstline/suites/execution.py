@@ -42,6 +42,7 @@ from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import redacted
+from burstline.servers.secret import Secret, without_secrets
 from burstline.servers.settings import Settings
 from burstline.suites.limits import limit_in, report_limits
 from burstline.suites.platforms import run_by_platform
@@ -55,6 +56,7 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
+from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
@@ -96,7 +98,8 @@ def run_suite(
     folder = out / suite.folder_name
     if dry_run:
         print("".join(f"# {line}\n" for line in fits(slots)), end="")
-        print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
+        words = (without_secrets(["burstline", *slot.argv(folder / slot.id)]) for slot in slots)
+        print("\n".join(map(shlex.join, words)))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
@@ -196,7 +199,7 @@ def _environment(engine: Contender) -> dict[str, str]:
             f"engine {engine.name!r} needs its key in the environment variable {engine.api_key_env}, "
             f"which is not set; try: export {engine.api_key_env}=..."
         )
-    return environment | {API_KEY_VARIABLE: key}
+    return environment | {API_KEY_VARIABLE: Secret(key).reveal()}
 
 
 @contextmanager
@@ -212,7 +215,12 @@ def _locked(folder: Path) -> Iterator[int]:
 
 def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
     """The runs in order, and the suite file without its secrets."""
-    (folder / "suite.toml").write_text(redacted(path.read_text("utf-8")), "utf-8")
+    text = path.read_text("utf-8")
+    for engine in suite.engines:
+        words = words_of(engine.server)
+        for word, shown in zip(words, without_secrets(words), strict=True):
+            text = text.replace(word, shown)
+    (folder / "suite.toml").write_text(redacted(text), "utf-8")
     rows = [
         {
             "id": slot.id,

@@ -21,8 +21,8 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
+from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.options import options_of

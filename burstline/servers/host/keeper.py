@@ -38,7 +38,7 @@ from pathlib import Path
 import psutil
 
 from burstline.servers.launch import Launch
-from burstline.servers.redact import learn, n_unfinished, redacted
+from burstline.servers.redact import n_unfinished, redacted
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -60,12 +60,11 @@ WATCH_PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class KeeperTask:
-    """What to start, in which environment; its output goes to `log`, without `secrets`."""
+    """What to start, in which environment; its output goes to `log`, without secrets."""
 
     launch: Launch
     env: Mapping[str, str]
     log: Path
-    secrets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,6 @@ class Keeper:
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
-        learn(*task.secrets)
         with task.log.open("ab", buffering=0) as log:
             self.root = _start(task)
             arguments = (self.root, os.dup(log.fileno()))

@@ -31,7 +31,6 @@ from burstline.servers.host.sources import (
 )
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
 from burstline.servers.messages import Target
-from burstline.servers.redact import known_secrets, learn
 from burstline.servers.registry import ENGINES
 
 PERIOD_S = 0.2
@@ -59,7 +58,6 @@ class WatchTask:
     engine: str | None
     target: Target | None
     period_s: float
-    secrets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,8 @@ class Watcher(AbstractContextManager["Watcher", None]):
         whose gauges are asked of `target`.
         """
         self._path = path
-        secrets = known_secrets()
         which = server, tuple(gpus), no_gpu, tuple(client_pids)
-        self._child.send(WatchTask(path, *which, engine, target, period_s, secrets))
+        self._child.send(WatchTask(path, *which, engine, target, period_s))
         return self
 
     @property
@@ -241,7 +238,6 @@ class Watch:
 
 def main(home: Connection, task: WatchTask) -> int:
     """Watch until the connection ends; the exit code says whether all was written."""
-    learn(*task.secrets)
     os.nice(NICENESS)
     file = LineFile(task.path)
 
