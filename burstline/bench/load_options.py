@@ -18,6 +18,7 @@ from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse
 from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, check_shared, with_sampling, with_warm_up
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import Sampling, WorkloadError
+from burstline.workloads.rows import lines
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
 from burstline.workloads.traces import read_trace
 from burstline.workloads.works import Server, Sessions, SessionShape, Synthetic, Work
@@ -189,10 +190,7 @@ def _arrivals(
     if arrival.pattern != "replay":
         times_s = None
     elif arrival.file:
-        try:
-            times_s = arrivals.parse_times(arrival.file.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise WorkloadError(f"--arrival file:{arrival.file} cannot be read: {error}") from None
+        times_s = arrivals.parse_times(lines(arrival.file, "--arrival"))
     has_count = spec.requests is not None or times_s or arrival.pattern == "steps" or spec.duration_s
     if closed and spec.duration_s is not None:
         n_most, has_count = n_most or _n_enough(spec, work.shape), None

@@ -23,7 +23,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Materials
-from burstline.workloads.model_files import read_json
+from burstline.workloads.model_files import read_json, read_tokenizer
 from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, expected_hit_fraction
 from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from burstline.workloads.request import Request, RequestKind, WorkloadError
@@ -100,9 +100,7 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / TOKENIZER_FILE).is_file():
-            from tokenizers import Tokenizer
-
-            return Tokenizer.from_file(str(where / TOKENIZER_FILE))
+            return read_tokenizer(where / TOKENIZER_FILE)
     return None
 
 
@@ -131,8 +129,6 @@ def _from_hub(name: str) -> Tokenizer:
 
     The library alone would try again and again for half a minute where there is no way to the Hub.
     """
-    from tokenizers import Tokenizer
-
     path = hub.try_to_load_from_cache(name, TOKENIZER_FILE)
     if not isinstance(path, str):
         if constants.HF_HUB_OFFLINE:
@@ -142,7 +138,7 @@ def _from_hub(name: str) -> Tokenizer:
             HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
         )
         path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
-    return Tokenizer.from_file(path)
+    return read_tokenizer(Path(path))
 
 
 def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:

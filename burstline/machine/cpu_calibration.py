@@ -22,11 +22,10 @@ from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
     cached_file,
-    device_table,
     read_device_file,
 )
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
 from burstline.servers.identity import Identity
@@ -91,7 +90,7 @@ def throw_away(run: RunDir, summary: Summary) -> bool:
     if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
         return False
     data = (run.path / DEVICE_FILE).read_bytes()
-    n_cores = device_table(data, run.path / DEVICE_FILE).get("n_units") or 1
+    n_cores = parse_toml(data, run.path / DEVICE_FILE).get("n_units") or 1
     paths = _paths(n_cores, hardware.model_config or {}, run.manifest.engine)
     exceeded = [path for path in paths if path.exists() and path.read_bytes() == data]
     for path in exceeded:

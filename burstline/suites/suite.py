@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
+from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
@@ -183,8 +183,6 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
 
 
 MOST_BYTES: Final = 1 << 18
-MOST_DOTTED: Final = 10_000
-"""Of a suite's file, and of a word of it in which dots join names: reading one takes its length squared."""
 SHIPPED: Final = Path(__file__).parent / "shipped"
 """Suites that come with Burstline (in a clone a link to suites/)."""
 
@@ -200,21 +198,17 @@ def load_suite(path: Path) -> Suite:
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1).decode()
-        if len(text) > MOST_BYTES or any(
-            len(word) > MOST_DOTTED for word in re.findall(r"[^\s\"']*\.[^\s\"']*", text)
-        ):
-            raise WorkloadError(
-                f"{path} is no suite: expected at most {MOST_BYTES:,} bytes, and {MOST_DOTTED:,} in a name"
-            )
-        raw = tomllib.loads(text)
+        if len(text) > MOST_BYTES:
+            raise WorkloadError(f"{path} is no suite: expected at most {MOST_BYTES:,} bytes")
+        raw = parse_toml(text, path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
         near = difflib.get_close_matches(path.stem, shipped, n=1)
         known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
         raise WorkloadError(f"{path} cannot be read: {why}; expected a suite's TOML file, {known}") from None
-    except (ValueError, RecursionError) as error:  # nested too deeply; a number of thousands of digits
-        raise WorkloadError(f"{path} is not TOML: {error}") from None
+    except RooflineError as error:
+        raise WorkloadError(str(error)) from None
     return parse_suite(raw, str(path))
 
 

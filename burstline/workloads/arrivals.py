@@ -9,7 +9,7 @@ plan is a Poisson process: its achieved rate varies by 1/sqrt(n), as it should.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -224,17 +224,18 @@ def asked(
     return replace(wish, n=n)
 
 
-def parse_times(text: str) -> tuple[float, ...]:
-    """Times in seconds, one per line; blank lines and what follows a # are skipped."""
+def parse_times(lines: Iterable[tuple[int, str]]) -> tuple[float, ...]:
+    """Times in seconds out of numbered lines, one each; blank lines and what follows a # are skipped."""
     times_s: list[float] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in lines:
         if word := line.partition("#")[0].strip():
             try:
                 times_s.append(float(word))
             except ValueError:
-                raise WorkloadError(
-                    f"--arrival file: line {number}: {word!r} is not a time in seconds"
-                ) from None
+                what = f"{word[:60]!r} is not a time in seconds"
+                raise WorkloadError(f"--arrival file: line {number}: {what}") from None
+            if len(times_s) > MAX_REQUESTS:
+                raise WorkloadError(f"--arrival file: expected at most {MAX_REQUESTS:,} times; give fewer")
     return tuple(times_s)
 
 

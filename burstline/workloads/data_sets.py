@@ -280,7 +280,7 @@ def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
         if not isinstance(role, str) or (content is None and not message.get("tool_calls")):
             raise WorkloadError(f"{where}: a message without role or content: {str(message)[:60]!r}")
         if not isinstance(content, str | list | None):
-            raise WorkloadError(f"{where}: a message's content is {content!r}; expected text or a list")
+            raise WorkloadError(f"{where}: a message's content is {content!r:.60}; expected text or a list")
         messages.append({**{k: v for k, v in message.items() if k not in ("from", "value")}})
         messages[-1] |= {"role": role, "content": content}
     users = [k for k, message in enumerate(messages) if message["role"] in ("user", "tool")]
@@ -298,7 +298,7 @@ def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float 
     least, most = (1, MOST_TOK) if whole else (0, MOST_S)
     if not least <= number <= most or (whole and not number.is_integer()):
         what = f"a whole number from 1 to {most:,}" if whole else f"seconds from 0 to {most:g}"
-        raise WorkloadError(f"{where}: {name} is {value!r}; expected {what}")
+        raise WorkloadError(f"{where}: {name} is {value!r:.60}; expected {what}")
     return number
 
 

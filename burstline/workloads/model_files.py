@@ -1,22 +1,51 @@
-"""The JSON files of a model's folder."""
+"""The files of a model's folder: each is read whole, and none is longer than any model's."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from burstline.workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MOST_BYTES: Final = 64 << 20
+"""Twice the longest tokenizer.json that is known."""
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, None where there is no such file; WorkloadError for anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has over {MOST_BYTES >> 20} MB; expected a file of a model's folder")
+        return data.decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path} cannot be read: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The file's JSON object, empty where there is no such file; WorkloadError for anything else."""
     try:
-        parsed = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        text = read_text(path)
+        parsed = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise WorkloadError(f"{path}: expected a JSON object, found {type(parsed).__name__}")
     return parsed
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; WorkloadError where it is none."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(read_text(path) or "")
+    except Exception as error:  # the library has no type of its own
+        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None

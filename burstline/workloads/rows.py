@@ -8,11 +8,12 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import json
 import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -29,9 +30,15 @@ Rows = Iterator[tuple[int, Row]]
 
 MAX_LINE: Final = 64 << 20
 """Bytes of one line; a longer one is no row but a file of another kind."""
+MOST_TIMES: Final = 50
+SMALL: Final = 16 << 20
+"""What is packed may unpack to so many times its size, or to so many bytes; text does to ten times."""
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+TOO_DENSE: Final = f"it unpacks to over {MOST_TIMES} times its size; expected at most that, unpack it first"
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
-_BATCH: Final = 1024
+_BATCH: Final = 32
+_PIECE: Final = 1 << 16
+_BETWEEN: Final = re.compile(r"\A\s*\[\s*|[\s,]*")
 
 
 def read_rows(source: str, what: str, split: str | None = None) -> Rows:
@@ -60,7 +67,7 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
             else _json_lines(path, what)
         )
     if kind in ("", ".txt", ".text", ".md"):
-        return ((number, {"prompt": text}) for number, text in _lines(path, what))
+        return ((number, {"prompt": text}) for number, text in lines(path, what))
     raise WorkloadError(
         f"{what} {source}: unknown format {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet"
     )
@@ -79,6 +86,14 @@ def _head(path: Path, what: str) -> bytes:
         return file.read(64)
 
 
+def _check_packing(path: Path, what: str) -> None:
+    """WorkloadError where a file unpacks to far more than one of its size holds."""
+    with _opened(path, what) as file, suppress(EOFError, OSError, zlib.error, zstandard.ZstdError):
+        is_packed = not isinstance(getattr(file, "raw", None), io.FileIO)
+        if is_packed and all(file.read(1 << 20) for _ in range(1 + (_most_bytes(path) >> 20))):
+            raise WorkloadError(f"{what} {path} cannot be read: {TOO_DENSE}")
+
+
 @contextmanager
 def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
     try:
@@ -95,6 +110,10 @@ def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
 
 
+def _most_bytes(path: Path) -> int:
+    return max(SMALL, MOST_TIMES * path.stat().st_size)
+
+
 @contextmanager
 def _told(path: Path, what: str, row: Callable[[], int]) -> Iterator[None]:
     """Errors of decompressors and readers as one line that names the row."""
@@ -104,13 +123,14 @@ def _told(path: Path, what: str, row: Callable[[], int]) -> Iterator[None]:
         raise WorkloadError(f"{what} {path} row {row()}: the compressed file ends here; it was cut") from None
     except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise WorkloadError(f"{what} {path} row {row()}: cannot be decompressed: {error}") from None
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{what} {path} row {row()}: cannot be read: {error}") from None
 
 
-def _lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Every line that is not blank, as text, with its number."""
     number = 0
+    _check_packing(path, what)
     with _opened(path, what) as file, _told(path, what, lambda: number + 1):
         while line := file.readline(MAX_LINE + 1):
             number += 1
@@ -135,7 +155,7 @@ def _lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
 
 
 def _json_lines(path: Path, what: str) -> Rows:
-    for number, text in _lines(path, what):
+    for number, text in lines(path, what):
         try:
             row = orjson.loads(text)
         except orjson.JSONDecodeError as error:
@@ -145,17 +165,28 @@ def _json_lines(path: Path, what: str) -> Rows:
 
 
 def _json_list(path: Path, what: str) -> Rows:
-    with _opened(path, what) as file, _told(path, what, lambda: 1):
-        raw = file.read()
-    try:
-        rows = orjson.loads(raw.removeprefix(b"\xef\xbb\xbf"))
-    except orjson.JSONDecodeError as error:
-        n = raw[: error.pos].count(b"\n") + 1
-        raise WorkloadError(f"{what} {path} row {n} (a line): not JSON: {error}") from None
-    if not rows:
+    """The rows of one JSON list: a part of it is in memory, twice as much where that holds no whole row."""
+    number, at, text, find = 0, 0, "", json.JSONDecoder().raw_decode
+    _check_packing(path, what)
+    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+        parts = io.TextIOWrapper(file, "utf-8-sig")
+        while True:
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it may be empty
+            if text[at : at + 1] == "]":
+                break
+            try:
+                _, end = find(text, at)
+                row = orjson.loads(text[at:end])
+            except (ValueError, RecursionError) as error:
+                part = parts.read(max(_PIECE, len(text) - at)) if len(text) - at <= MAX_LINE else ""
+                if not part:
+                    raise WorkloadError(f"{what} {path} row {number + 1} is not JSON: {error}") from None
+                text, at = text[at:] + part, 0
+                continue
+            number, at = number + 1, end
+            yield number, _object(row, number, path, what)
+    if not number:
         raise WorkloadError(f"{what} {path} row 1: the list is empty; expected at least one row")
-    for number, row in enumerate(rows, 1):
-        yield number, _object(row, number, path, what)
 
 
 def _object(row: Any, number: int, path: Path, what: str) -> Row:
@@ -170,7 +201,7 @@ def _csv(path: Path, what: str) -> Rows:
     with _opened(path, what) as file, _told(path, what, lambda: number + 1):
         # One thread: only then does an error name its row.
         options = pacsv.ReadOptions(use_threads=False)
-        names = [name.strip().strip('"') for name in next(_lines(path, what))[1].split(",")]
+        names = [name.strip().strip('"') for name in next(lines(path, what))[1].split(",")]
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
         )
@@ -185,11 +216,18 @@ def _csv(path: Path, what: str) -> Rows:
 
 
 def _parquet(path: Path, what: str) -> Rows:
-    number = 0
+    number, n_bytes, most = 0, 0, _most_bytes(path)
     try:
         with pq.ParquetFile(path) as file:
+            groups = file.metadata
+            if sum(groups.row_group(k).total_byte_size for k in range(groups.num_row_groups)) > most:
+                raise OSError(TOO_DENSE)
             for batch in file.iter_batches(_BATCH):
-                for row in batch.to_pylist():
+                for values in zip(*batch.columns, strict=True):
+                    row = {name: each.as_py() for name, each in zip(batch.schema.names, values, strict=True)}
+                    n_bytes += sum(len(each) for each in row.values() if isinstance(each, str))
+                    if n_bytes > most:
+                        raise OSError(TOO_DENSE)
                     number += 1
                     yield number, row
     except (pa.ArrowException, OSError) as error:

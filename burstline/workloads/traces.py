@@ -173,7 +173,7 @@ def _format_of(row: Row, source: str, number: int) -> Format:
 def _count(row: Row, name: str, where: str) -> int:
     value, number = row.get(name), number_in(row.get(name))
     if not number.is_integer() or not 0 <= number <= _MAX_TOK:
-        raise WorkloadError(f"{where}: {name} is {value!r}; expected a whole number of tokens")
+        raise WorkloadError(f"{where}: {name} is {value!r:.60}; expected a whole number of tokens")
     return int(number)
 
 
@@ -183,9 +183,9 @@ def _time(row: Row, form: Format, where: str) -> Any:
         return value
     number = number_in(value)
     if not math.isfinite(number):
-        raise WorkloadError(f"{where}: {form.time} is {value!r}; expected a number")
+        raise WorkloadError(f"{where}: {form.time} is {value!r:.60}; expected a number")
     if number < 0:
-        raise WorkloadError(f"{where}: {form.time} is {value}; expected no time before 0")
+        raise WorkloadError(f"{where}: {form.time} is {value!r:.60}; expected no time before 0")
     return number * form.unit_s
 
 
@@ -198,7 +198,9 @@ def _seconds(times: list[Any], numbers: list[int], form: Format, source: str) ->
     if parsed.isna().any():
         bad = int(parsed.isna().to_numpy().argmax())
         where = f"--trace {source} row {numbers[bad]}"
-        raise WorkloadError(f"{where}: {form.time} is {times[bad]!r}; expected a date and time (ISO 8601)")
+        raise WorkloadError(
+            f"{where}: {form.time} is {times[bad]!r:.60}; expected a date and time (ISO 8601)"
+        )
     since = parsed - parsed.iloc[0]
     return np.asarray(since.dt.total_seconds(), dtype=np.float64)
 

@@ -256,7 +256,7 @@ def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
         ("x = 1", "unknown key 'x'"),
         ("x = " + "[" * 3_000, "is not TOML"),
         ("x = " + "9" * 5_000, "is not TOML"),
-        ("a" + ".a" * 100_000 + " = 1", "is no suite"),
+        ("a" + ".a" * 100_000 + " = 1", "is not TOML"),
         ("# comment\n" * 100_000, "is no suite"),
     ],
     ids=range(7),

@@ -39,6 +39,7 @@ class Foreign:
         return Estimate(value, None, None, None, self.n_ok, unit)
 
 
+MOST_BYTES: Final = 256 << 20
 _SENT: Final = "Latencies begin before the client connects, and failed requests are left out."
 _MEAN: Final = "Its inter-token latency, each request's mean, stands as TPOT"
 _FROM: Final = "from before it connects"
@@ -51,10 +52,11 @@ _TOTALS: Final[tuple[Place, ...]] = tuple(("throughput", name) for name in _RATE
 def foreign_results(path: Path) -> list[Foreign]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     try:
-        document = json.loads(path.read_bytes())  # SGLang writes Infinity, which only this takes
+        with path.open("rb") as file:
+            document = json.loads(file.read(MOST_BYTES))  # SGLang writes Infinity, which only this takes
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     try:
         for has, read in _TOOLS.items():

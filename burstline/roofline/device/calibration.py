@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from burstline.roofline.device.device import Device, Level, Link, read_device
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError, parse_toml, read_small
 from burstline.roofline.model.step import Step
 
 
@@ -184,7 +184,7 @@ def load_calibration(device: Device | str) -> Calibration:
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
-        table = tomllib.loads(Path(device).read_text("utf-8")).get("calibration")
+        table = parse_toml(read_small(Path(device)), device).get("calibration")
         if table is None:
             raise RooflineError(f"{device} has no [calibration] table; make one with `burstline calibrate`")
         return read_calibration(table, device)
@@ -255,17 +255,9 @@ def _read(table: Mapping[str, Any]) -> Calibration:
     )
 
 
-def device_table(data: str | bytes, path: object) -> dict[str, Any]:
-    """What `path` holds; RooflineError where it is no TOML."""
-    try:
-        return tomllib.loads(data if isinstance(data, str) else data.decode())
-    except ValueError as error:
-        raise RooflineError(f"{path} is damaged: {error}") from None
-
-
 def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibration]:
     """Both, from what `device_toml` wrote to `path`; RooflineError where it is damaged."""
-    table = device_table(data, path)
+    table = parse_toml(data, path)
     try:
         return read_device(table["id"], table), read_calibration(table["calibration"], path)
     except (LookupError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError, parse_toml, read_small
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""
@@ -111,7 +111,8 @@ def load_device(name_or_path: str) -> Device:
         path = Path(name_or_path)
         if not path.is_file():
             raise RooflineError(f"no device file at {name_or_path}")
-        return _read_file(path)
+        table = parse_toml(read_small(path), path)
+        return read_device(table.get("id", path.stem), table)
     by_name = _bundled_by_name()
     key = _plain(name_or_path)
     if key in by_name:
@@ -174,14 +175,6 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         assurance=table.get("assurance", ""),
         note=table.get("note", ""),
     )
-
-
-def _read_file(path: Path) -> Device:
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise RooflineError(f"{path} is not TOML: {error}") from error
-    return read_device(table.get("id", path.stem), table)
 
 
 @cache

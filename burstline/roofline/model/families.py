@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import (
     QUANTS,
     Attention,
@@ -57,8 +57,8 @@ def _read(path: Path, name: str) -> tuple[ModelShape, Quant]:
     if not path.is_file():
         raise RooflineError(f"no config.json in {path.parent}")
     try:
-        config: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
-    except json.JSONDecodeError as error:
+        config: Mapping[str, Any] = json.loads(read_small(path))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise RooflineError(f"{path} is not a JSON object")
