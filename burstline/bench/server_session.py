@@ -32,7 +32,7 @@ from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
-from burstline.servers.redact import LEAST_KNOWN, can_be_known, redacted
+from burstline.servers.redact import can_be_known, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.secret import learn_from
 from burstline.servers.settings import Setting, Settings, Spelled, spell
@@ -48,10 +48,7 @@ EVERYWHERE = {"0.0.0.0": HOST, "::": "::1"}  # noqa: S104 only where a user asks
 SLOW_STOP_S = 3.0
 """Report a stop that takes longer: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
-WITHOUT_MASK: Final = (
-    f"The key or password has fewer than {LEAST_KNOWN} characters or is a word of the protocol: what others "
-    "write (the server's texts, its log) may show it."
-)
+WITHOUT_MASK: Final = "The key or password is too short or common to mask in the server's texts and log."
 Say = Callable[[str], None]
 
 
@@ -366,9 +363,8 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
-        startup = wait_ready(
-            engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
-        )
+        limit_s = where.ready_s or launch.ready_timeout_s
+        startup = wait_ready(engine, server, target, timeout_s=limit_s, progress=_every(10.0, say))
         identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), server.log())
         if launch.fixed is not None:
             identity = identity.completed_by(launch.fixed)
@@ -398,7 +394,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
         yield
     finally:
         grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}; killing it after {grace_s:.0f} s is killed"
+        text = f"Stopping {engine.title}: it is killed after {grace_s:.0f} s"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()
@@ -440,11 +436,13 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             # What /v1/models lists is not always the model's own name or folder.
             listed = first_model(identity.raw.get("models")).get("id")
             target = replace(target, model=str(listed or identity.model or "default"))
-        startup = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+            if not (listed or identity.model):
+                say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
+        startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
     except RefusalError:
         raise  # it runs, and its own words say what it lacks
     except EngineError as error:
-        hint = "`burstline engines` lists the servers on this machine"
+        hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)
         what = f"nothing answers at {target.url} ({error.__cause__})" if is_closed else str(error)
         raise EngineError(

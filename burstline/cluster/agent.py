@@ -1,9 +1,8 @@
 """An agent on a cluster node: connects to the run and relays between it and one load driver.
 
     agent -> WorkerFacts       once, and once on a second connection, for the clock
-    agent <- Reach             answered by why not, None where this node can connect
-    agent <- tuple             the secrets that its driver must not write
-    agent <- Job               the driver starts
+    agent <- the server's URL  answered by why not, None where this node can connect
+    agent <- secrets, Job      the driver starts, and writes none of the secrets
     agent <- Go, Stop          passed on
     agent -> Tail              counters and new captures, several times a second
     agent -> Ready, Done       the driver's own; its whole spool has gone before
@@ -55,13 +54,6 @@ class WorkerFacts:
     host: str
     token: bytes
     is_clock: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Asks whether this node can connect to the server."""
-
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +131,11 @@ class _Agent:
 
     def _obey(self, message: object) -> None:
         match message:
-            case Reach(url):
-                self._home.send(_refusal(url))
-            case tuple():
-                learn(*message)
-            case Job():
-                self._start(message)
+            case str():
+                self._home.send(_refusal(message))
+            case (tuple() as secrets, Job() as job):
+                learn(*secrets)
+                self._start(job)
             case Go() | Stop() if self._driver is not None:
                 if isinstance(message, Go):
                     self._cpu, self._begun_s = HostCpu(time.process_time), time.monotonic()

@@ -105,13 +105,10 @@ def _of_header(name: str, value: str) -> Iterator[str]:
         yield more[0]
 
 
-def _named_in(value: Any, name: str = "") -> Iterator[str]:
-    """What JSON names as a secret, at any depth; `name` is its own."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _named_in(inner, key if names_secret(key) else name)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _named_in(inner, name)
-    elif name and isinstance(value, str):
+def _named_in(value: Any, *, named: bool = False) -> Iterator[str]:
+    """The texts that JSON names as secrets, at any depth."""
+    if isinstance(value, Mapping | list):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _named_in(inner, named=named or names_secret(key))
+    elif named and isinstance(value, str):
         yield value

@@ -20,7 +20,7 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.roofline.errors import RooflineError, parse_toml
+from burstline.roofline.errors import RooflineError, parse_toml, read_small
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
@@ -159,7 +159,6 @@ class Slot:
         return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
 
     def argv(self, out: Path) -> tuple[str, ...]:
-        """The command-line arguments of this run."""
         server, load = self.engine.at(self.model, self.platform), self.workload
         spec = replace(load.spec, tokenizer=self.model.tokenizer, vocab_size=self.model.vocab_size)
         if load.limit is not None:
@@ -182,7 +181,6 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
     return tuple(Slot(k, e, m, w, repeat, p) for k, (p, m, w, e, repeat) in enumerate(order, 1))
 
 
-MOST_BYTES: Final = 1 << 18
 SHIPPED: Final = Path(__file__).parent / "shipped"
 """Suites that come with Burstline (in a clone a link to suites/)."""
 
@@ -196,24 +194,19 @@ def suite_file(path: Path) -> Path:
 def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1).decode()
-        if len(text) > MOST_BYTES:
-            raise WorkloadError(f"{path} is no suite: expected at most {MOST_BYTES:,} bytes")
-        raw = parse_toml(text, path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raw = parse_toml(read_small(path), path)
+    except OSError as error:
         shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
         near = difflib.get_close_matches(path.stem, shipped, n=1)
         known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
-        raise WorkloadError(f"{path} cannot be read: {why}; expected a suite's TOML file, {known}") from None
+        why = f"{error.strerror}; expected a suite's TOML file, {known}"
+        raise WorkloadError(f"{path} cannot be read: {why}") from None
     except RooflineError as error:
         raise WorkloadError(str(error)) from None
     return parse_suite(raw, str(path))
 
 
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
-    """The suite that a parsed TOML document describes."""
     top = TomlTable(raw, source)
     top.only("name", "description", "repeats", "engine", "model", "workload", "limit", "platform", "settings")
     shared = top.raw.get("settings", {})
@@ -269,7 +262,7 @@ def _engine(table: TomlTable, of_all: Settings) -> Contender:
         )
     keys = [name for name in options_of(ServerOptions) if name != "model"]
     table.only("name", "args", "api_key_env", *keys, *SETTINGS)
-    engine = table.get("engine", str, None)
+    engine = table.get("engine", str, None) if "url" in table.raw else table.need("engine", str)
     name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
     if engine is not None and engine not in ENGINES:
         near = difflib.get_close_matches(engine, ENGINES, n=1, cutoff=0.5)
@@ -338,7 +331,6 @@ def make_where_missing(model: Model) -> None:
 
 
 def platform_of(table: TomlTable) -> Platform:
-    """A [[platform]] table of a suite."""
     table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
     name = table.need("name", str)
     amounts = _mapping(table, "resources", float)

@@ -61,11 +61,8 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     if kind == ".csv":
         return _csv(path, what)
     if kind in (".json", ".jsonl", ".ndjson"):
-        return (
-            _json_list(path, what)
-            if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-            else _json_lines(path, what)
-        )
+        is_list = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        return _json_list(path, what) if is_list else _json_lines(path, what)
     if kind in ("", ".txt", ".text", ".md"):
         return ((number, {"prompt": text}) for number, text in lines(path, what))
     raise WorkloadError(
@@ -219,15 +216,14 @@ def _parquet(path: Path, what: str) -> Rows:
     number, n_bytes, most = 0, 0, _most_bytes(path)
     try:
         with pq.ParquetFile(path) as file:
-            groups = file.metadata
-            if sum(groups.row_group(k).total_byte_size for k in range(groups.num_row_groups)) > most:
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > most:  # of which dictionaries make more
                 raise OSError(TOO_DENSE)
             for batch in file.iter_batches(_BATCH):
-                for values in zip(*batch.columns, strict=True):
-                    row = {name: each.as_py() for name, each in zip(batch.schema.names, values, strict=True)}
-                    n_bytes += sum(len(each) for each in row.values() if isinstance(each, str))
-                    if n_bytes > most:
-                        raise OSError(TOO_DENSE)
+                n_bytes += batch.nbytes
+                if n_bytes > most:
+                    raise OSError(TOO_DENSE)
+                for row in batch.to_pylist():
                     number += 1
                     yield number, row
     except (pa.ArrowException, OSError) as error:

@@ -18,7 +18,7 @@ import pytest
 
 from burstline.cluster import agent, driver_processes, placement, workers
 from burstline.cluster.placement import RayOptions
-from burstline.loadgen.driver.job import Stop
+from burstline.loadgen.driver.job import Job, Stop
 from burstline.loadgen.record.drive_report import ClockError
 from burstline.servers import redact
 from burstline.servers.host.child import END_S, ChildLostError
@@ -173,11 +173,13 @@ def test_a_worker_gets_the_secrets_before_its_job_and_knows_them(tmp_path):
         driver = workers.RemoteDriver("worker 0", "node", ours, clock, None)
         driver.start(SimpleNamespace(captures=tmp_path / "captures", worker=0), memoryview(bytearray(8)))
         driver.ended.set()
-        secrets = theirs.recv()
-        assert theirs.recv().worker == 0
+        secrets, job = theirs.recv()
+        assert job.worker == 0
     driver._arriving.close()
     redact._learned.clear()
-    object.__new__(agent._Agent)._obey(secrets)
+    relay = object.__new__(agent._Agent)
+    relay._start = lambda job: None
+    relay._obey((secrets, object.__new__(Job)))
     assert redact.known_secrets() == ("sk-of-ours-0042",)
 
 
