@@ -24,7 +24,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Materials
-from burstline.workloads.model_files import read_json, read_tokenizer
+from burstline.workloads.model_files import read_json, read_text
 from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, asking, expected_hit_fraction
 from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from burstline.workloads.request import Request, RequestKind, WorkloadError
@@ -104,8 +104,17 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / TOKENIZER_FILE).is_file():
-            return read_tokenizer(where / TOKENIZER_FILE)
+            return _read(where / TOKENIZER_FILE)
     return None
+
+
+def _read(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(read_text(path) or "")
+    except Exception as error:  # the library has no type of its own
+        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None
 
 
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
@@ -144,7 +153,7 @@ def _from_hub(name: str) -> Tokenizer:
             HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
         )
         path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
-    return read_tokenizer(Path(path))
+    return _read(Path(path))
 
 
 def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:

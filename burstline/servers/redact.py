@@ -96,11 +96,9 @@ def printable(text: str, limit: int | None = None) -> str:
         text = text[:limit] + " ..."
     if text.isprintable():
         return text
-    return "".join(c if _prints(c) else ascii(c)[1:-1] for c in text)
-
-
-def _prints(c: str) -> bool:
-    return c.isprintable() or c in "\n\t" or category(c) == "Zs"  # spaces of any width
+    # Of category Zs are spaces of any width.
+    shown = (c.isprintable() or c in "\n\t" or category(c) == "Zs" for c in text)
+    return "".join(c if is_shown else ascii(c)[1:-1] for c, is_shown in zip(text, shown, strict=True))
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:

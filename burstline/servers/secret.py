@@ -13,14 +13,13 @@ from itertools import chain
 from typing import Any, Final
 
 from burstline.servers import redact
-from burstline.servers.redact import REMOVED, names_secret, secrets_in
+from burstline.servers.redact import REMOVED, URL_LOGIN, names_secret, secrets_in
 
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+(?:[_ -][A-Za-z]+)*")
 """What reads as words is no secret of its own where it is only a part of one."""
 _INNOCENT_HEADERS: Final = frozenset(
     {"accept", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
 )
-_FLAG: Final = re.compile(r"(?:--?[\w-]+=)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,14 @@ class Secret:
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Learn every secret that the command line or the environment names as one, commands within it too."""
+    found: list[str] = []
+    _shown(argv, found)
     folders = ("PWD", "OLDPWD")  # of every shell: they only sound like passwords
-    redact.learn(*(value for name, value in environ.items() if names_secret(name) and name not in folders))
-    redact.learn(*(secret for value in environ.values() for secret in secrets_in(value, (redact.URL_LOGIN,))))
-    redact.learn(*chain.from_iterable(secrets for _, secrets in _words(argv)))
+    for name, value in environ.items():
+        found += secrets_in(value, (URL_LOGIN,))
+        if names_secret(name) and name not in folders:
+            found.append(value)
+    redact.learn(*found)
 
 
 def without_secrets(value: Any) -> Any:
@@ -50,48 +53,51 @@ def without_secrets(value: Any) -> Any:
     Names decide (of `--header 'NAME: VALUE'` all but innocent ones), forms (`Bearer ...`, `http://user:password@host`)
     and values that were learned. A list may be a command; a text in it may be one, too, or JSON.
     """
+    return _shown(value, [])
+
+
+def _shown(value: Any, found: list[str]) -> Any:
+    """The JSON value as it may be shown; the secrets in it go to `found`."""
     if isinstance(value, Mapping):
-        return {k: REMOVED if names_secret(k) and v else without_secrets(v) for k, v in value.items()}
+        hidden = {key for key, inner in value.items() if inner and names_secret(key)}
+        found += chain.from_iterable(_texts(value[key]) for key in hidden)
+        return {key: REMOVED if key in hidden else _shown(inner, found) for key, inner in value.items()}
     if isinstance(value, str):
         return redact.printable(redact.redacted(value))
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [shown for shown, _ in _words(value)]
+        return list(_words(value, found))
     return value
 
 
-def _words(items: Iterable[Any]) -> Iterator[tuple[Any, Iterable[str]]]:
-    """Each word of a command as it may be shown, and the secrets in it; an item may be any JSON value."""
+def _words(items: Iterable[Any], found: list[str]) -> Iterator[Any]:
+    """Each word of a command as it may be shown; an item may be any JSON value."""
     option = ""
     for item in items:
         word = item if isinstance(item, str) else ""
-        before = "" if names_secret(option) else _FLAG.match(word)[0]  # type: ignore[index]  # it may be empty
+        before = "" if names_secret(option) else re.match(r"(?:--?[\w-]+=)?", word)[0]  # type: ignore[index]
         flag, value = before[:-1] or option, word[len(before) :]
         name, colon, content = value.partition(":")
         if names_secret(flag):
-            yield before + REMOVED, [value]
+            found.append(value)
+            yield before + REMOVED
         elif flag in ("--header", "-H") and colon and name.strip().lower() not in _INNOCENT_HEADERS:
-            yield f"{before}{redact.printable(name)}: {REMOVED}", _of_header(name.strip(), content.strip())
-        elif value:
-            shown, secrets = _within(value)
-            yield before + shown, secrets
+            found += _of_header(name.strip(), content.strip())
+            yield f"{before}{redact.printable(name)}: {REMOVED}"
         else:
-            yield before or without_secrets(item), ()
+            yield before + _within(value, found) if word else _shown(item, found)
         option = word if word.startswith("-") and not before else ""
 
 
-def _within(text: str) -> tuple[str, list[str]]:
-    """A text as it may be shown, and the secrets in it: JSON and a command are read as what they are."""
-    shown, secrets = text, list(secrets_in(text))
+def _within(text: str, found: list[str]) -> str:
+    """A text as it may be shown: JSON and a command are read as what they are."""
+    found += secrets_in(text)
+    shown, is_json = text, text.startswith(("{", "["))
     with suppress(ValueError, RecursionError):  # it is neither
-        if text.startswith(("{", "[")):
-            value = json.loads(text)
-            secrets += _named_in(value)
-            shown = text if (clean := without_secrets(value)) == value else json.dumps(clean)
-        elif " -" in text:
-            words = shlex.split(text)
-            secrets += chain.from_iterable(inner for _, inner in _words(words))
-            shown = text if (clean := without_secrets(words)) == words else shlex.join(clean)
-    return without_secrets(shown), secrets
+        if is_json or " -" in text:
+            value = json.loads(text) if is_json else shlex.split(text)
+            if (clean := _shown(value, found)) != value:
+                shown = json.dumps(clean) if is_json else shlex.join(clean)
+    return redact.printable(redact.redacted(shown))
 
 
 def _of_header(name: str, value: str) -> Iterator[str]:
@@ -105,10 +111,9 @@ def _of_header(name: str, value: str) -> Iterator[str]:
         yield more[0]
 
 
-def _named_in(value: Any, *, named: bool = False) -> Iterator[str]:
-    """The texts that JSON names as secrets, at any depth."""
-    if isinstance(value, Mapping | list):
-        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _named_in(inner, named=named or names_secret(key))
-    elif named and isinstance(value, str):
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in JSON, at any depth."""
+    if isinstance(value, str):
         yield value
+    elif isinstance(value, Mapping | list):
+        yield from chain.from_iterable(map(_texts, value.values() if isinstance(value, Mapping) else value))

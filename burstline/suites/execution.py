@@ -216,10 +216,9 @@ def _locked(folder: Path) -> Iterator[int]:
 def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
     """The runs in order, and the suite file without its secrets."""
     text = path.read_text("utf-8")
-    for engine in suite.engines:
-        words = words_of(engine.server)
-        for word, shown in zip(words, without_secrets(words), strict=True):
-            text = text.replace(word, shown)
+    words = [word for engine in suite.engines for word in words_of(engine.server)]
+    for word, shown in zip(words, without_secrets(words), strict=True):
+        text = text.replace(word, shown)
     (folder / "suite.toml").write_text(redacted(text), "utf-8")
     rows = [
         {

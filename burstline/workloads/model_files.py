@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from burstline.workloads.request import WorkloadError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 MOST_BYTES: Final = 64 << 20
 """Twice the longest tokenizer.json that is known."""
@@ -39,13 +36,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise WorkloadError(f"{path}: expected a JSON object, found {type(parsed).__name__}")
     return parsed
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; WorkloadError where it is none."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(read_text(path) or "")
-    except Exception as error:  # the library has no type of its own
-        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None

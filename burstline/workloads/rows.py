@@ -79,43 +79,36 @@ def number_in(value: Any) -> float:
 
 
 def _head(path: Path, what: str) -> bytes:
-    with _opened(path, what) as file, _told(path, what, lambda: 1):
+    with _opened(path, what) as file:
         return file.read(64)
 
 
 def _check_packing(path: Path, what: str) -> None:
     """WorkloadError where a file unpacks to far more than one of its size holds."""
-    with _opened(path, what) as file, suppress(EOFError, OSError, zlib.error, zstandard.ZstdError):
-        is_packed = not isinstance(getattr(file, "raw", None), io.FileIO)
-        if is_packed and all(file.read(1 << 20) for _ in range(1 + (_most_bytes(path) >> 20))):
-            raise WorkloadError(f"{what} {path} cannot be read: {TOO_DENSE}")
+    is_dense = False
+    with suppress(WorkloadError), _opened(path, what) as file:  # what reads its rows says where it ends
+        if not isinstance(getattr(file, "raw", None), io.FileIO):
+            is_dense = all(file.read(1 << 20) for _ in range(1 + (_most_bytes(path) >> 20)))
+    if is_dense:
+        raise WorkloadError(f"{what} {path} cannot be read: {TOO_DENSE}")
 
 
 @contextmanager
-def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
+def _opened(path: Path, what: str, row: Callable[[], int] = lambda: 1) -> Iterator[BinaryIO]:
+    """What is in the file, unpacked; errors of decompressors and readers as one line that names the row."""
     try:
         file: Any = path.open("rb")
         magic = file.peek(4)[:4]
     except OSError as error:
         raise WorkloadError(f"{what} {path} cannot be read: {error.strerror}") from None
-    with file:
-        if magic.startswith(_GZIP):
-            yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
-        elif magic == _ZSTD:
-            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))
-        else:
-            yield file
-
-
-def _most_bytes(path: Path) -> int:
-    return max(SMALL, MOST_TIMES * path.stat().st_size)
-
-
-@contextmanager
-def _told(path: Path, what: str, row: Callable[[], int]) -> Iterator[None]:
-    """Errors of decompressors and readers as one line that names the row."""
     try:
-        yield
+        with file:
+            if magic.startswith(_GZIP):
+                yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
+            elif magic == _ZSTD:
+                yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))
+            else:
+                yield file
     except EOFError:
         raise WorkloadError(f"{what} {path} row {row()}: the compressed file ends here; it was cut") from None
     except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
@@ -124,11 +117,15 @@ def _told(path: Path, what: str, row: Callable[[], int]) -> Iterator[None]:
         raise WorkloadError(f"{what} {path} row {row()}: cannot be read: {error}") from None
 
 
+def _most_bytes(path: Path) -> int:
+    return max(SMALL, MOST_TIMES * path.stat().st_size)
+
+
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Every line that is not blank, as text, with its number."""
     number = 0
     _check_packing(path, what)
-    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+    with _opened(path, what, lambda: number + 1) as file:
         while line := file.readline(MAX_LINE + 1):
             number += 1
             if len(line) > MAX_LINE:
@@ -165,7 +162,7 @@ def _json_list(path: Path, what: str) -> Rows:
     """The rows of one JSON list: a part of it is in memory, twice as much where that holds no whole row."""
     number, at, text, find = 0, 0, "", json.JSONDecoder().raw_decode
     _check_packing(path, what)
-    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+    with _opened(path, what, lambda: number + 1) as file:
         parts = io.TextIOWrapper(file, "utf-8-sig")
         while True:
             at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it may be empty
@@ -195,7 +192,7 @@ def _object(row: Any, number: int, path: Path, what: str) -> Row:
 def _csv(path: Path, what: str) -> Rows:
     """A CSV with a header, which is row 1; every value is text, its reader knows what it should be."""
     number = 1
-    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+    with _opened(path, what, lambda: number + 1) as file:
         # One thread: only then does an error name its row.
         options = pacsv.ReadOptions(use_threads=False)
         names = [name.strip().strip('"') for name in next(lines(path, what))[1].split(",")]
