@@ -483,8 +483,8 @@ def _probed(site: Site, say: Say) -> Site:
         raise
     except Exception as error:  # whatever a server's words can make an adapter do
         raise EngineError(f"{site.engine.title} sent an invalid reply: {error}") from error
-    secrets = (each.reveal().rpartition(":")[2] for each in (target.api_key, target.login) if each)
-    if not all(map(can_be_known, secrets)):
+    keys = filter(None, (target.api_key, target.login))
+    if not all(can_be_known(key.reveal().rpartition(":")[2]) for key in keys):
         lacks += (WITHOUT_MASK,)
     for note in lacks:
         say(note)

@@ -96,9 +96,8 @@ def printable(text: str, limit: int | None = None) -> str:
         text = text[:limit] + " ..."
     if text.isprintable():
         return text
-    # Of category Zs are spaces of any width.
-    shown = (c.isprintable() or c in "\n\t" or category(c) == "Zs" for c in text)
-    return "".join(c if is_shown else ascii(c)[1:-1] for c, is_shown in zip(text, shown, strict=True))
+    shown = (c for c in set(text) if c.isprintable() or c in "\n\t" or category(c) == "Zs")  # any space
+    return text.translate({ord(c): ascii(c)[1:-1] for c in set(text).difference(shown)})
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:

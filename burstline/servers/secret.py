@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final
 
 from burstline.servers import redact
@@ -17,9 +16,7 @@ from burstline.servers.redact import REMOVED, URL_LOGIN, names_secret, secrets_i
 
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+(?:[_ -][A-Za-z]+)*")
 """What reads as words is no secret of its own where it is only a part of one."""
-_INNOCENT_HEADERS: Final = frozenset(
-    {"accept", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
-)
+_INNOCENT: Final = re.compile(r"(?i:accept(-encoding|-language)?|cache-control|content-type|user-agent)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +34,9 @@ class Secret:
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Learn every secret that the command line or the environment names as one, commands within it too."""
-    found: list[str] = []
+    found = [value for name, value in environ.items() if names_secret(name) and name not in ("PWD", "OLDPWD")]
+    found += [secret for value in environ.values() for secret in secrets_in(value, (URL_LOGIN,))]
     _shown(argv, found)
-    folders = ("PWD", "OLDPWD")  # of every shell: they only sound like passwords
-    for name, value in environ.items():
-        found += secrets_in(value, (URL_LOGIN,))
-        if names_secret(name) and name not in folders:
-            found.append(value)
     redact.learn(*found)
 
 
@@ -56,17 +49,17 @@ def without_secrets(value: Any) -> Any:
     return _shown(value, [])
 
 
-def _shown(value: Any, found: list[str]) -> Any:
-    """The JSON value as it may be shown; the secrets in it go to `found`."""
+def _shown(value: Any, found: list[str], *, hidden: bool = False) -> Any:
+    """The JSON value as it may be shown; secrets in it, such as each text that is `hidden`, go to `found`."""
+    shown = value
     if isinstance(value, Mapping):
-        hidden = {key for key, inner in value.items() if inner and names_secret(key)}
-        found += chain.from_iterable(_texts(value[key]) for key in hidden)
-        return {key: REMOVED if key in hidden else _shown(inner, found) for key, inner in value.items()}
-    if isinstance(value, str):
-        return redact.printable(redact.redacted(value))
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return list(_words(value, found))
-    return value
+        shown = {k: _shown(each, found, hidden=hidden or names_secret(k)) for k, each in value.items()}
+    elif isinstance(value, str):
+        found += [value] if hidden else []
+        shown = redact.printable(redact.redacted(value))
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        shown = [_shown(each, found, hidden=True) for each in value] if hidden else list(_words(value, found))
+    return REMOVED if hidden and value else shown
 
 
 def _words(items: Iterable[Any], found: list[str]) -> Iterator[Any]:
@@ -80,7 +73,7 @@ def _words(items: Iterable[Any], found: list[str]) -> Iterator[Any]:
         if names_secret(flag):
             found.append(value)
             yield before + REMOVED
-        elif flag in ("--header", "-H") and colon and name.strip().lower() not in _INNOCENT_HEADERS:
+        elif flag in ("--header", "-H") and colon and not _INNOCENT.fullmatch(name.strip()):
             found += _of_header(name.strip(), content.strip())
             yield f"{before}{redact.printable(name)}: {REMOVED}"
         else:
@@ -109,11 +102,3 @@ def _of_header(name: str, value: str) -> Iterator[str]:
     yield from (value, *(part for part in (first, *more) if not _WORDS.fullmatch(part)))
     if names_secret(name) and len(more) == 1:  # the first is the scheme
         yield more[0]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """The texts in JSON, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        yield from chain.from_iterable(map(_texts, value.values() if isinstance(value, Mapping) else value))

@@ -20,7 +20,7 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.roofline.errors import RooflineError, parse_toml, read_small
+from burstline.roofline.errors import parse_toml, read_small
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
@@ -192,7 +192,7 @@ def suite_file(path: Path) -> Path:
 
 
 def load_suite(path: Path) -> Suite:
-    """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
+    """The suite in a file; WorkloadError, naming file, table and key; RooflineError where it is no TOML."""
     try:
         raw = parse_toml(read_small(path), path)
     except OSError as error:
@@ -201,8 +201,6 @@ def load_suite(path: Path) -> Suite:
         known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
         why = f"{error.strerror}; expected a suite's TOML file, {known}"
         raise WorkloadError(f"{path} cannot be read: {why}") from None
-    except RooflineError as error:
-        raise WorkloadError(str(error)) from None
     return parse_suite(raw, str(path))
 
 

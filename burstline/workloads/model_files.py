@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from burstline.workloads.request import WorkloadError
 
-MOST_BYTES: Final = 64 << 20
-"""Twice the longest tokenizer.json that is known."""
+MOST_BYTES: Final = 64 << 20  # twice the longest tokenizer.json that is known
 
 
 def read_text(path: Path) -> str | None:
@@ -28,8 +27,8 @@ def read_text(path: Path) -> str | None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The file's JSON object, empty where there is no such file; WorkloadError for anything else."""
+    text = read_text(path)
     try:
-        text = read_text(path)
         parsed = {} if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{path} cannot be read as JSON: {error}") from None

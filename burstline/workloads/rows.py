@@ -53,7 +53,8 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
         raise WorkloadError(f"{what} {source},split={split}: a file has no splits; drop split={split}")
     suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     kind = suffixes[-1].lower() if suffixes else ""
-    head = _head(path, what)
+    with _opened(path, what) as file:
+        head = file.read(64)
     if not head:
         raise WorkloadError(f"{what} {source} row 1: the file is empty; expected at least one row")
     if head.startswith(_PARQUET) or kind == ".parquet":
@@ -78,17 +79,12 @@ def number_in(value: Any) -> float:
         return math.nan
 
 
-def _head(path: Path, what: str) -> bytes:
-    with _opened(path, what) as file:
-        return file.read(64)
-
-
 def _check_packing(path: Path, what: str) -> None:
     """WorkloadError where a file unpacks to far more than one of its size holds."""
-    is_dense = False
+    is_dense, most = False, max(SMALL, MOST_TIMES * path.stat().st_size)
     with suppress(WorkloadError), _opened(path, what) as file:  # what reads its rows says where it ends
         if not isinstance(getattr(file, "raw", None), io.FileIO):
-            is_dense = all(file.read(1 << 20) for _ in range(1 + (_most_bytes(path) >> 20)))
+            is_dense = all(file.read(1 << 20) for _ in range(1 + (most >> 20)))
     if is_dense:
         raise WorkloadError(f"{what} {path} cannot be read: {TOO_DENSE}")
 
@@ -115,10 +111,6 @@ def _opened(path: Path, what: str, row: Callable[[], int] = lambda: 1) -> Iterat
         raise WorkloadError(f"{what} {path} row {row()}: cannot be decompressed: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{what} {path} row {row()}: cannot be read: {error}") from None
-
-
-def _most_bytes(path: Path) -> int:
-    return max(SMALL, MOST_TIMES * path.stat().st_size)
 
 
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
@@ -169,8 +161,7 @@ def _json_list(path: Path, what: str) -> Rows:
             if text[at : at + 1] == "]":
                 break
             try:
-                _, end = find(text, at)
-                row = orjson.loads(text[at:end])
+                row = orjson.loads(text[at : (end := find(text, at)[1])])
             except (ValueError, RecursionError) as error:
                 part = parts.read(max(_PIECE, len(text) - at)) if len(text) - at <= MAX_LINE else ""
                 if not part:
@@ -210,17 +201,17 @@ def _csv(path: Path, what: str) -> Rows:
 
 
 def _parquet(path: Path, what: str) -> Rows:
-    number, n_bytes, most = 0, 0, _most_bytes(path)
+    number, n_bytes, most = 0, 0, max(SMALL, MOST_TIMES * path.stat().st_size)
     try:
         with pq.ParquetFile(path) as file:
-            groups = map(file.metadata.row_group, range(file.num_row_groups))
-            if sum(group.total_byte_size for group in groups) > most:  # of which dictionaries make more
+            if sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups)) > most:
                 raise OSError(TOO_DENSE)
             for batch in file.iter_batches(_BATCH):
-                n_bytes += batch.nbytes
-                if n_bytes > most:
-                    raise OSError(TOO_DENSE)
-                for row in batch.to_pylist():
+                for values in zip(*batch.columns, strict=True):
+                    row = {name: each.as_py() for name, each in zip(batch.schema.names, values, strict=True)}
+                    n_bytes += sum(len(each) for each in row.values() if isinstance(each, str))
+                    if n_bytes > most:
+                        raise OSError(TOO_DENSE)
                     number += 1
                     yield number, row
     except (pa.ArrowException, OSError) as error:

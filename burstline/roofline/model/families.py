@@ -101,11 +101,9 @@ def config_file(path: Path) -> dict[str, Any]:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        data = read_small(path)
+        found = json.loads(read_small(path))
     except OSError:
         raise RooflineError(f"no {path.name} in {path.parent}") from None
-    try:
-        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -1,10 +1,9 @@
 """Our helper processes: one way to start them, to talk to them and to end them.
 
 A child runs `main(home, task)` of one of our modules. `home` is a `multiprocessing.connection` to its parent;
-the task is the first message on it, with the secrets that the child must not write, which it knows before it
-does anything. The connection's end means that the parent is gone, killed -9 included. A process
-that the parent forked may hold the other end open for longer, so the child also checks now and then whether
-its parent is still the same. Messages are pickled: both ends run our own code.
+the first message on it is the task, with the secrets that the child must not write. Its end means that the
+parent is gone, killed -9 included. A process that the parent forked may hold the other end open for longer:
+it also checks now and then whether its parent is still the same. Messages are pickled: both ends are ours.
 
 Every child is a session of its own, so that Ctrl-C in a terminal reaches only the parent, and runs under
 `-P`: a `psutil.py` or a `servers/` in the working directory is never imported.
