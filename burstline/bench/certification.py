@@ -113,10 +113,7 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
         ran = _Ran(argv, out / "tool.log", cores[1:], limit_s)
         rows = truth.log()
     if ran.code not in ((0,) if client else (0, 4)):  # ours says with 4 that a run is not VALID
-        raise WorkloadError(
-            f"the client ended with exit code {ran.code}: {shlex.join(without_secrets(argv))}\n"
-            f"{_last_lines(out / 'tool.log')}"
-        )
+        raise _failed(f"ended with exit code {ran.code}", argv, out / "tool.log")
     printed = _printed_by(client, out)
     count = Tokenizer.from_file(str(tokenizer / "tokenizer.json")) if tokenizer else None
     counted = (lambda text: len(count.encode(text, add_special_tokens=False))) if count else None
@@ -144,10 +141,7 @@ class _Ran:
         try:
             self.code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise WorkloadError(
-                f"the client has not ended after {limit_s:.0f} s: {shlex.join(without_secrets(argv))}\n"
-                f"{_last_lines(log)}"
-            ) from None
+            raise _failed(f"has not ended after {limit_s:.0f} s", argv, log) from None
         finally:
             if process.poll() is None:
                 with suppress(psutil.NoSuchProcess):
@@ -325,8 +319,9 @@ def parse_reads(given: Sequence[str]) -> dict[str, str]:
     return reads
 
 
-def _last_lines(log: Path) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
+def _failed(how: str, argv: Sequence[str], log: Path) -> WorkloadError:
+    last = log.read_text("utf-8", "replace").splitlines()[-5:]
+    return WorkloadError("\n".join([f"the client {how}: {shlex.join(without_secrets(argv))}", *last]))
 
 
 def _pin(pid: int | None, cores: Sequence[int]) -> None:

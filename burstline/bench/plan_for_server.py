@@ -179,19 +179,18 @@ def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
 def _extra_tokens(site: Site, words: Words, say: Say, given: Path | None) -> int:
     """Tokens that the server adds to a text, equal for two lengths. `given` is the user's tokenizer."""
     texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
+    short, long = PROBES_TOK
     first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
     if first is None or second is None:
         say("The server does not report prompt lengths: they come from the tokenizer only")
         return 0
-    if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
-        counts = (
-            f"the server counts {first} and {second} tokens in texts of {PROBES_TOK[0]} and {PROBES_TOK[1]}"
-        )
+    if first - short != second - long:
+        counts = f"the server counts {first} and {second} tokens in texts of {short} and {long}"
         if given is None:
             raise WorkloadError(f"{counts}: it uses another tokenizer; pass --tokenizer DIR")
         say(f"{counts}: only by {given} are prompts as long as asked")
         return 0
-    return first - PROBES_TOK[0]
+    return first - short
 
 
 def _counted(site: Site, text: str, n_tok: int) -> int | None:
@@ -224,10 +223,9 @@ def vocabulary_for(
         return vocabulary
     if site.identity.vocab_size is not None:
         return vocabulary_from_size(site.identity.vocab_size, "the server")
-    if site.identity.model and (folder := local_folder(site.identity.model)) is not None:
-        vocabulary = vocabulary_of_folder(folder)
-        if vocabulary is not None:
-            return vocabulary
+    folder = local_folder(site.identity.model) if site.identity.model else None
+    if folder is not None and (vocabulary := vocabulary_of_folder(folder)) is not None:
+        return vocabulary
     return _vocabulary_by_tokenizing(site)
 
 

@@ -18,10 +18,9 @@ class RooflineError(ValueError):
 def read_small(path: Path) -> bytes:
     """The contents of a config.json or a TOML file; RooflineError where it is longer than any."""
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise RooflineError(f"{path} has over {MOST_BYTES >> 20} MB; expected a config.json or a TOML file")
-    return data
+        if len(data := file.read(MOST_BYTES + 1)) <= MOST_BYTES:
+            return data
+    raise RooflineError(f"{path} has over {MOST_BYTES >> 20} MB; expected a config.json or a TOML file")
 
 
 def parse_toml(data: str | bytes, path: object) -> dict[str, Any]:

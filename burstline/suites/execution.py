@@ -164,10 +164,7 @@ def _carry_out_all(
             return called(words, {**environments[slot.engine.name], **own}, lock)
 
         return [carry_out(slot, here) for slot in slots]
-    keys = {
-        name: {key: value for key, value in env.items() if key == API_KEY_VARIABLE}
-        for name, env in environments.items()
-    }
+    keys = {name: {k: env[k] for k in (API_KEY_VARIABLE,) if k in env} for name, env in environments.items()}
     with ray_session(ray) as session:
         return run_by_platform(session, slots, folder, keys, carry_out)
 
@@ -221,15 +218,9 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
         text = text.replace(word, shown)
     (folder / "suite.toml").write_text(redacted(text), "utf-8")
     rows = [
-        {
-            "id": slot.id,
-            "engine": slot.engine.name,
-            "model": slot.model.name,
-            "workload": slot.workload.name,
-            "repeat": slot.repeat,
-            "cell": slot.cell,
-        }
-        for slot in _runs(slots)
+        {"id": s.id, "engine": s.engine.name, "model": s.model.name, "workload": s.workload.name}
+        | {"repeat": s.repeat, "cell": s.cell}
+        for s in _runs(slots)
     ]
     facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
     write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
@@ -250,9 +241,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
-        raise WorkloadError(
-            f"{slot_name} could not be run (see above); the suite stops here. Finished runs are kept"
-        )
+        raise WorkloadError(f"{slot_name} could not be run (see above): the suite stops, its runs are kept")
     done = done_in(folder / slot.id)
     how = f"failed with exit code {code}"
     if done is not None:

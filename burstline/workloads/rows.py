@@ -55,8 +55,6 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     kind = suffixes[-1].lower() if suffixes else ""
     with _opened(path, what) as file:
         head = file.read(64)
-    if not head:
-        raise WorkloadError(f"{what} {source} row 1: the file is empty; expected at least one row")
     if head.startswith(_PARQUET) or kind == ".parquet":
         return _parquet(path, what)
     if kind == ".csv":
@@ -120,20 +118,18 @@ def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     with _opened(path, what, lambda: number + 1) as file:
         while line := file.readline(MAX_LINE + 1):
             number += 1
+            where = f"{what} {path} row {number}"
             if len(line) > MAX_LINE:
-                raise WorkloadError(
-                    f"{what} {path} row {number} is longer than {MAX_LINE >> 20} MB; expected a row a line"
-                )
+                raise WorkloadError(f"{where} is longer than {MAX_LINE >> 20} MB; expected a row a line")
             if number == 1 and line.startswith(_UTF16):
-                raise WorkloadError(f"{what} {path} row 1: the text is UTF-16; expected UTF-8, convert it")
+                raise WorkloadError(f"{where}: the text is UTF-16; expected UTF-8, convert it")
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
-                raise WorkloadError(
-                    f"{what} {path} row {number}: byte {error.start + 1} is not UTF-8; is this a binary file?"
-                ) from None
+                why = f"byte {error.start + 1} is not UTF-8; is this a binary file?"
+                raise WorkloadError(f"{where}: {why}") from None
             if "\0" in text:
-                raise WorkloadError(f"{what} {path} row {number} holds a zero byte; is this a binary file?")
+                raise WorkloadError(f"{where} holds a zero byte; is this a binary file?")
             if text:
                 yield number, text
     if not number:

@@ -43,7 +43,6 @@ class Foreign:
         return Estimate(value, None, None, None, self.n_ok, unit)
 
 
-MOST_BYTES: Final = 256 << 20
 _SENT: Final = "Latencies begin before the client connects, and failed requests are left out."
 _COUNTS: Final = "Its own tokenizer counts tokens."
 _MEAN: Final = "Its inter-token latency, each request's mean, stands as TPOT"
@@ -58,7 +57,7 @@ def foreign_results(path: Path) -> list[Foreign]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES)
+            text = file.read(256 << 20)
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
     documents: list[Any] = []

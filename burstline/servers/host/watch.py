@@ -173,7 +173,8 @@ class Watch:
         self._write(rows)
 
     def _open_sources(self) -> list[Source]:
-        opened: list[Source] = [HostCpu(self._ours_cpu_s)]
+        trees = (self._server, self._clients, self._own)
+        opened: list[Source] = [HostCpu(lambda: sum(tree.cpu_s for tree in trees))]
         openers: dict[str, Callable[[], Sequence[Source]]] = {
             "pressure": lambda: [CpuPressure()],
             "cgroup": lambda: [Throttling()],
@@ -191,9 +192,6 @@ class Watch:
         if self._task.no_gpu:
             raise MissingSourceError(self._task.no_gpu)
         return [each for each in gpus() if each.name in self._task.gpus]
-
-    def _ours_cpu_s(self) -> float:
-        return sum(tree.cpu_s for tree in (self._server, self._clients, self._own))
 
     def _discover(self) -> None:
         self._discovered_s = time.monotonic()
