@@ -1,12 +1,13 @@
 """`burstline certify`: run a load generator at the known-truth server and report its error."""
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from burstline.bench import certification
-from burstline.bench.certification import SCRIPTS, Client, parse_reads
+from burstline.bench.certification import Client
 from burstline.bench.load_options import checked
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
@@ -16,6 +17,8 @@ from burstline.loadgen.verdict.certificate import Certificate, Offered, Reading,
 from burstline.reports.blocks import Block, Findings, Heading, Note, table
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
+from burstline.reports.model.foreign import parse_reads, tools
+from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 
@@ -28,44 +31,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--client",
         metavar="COMMAND",
         help="another load generator instead of Burstline, with {url} {model} {requests} {prompt_tokens} "
-        "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file",
+        "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file. Or "
+        f"the name of an installed tool: {', '.join(each for each in tools() if 'command' in tools()[each])}",
     )
     add(
         "--reads",
         action="append",
         default=[],
-        metavar="NAME=PLACE",
-        help="where a number is in the JSON file of a tool that is not known, such as "
-        "ttft.p50=results.ttft.median:ms (ms, s or us; repeatable)",
+        metavar="NAME=FILE#PLACE",
+        help="where a number is in the JSON files of a tool that is not known, such as "
+        "ttft.p50=x.json#ttft.median:s (ms unless a unit is given; one file needs no FILE#; repeatable)",
     )
+    add("--name", help="what the certificate calls the client (its program or script)")
+    add("--again", type=Path, metavar="DIR", help="certify what is in DIR (--out) again, with other --reads")
     parser.add_argument("--script", choices=SCRIPTS, default="fixed", help="how the server replies (fixed)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the client's files and the certificate")
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    reads = parse_reads(args.reads)
+    if args.again is not None:
+        if args.client is not None or args.out is not None:
+            raise WorkloadError("--again reads a folder again: drop --client and --out")
+        return _shown(args, certification.again(args.again, reads, args.name), args.again)
     load = checked(read_options(LoadSpec, args))
     if load.spec.audit is not None:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
-    client = None
-    if args.client is not None:
-        client = Client(args.client, parse_reads(args.reads))
-    elif args.reads:
+    if args.client is None and reads:
         raise WorkloadError("--reads is for --client: Burstline's own results are known")
+    client = None if args.client is None else Client(args.client, reads, args.name)
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise WorkloadError(f"--out {args.out} is not empty; name another folder, or remove it first")
-    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
-        out = (args.out or Path(name)).resolve()
+    out = (args.out or Path(tempfile.mkdtemp(prefix="burstline-"))).resolve()
+    keep = args.out is not None
+    try:
         out.mkdir(parents=True, exist_ok=True)
         found = certification.certified(load, args.script, client, out)
-        if args.out is not None:
-            (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
-            (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
-    print(json_text(to_json(found)) if args.json else text(blocks(found)))
+        keep |= not found.is_read
+        return _shown(args, found, out if keep else None)
+    finally:
+        if not keep:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> int:
+    """Print the certificate, and keep it in `out`."""
+    if out is not None:
+        (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
+        (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
+    print(json_text(to_json(found)) if args.json else text(blocks(found, out)))
     return exit_codes.INCONCLUSIVE if found.findings else exit_codes.DONE
 
 
-def blocks(found: Certificate) -> Iterator[Block]:
+def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     """The certificate for a person; the last line is one for a README."""
     yield Heading(f"{found.tool}: {found.load}, at a server of known truth ({found.script})", 1)
     rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
@@ -86,6 +105,11 @@ def blocks(found: Certificate) -> Iterator[Block]:
     yield table("What it cost", ("", ""), _cost(found), text=(0, 1))
     if found.findings:
         yield Findings(found.findings)
+    if not found.is_read:
+        again = "burstline certify --again DIR --reads NAME=FILE#PLACE"
+        yield Note(
+            f"The load need not be sent again: {again} reads the files{f' in {out}' if out else ''} anew."
+        )
     yield Note(_line(found))
 
 
@@ -98,11 +122,19 @@ def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
     yield "Most in flight", f"{offered.most_in_flight:,}"
     kind = "text" if not offered.n_as_ids else "token ids" if offered.n_as_ids == offered.n else "both"
     yield "Prompts", f"as {kind}"
-    if offered.prompt_tok:
-        low, middle, high = offered.prompt_tok
-        yield "Prompt tokens", f"{middle:,} (median; {low:,} to {high:,})"
+    low, middle, high = offered.prompt_tok or (0, 0, 0)
+    counted = f"{middle:,} (median; {low:,} to {high:,})" if high else "-"
+    is_text = offered.n and not offered.prompt_tok
+    yield (
+        "Prompt tokens",
+        "not counted: give --tokenizer, or {tokenizer} in the command" if is_text else counted,
+    )
     if offered.spread_s is not None:
         yield "Burst", f"{offered.spread_s * 1e3:.1f} ms from its first byte to its last"
+    if offered.unserved:
+        yield "Not served", ", ".join(f"{path} ({n:,})" for path, n in offered.unserved.items())
+    if offered.rate_error is None and offered.spread_s is None:
+        yield "Rate", "- (a closed loop sends when a reply has ended)"
     if offered.rate_error is not None:
         planned = offered.planned_gap_cv or 0
         yield (
@@ -121,7 +153,7 @@ def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
 
 
 def _reading(each: Reading) -> tuple[str, ...]:
-    unit, scale = ("ms", 1e3) if each.is_time else ("1/s", 1.0)
+    unit, scale = ("ms", 1e3) if each.is_time else ("" if each.name.startswith("share") else "1/s", 1.0)
     true = f"{each.true * scale:,.2f}"
     if each.printed is None:
         return title_of(each.name), unit, true, "-", "", ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,8 +18,11 @@ from burstline.loadgen.record.verdict import tolerance_s
 if TYPE_CHECKING:
     from burstline.servers.truth.exchanges import Served
 
-_PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_ITS_DURATION: Final = "of the successful requests, over the tool's own duration"
+_STATS: Final = ("p50", "p90", "p99")
+_OTHERS: Final[Mapping[str, Callable[[Floats], Any]]] = {"mean": np.mean, "min": np.min, "max": np.max}
+_CEILINGS: Final = ("throughput.steady_tok_per_s", "throughput.peak_tok_per_s", "throughput.goodput_per_s")
+"""Printed of a part of the load: true is the most that it can be."""
+_MOST_LATE_S, _MOST_SHARE, _WARM_UP = 0.01, 0.01, 2.0
 _MOST_SPREAD, _MOST_RATE, _MOST_CV, _MOST_TOTAL, _MOST_LENGTH = 0.1, 0.02, 0.1, 0.05, 0.05
 
 
@@ -28,7 +33,7 @@ class AskedLoad:
     title: str
     n: int
     prompt_tok: tuple[int, int]
-    due_s: Floats | None
+    due_s: tuple[float, ...] | None
     concurrency: int | None
 
 
@@ -36,9 +41,9 @@ class AskedLoad:
 class Printed:
     """What a client says it measured: seconds, tokens or requests a second, by place in the summary.
 
-    `defines` says how it defines a metric, and `throughput` where it counts over a part of the load alone:
-    that is shown beside the whole load's truth and is not judged. Counts are None where the tool gives none.
-    `doubt` is why it calls its own numbers unreliable.
+    `defines` says how it defines a metric or all `total`s, and `throughput` where it counts over a part of
+    the load alone: that is shown beside the whole load's truth and is not judged. Counts are None where the
+    tool gives none. `doubts` are why its numbers cannot be relied on, or could not be read.
     """
 
     tool: str
@@ -46,7 +51,8 @@ class Printed:
     n_failed: int | None
     numbers: Mapping[tuple[str, ...], float]
     defines: Mapping[str, str]
-    doubt: str = ""
+    doubts: tuple[str, ...] = ()
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,12 @@ class ClientCost:
 class Offered:
     """What arrived at the server. None where the load's pattern does not define a figure.
 
-    `n_before` are probes and warm-up, which ended before the load began and are in no other figure;
-    `n_unreadable` what the server could not answer. `n_retries` said the same as a request that had failed.
-    `n_failed` were refused or cut by the server, `n_hung_up` left by the client. `prompt_tok` is the
-    shortest, the median and the longest prompt, None where text cannot be counted. `spread_s` is from a
-    burst's first byte to its last.
+    `n_before` are probes and warm-up, which ended before the load began and are in no other figure: their
+    shape or the client's own count tells them apart. `n_unreadable` is what the server could not read,
+    `unserved` how many requests came to each path that is not served. `n_retries` said the same as a request
+    that had failed. `n_failed` were refused or cut by the server, `n_hung_up` left by the client.
+    `prompt_tok` is the shortest, the median and the longest prompt, None where text cannot be counted.
+    `spread_s` is from a burst's first byte to its last.
     """
 
     n: int
@@ -89,11 +96,12 @@ class Offered:
     rate_error: float | None
     gap_cv: float | None
     planned_gap_cv: float | None
+    unserved: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One number, seconds or a second: what was true of the successful requests, and what was printed."""
+    """One number, seconds, a second or a share: what was true of the successful requests, and printed."""
 
     name: str
     true: float
@@ -102,15 +110,15 @@ class Reading:
 
     @property
     def is_time(self) -> bool:
-        return not self.name.startswith("throughput")
+        return not self.name.startswith(("throughput", "share"))
 
     @property
     def is_off(self) -> bool:
-        """Whether it misses the truth by more than 1 ms and 1%; a total by more than 5%."""
-        if self.printed is None:
+        """Whether it misses the truth by more than 1 ms and 1%; a total by more than 5%, a share by 0.01."""
+        if self.printed is None or (self.name in _CEILINGS and self.printed <= self.true):
             return False
-        most = tolerance_s(self.true) if self.is_time else _MOST_TOTAL * self.true
-        return abs(self.printed - self.true) > most
+        share = _MOST_SHARE if self.name.startswith("share") else _MOST_TOTAL * self.true
+        return abs(self.printed - self.true) > (tolerance_s(self.true) if self.is_time else share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,7 @@ class Certificate:
     events_per_s: float | None
     server_late_p99_s: float | None
     findings: tuple[str, ...]
+    is_read: bool = True
 
 
 def certificate(
@@ -140,25 +149,29 @@ def certificate(
     printed: Printed,
     cost_of: Callable[[float, float], ClientCost],
     n_tok_of: Callable[[str], int] | None,
+    refused: Mapping[str, int] = MappingProxyType({}),
 ) -> Certificate:
-    """The certificate of a client whose requests the server logged as `rows`.
+    """The certificate of a client whose requests the server logged as `rows`, but for those it `refused`.
 
     `cost_of` makes the cost of the load's first and last moment (s, monotonic), `n_tok_of` counts a text.
     """
-    n_unreadable = sum(row.status == 400 for row in rows)
     readable = sorted((row for row in rows if row.n_prompt_tok is not None), key=lambda row: row.arrival_ns)
-    n_retries = min(_retries(readable), max(0, len(readable) - asked.n))
-    n_before = _before(readable, len(readable) - asked.n - n_retries)
+    n_before = _before(readable, asked.n, printed)
     load = readable[n_before:]
     good = [row for row in load if _is_ok(row)]
-    offered = _offered(load, asked, n_before, n_unreadable, n_retries, n_tok_of)
-    readings = tuple(_readings(good, printed))
+    offered = _offered(load, rows, asked, n_before, n_tok_of, refused)
+    readings = tuple(_readings(good, load, printed, n_tok_of))
     sent_ns = np.array([ns for row in load for ns in row.token_ns], dtype=np.int64)
     late_ns = [ns for row in load for ns in row.lateness_ns[1:]]
     first_ns = min((row.first_byte_ns for row in load), default=0)
     last_ns = int(sent_ns.max()) if len(sent_ns) else first_ns
     cost = cost_of(first_ns / 1e9, last_ns / 1e9)
     took_s = float(np.ptp(sent_ns)) / 1e9 if len(sent_ns) else 0.0
+    late_s = float(np.quantile(late_ns, 0.99)) / 1e9 if late_ns else None
+    findings = [*_findings(offered, asked, printed, readings, good)]
+    if late_s is not None and late_s > _MOST_LATE_S:
+        late = f"The server was {late_s * 1e3:,.0f} ms late at p99, so its replies were not as scripted"
+        findings.append(f"{late}: certify on an idle machine, or under a smaller load.")
     return Certificate(
         tool=printed.tool,
         load=asked.title,
@@ -170,8 +183,9 @@ def certificate(
         cost=cost if load else replace(cost, before_s=None, after_s=None),
         n_events=len(sent_ns),
         events_per_s=len(sent_ns) / took_s if took_s else None,
-        server_late_p99_s=float(np.quantile(late_ns, 0.99)) / 1e9 if late_ns else None,
-        findings=tuple(_findings(offered, asked, printed, readings, good)),
+        server_late_p99_s=late_s,
+        findings=tuple(findings),
+        is_read=printed.is_read,
     )
 
 
@@ -183,49 +197,71 @@ def _has_failed(row: Served) -> bool:
     return row.status != 200 or row.ended == "close"
 
 
-def _retries(rows: Sequence[Served]) -> int:
+def _retries(rows: Sequence[Served], n_more: int) -> int:
+    """At most `n_more`; none where requests repeat anyway, for then a repeated one is no sign of a retry."""
     n_retries, failed = 0, Counter[int]()
     for row in rows:
         if failed[row.body_hash]:
             failed[row.body_hash] -= 1
             n_retries += 1
         failed[row.body_hash] += _has_failed(row)
-    return n_retries
+    repeats = len(rows) - len({row.body_hash for row in rows})
+    return min(n_retries, max(0, n_more)) if n_retries == repeats else 0
 
 
-def _before(rows: Sequence[Served], n_more: int) -> int:
-    """How many of the first requests, at most `n_more`, had all ended before the next one came."""
+def _before(rows: Sequence[Served], n_asked: int, printed: Printed) -> int:
+    """How many of the first requests were a warm-up: all of them had ended before the next one came, and
+    either the rest of the load has another shape, or the client itself counts the rest alone."""
     n_before, ended_ns = 0, 0
-    for k, row in enumerate(rows[: max(0, n_more)], 1):
-        if row.ended_ns is None or k == len(rows):
+    for k, (row, after) in enumerate(pairwise(rows), 1):
+        if row.ended_ns is None or k > len(rows) - n_asked:
             break
         ended_ns = max(ended_ns, row.ended_ns)
-        if ended_ns <= rows[k].arrival_ns:
+        if ended_ns > after.arrival_ns:
+            continue
+        rest = rows[k:]
+        n_printed = None if printed.n_ok is None else printed.n_ok + (printed.n_failed or 0)
+        if n_printed in (len(rest), sum(map(_is_ok, rest))) or all(
+            _is_unlike(each, rest) for each in rows[:k]
+        ):
             n_before = k
     return n_before
 
 
+def _is_unlike(row: Served, load: Sequence[Served]) -> bool:
+    """Whether no request of the load has the row's path and output length, or a prompt about as long."""
+    lengths = [each.n_prompt_tok or 0 for each in load]
+    length = row.n_prompt_tok or 0
+    if not min(lengths) / _WARM_UP <= length <= max(lengths) * _WARM_UP:
+        return True
+    return (row.path, row.n_output_tok) not in {(each.path, each.n_output_tok) for each in load}
+
+
+def _lengths(rows: Sequence[Served], n_tok_of: Callable[[str], int] | None) -> list[int] | None:
+    """The tokens of each prompt; None where one is text that cannot be counted."""
+    if n_tok_of is None and any(row.text is not None for row in rows):
+        return None
+    return [row.n_prompt_tok or 0 if row.text is None or not n_tok_of else n_tok_of(row.text) for row in rows]
+
+
 def _offered(
     load: Sequence[Served],
+    rows: Sequence[Served],
     asked: AskedLoad,
     n_before: int,
-    n_unreadable: int,
-    n_retries: int,
     n_tok_of: Callable[[str], int] | None,
+    refused: Mapping[str, int],
 ) -> Offered:
     at_s = np.array([row.arrival_ns for row in load]) / 1e9
     is_burst = asked.due_s is not None and float(np.ptp(asked.due_s)) == 0.0
-    due_s = None if is_burst else asked.due_s
-    lengths = [row.n_prompt_tok or 0 for row in load if row.text is None]
-    if n_tok_of is not None:
-        lengths += [n_tok_of(row.text) for row in load if row.text is not None]
-    is_counted = load and len(lengths) == len(load)
+    due_s = None if is_burst or asked.due_s is None else np.array(asked.due_s)
+    lengths = _lengths(load, n_tok_of)
     began_ns = min((row.first_byte_ns for row in load), default=0)
     return Offered(
         n=len(load),
         n_before=n_before,
-        n_unreadable=n_unreadable,
-        n_retries=n_retries,
+        n_unreadable=sum(row.status == 400 for row in rows),
+        n_retries=_retries(load, len(load) - asked.n),
         n_ok=sum(map(_is_ok, load)),
         n_failed=sum(map(_has_failed, load)),
         n_hung_up=sum(row.ended in (None, "client_closed") for row in load),
@@ -233,11 +269,12 @@ def _offered(
         n_connections=len({row.connection for row in load}),
         most_in_flight=_most_in_flight(load),
         n_as_ids=sum(row.text is None for row in load),
-        prompt_tok=(min(lengths), int(np.median(lengths)), max(lengths)) if is_counted else None,
+        prompt_tok=(min(lengths), int(np.median(lengths)), max(lengths)) if lengths else None,
         spread_s=float(at_s.max()) - began_ns / 1e9 if is_burst and load else None,
         rate_error=None if due_s is None else rate_error(at_s, due_s),
         gap_cv=None if due_s is None else gap_cv(at_s),
         planned_gap_cv=None if due_s is None else gap_cv(due_s),
+        unserved={**refused, **Counter(f"POST {row.path}" for row in rows if row.status == 404)},
     )
 
 
@@ -249,35 +286,59 @@ def _most_in_flight(load: Sequence[Served]) -> int:
     return int(np.cumsum(steps[order]).max(initial=0))
 
 
-def _readings(good: Sequence[Served], printed: Printed) -> Iterator[Reading]:
+def _readings(
+    good: Sequence[Served],
+    load: Sequence[Served],
+    printed: Printed,
+    n_tok_of: Callable[[str], int] | None,
+) -> Iterator[Reading]:
     """The true times count from when the kernel had the whole request to when an event was handed to it."""
+    for name, true in (("error_rate", 1 - len(good) / max(len(load), 1)), ("acceptance", 0.0)):
+        if (value := printed.numbers.get(("share", name))) is not None:
+            yield Reading(f"share.{name}", true, value, printed.defines.get(name, ""))
     if not good:
         return
     first, last = (np.array([row.token_ns[k] - row.arrival_ns for row in good]) / 1e9 for k in (0, -1))
-    head = np.array([row.event_ns[0] - row.arrival_ns for row in good]) / 1e9
     n_tok = np.array([sum(row.event_tok) for row in good])
     many = n_tok > 1
-    gaps = np.concatenate([np.diff(row.token_ns) for row in good]) / 1e9
-    true = {
-        "ttfb": head,
+    times = {
+        "ttfb": np.array([row.event_ns[0] - row.arrival_ns for row in good]) / 1e9,
         "ttft": first,
         "tpot": (last - first)[many] / (n_tok - 1)[many],
-        "itl": gaps,
+        "itl": np.concatenate([np.diff(row.token_ns) for row in good]) / 1e9,
         "e2e": last,
     }
-    says = {place[1] for place in printed.numbers}
-    for metric, values in true.items():
-        if not len(values) or (metric == "ttfb" and metric not in says):
-            continue
-        for name, p in _PERCENTILES.items():
-            value = printed.numbers.get(("metrics", metric, name))
-            truth = float(np.quantile(values, p))
-            yield Reading(f"{metric}.{name}", truth, value, printed.defines.get(metric, ""))
+    for metric, values in times.items():
+        read = {place[2] for place in printed.numbers if place[:2] == ("metrics", metric)}
+        for stat in (
+            (*_STATS, *sorted(read - {*_STATS})) if len(values) and (read or metric != "ttfb") else ()
+        ):
+            of = _OTHERS.get(stat)
+            true = float(of(values) if of else np.quantile(values, float(stat[1:]) / 100))
+            value = printed.numbers.get(("metrics", metric, stat))
+            yield Reading(f"{metric}.{stat}", true, value, printed.defines.get(metric, ""))
     took_s = (max(row.token_ns[-1] for row in good) - min(row.arrival_ns for row in good)) / 1e9
-    for name, total in (("output_tok_per_s", int(n_tok.sum())), ("requests_per_s", len(good))):
-        value = printed.numbers.get(("throughput", name))
-        defined = printed.defines.get("throughput", _ITS_DURATION)
-        yield Reading(f"throughput.{name}", total / took_s, value, defined)
+    totals = {"output_tok_per_s": n_tok.sum() / took_s, "requests_per_s": len(good) / took_s}
+    if (lengths := _lengths(good, n_tok_of)) is not None:
+        totals["input_tok_per_s"] = sum(lengths) / took_s
+        totals["total_tok_per_s"] = totals["input_tok_per_s"] + totals["output_tok_per_s"]
+    totals["goodput_per_s"] = totals["requests_per_s"]
+    totals["steady_tok_per_s"] = totals["peak_tok_per_s"] = _most_tok_per_s(good)
+    for name, rate_per_s in totals.items():
+        total = printed.numbers.get(("throughput", name))
+        if total is not None or name in ("output_tok_per_s", "requests_per_s"):
+            defined = printed.defines.get("throughput", printed.defines.get("total", ""))
+            yield Reading(f"throughput.{name}", float(rate_per_s), total, defined)
+
+
+def _most_tok_per_s(good: Sequence[Served]) -> float:
+    """The most tokens that the server sent within a second, or all of a shorter load by its length."""
+    sent = sorted(each for row in good for each in zip(row.event_ns, row.event_tok, strict=True) if each[1])
+    at_s = np.array([ns for ns, _ in sent]) / 1e9
+    within_s = min(1.0, float(np.ptp(at_s))) or 1.0
+    before = np.concatenate([[0], np.cumsum([n for _, n in sent])])
+    until = np.searchsorted(at_s, at_s + within_s, "right")
+    return float((before[until] - before[: len(at_s)]).max()) / within_s
 
 
 def _findings(
@@ -287,10 +348,19 @@ def _findings(
     readings: Sequence[Reading],
     good: Sequence[Served],
 ) -> Iterator[str]:
-    if printed.doubt:
-        yield printed.doubt
+    yield from printed.doubts
+    if printed.is_read and len(printed.numbers) + (printed.n_ok is not None) < 2:
+        n = len(readings) + 2
+        yield f"Of {n} numbers that can be certified it printed {len(printed.numbers) or 'none'}."
     if offered.n - offered.n_retries != asked.n:
         yield f"It sent {_requests(offered.n - offered.n_retries)}; {asked.n:,} were asked for."
+        for path, n in offered.unserved.items():
+            yield f"It sent {_requests(n)} to {path}, which is not served: try {{url}}/v1 as the base URL."
+    repeated = offered.n - offered.n_retries - offered.n_distinct
+    if repeated > 0:
+        yield f"{repeated:,} of {offered.n:,} requests repeat another: a prefix cache serves their prompts."
+    if asked.concurrency is not None and offered.n_connections >= offered.n > offered.most_in_flight:
+        yield "It opened a connection for each request: a time that begins before it contains connecting."
     if offered.n_unreadable:
         yield f"It sent {_requests(offered.n_unreadable)} that the server could not read."
     if offered.n_retries:
@@ -326,9 +396,12 @@ def _findings(
         if each.is_off and each.printed is not None and (each.is_time or "throughput" not in printed.defines):
             unit, scale = ("ms", 1e3) if each.is_time else ("/s", 1.0)
             how = f", by its definition: {each.defined}" if each.defined else ""
+            for power, word in ((1e-3, "a thousandth"), (1e3, "a thousand times")):
+                if each.is_time and abs(each.printed - power * each.true) < 0.3 * power * each.true:
+                    how += f" (about {word} of it: is that its unit?)"
             yield (
-                f"{title_of(each.name)}: printed {each.printed * scale:,.2f} {unit}, true "
-                f"{each.true * scale:,.2f} {unit}{how}."
+                f"{title_of(each.name)}: printed {each.printed * scale:,.2f} {unit}, "
+                f"{'at most ' if each.name in _CEILINGS else ''}true {each.true * scale:,.2f} {unit}{how}."
             )
 
 
@@ -339,5 +412,7 @@ def _requests(n: int) -> str:
 def title_of(name: str) -> str:
     """E.g. `TTFT p50` of `ttft.p50`."""
     section, _, rest = name.partition(".")
-    totals = {"output_tok_per_s": "Output tokens per second", "requests_per_s": "Requests per second"}
-    return totals[rest] if section == "throughput" else f"{section.upper()} {rest}"
+    if section in ("throughput", "share"):
+        words = rest.replace("_tok_per_s", " tokens per second").replace("_per_s", " per second")
+        return words.replace("_", " ").capitalize()
+    return f"{section.upper()} {rest}"

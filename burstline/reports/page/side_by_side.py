@@ -203,6 +203,9 @@ def beside_others(comparison: Comparison) -> list[Block]:
 
 
 def _told(each: Foreign) -> dict[str, str]:
-    whole = counted(each.n_ok if each.n_planned is None else each.n_planned, "request")
-    served = whole if each.n_planned is None else f"{each.n_ok:,} of {whole}"
+    served = (
+        "of requests that it does not count, some" if each.n_ok is None else counted(each.n_ok, "request")
+    )
+    if each.n_planned is not None:
+        served = f"{each.n_ok:,} of {counted(each.n_planned, 'request')}"
     return {"name": each.name, "tool": each.tool, "served": served, "means": each.means}
