@@ -29,7 +29,7 @@ from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, ClientCost, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.models.model_folder import make_model
-from burstline.reports.model.foreign import counts_of, foreign_results, numbers_of, read_number, tools
+from burstline.reports.model.foreign import counts_of, foreign_results, numbers_of, read_number
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.redact import redacted, without_secrets
@@ -49,7 +49,7 @@ START_S, OUR_START_S, IDLE_S = 900.0, 20.0, 60.0
 that neither sends nor computes for `IDLE_S` waits for something that never comes."""
 _N_SENT: Final = "truth:requests_total"
 _STARTER: Final = re.compile(r"env|nice|time|sh|bash|uv|uvx|run|python[\d.]*")
-_OWN: Final = ("measured.json", "certificate.json", "truth.jsonl")
+_OWN: Final = ("model", "measured.json", "certificate.json", "truth.jsonl")
 _PERIOD_S: Final = 0.5
 """Between two samples of memory: the kernel holds up a process while it adds its pages."""
 _PLACE: Final = re.compile(r"\{([a-z_]+)\}")
@@ -62,7 +62,7 @@ _SAID: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A load generator by its command line, or by its name in `tools.toml`.
+    """A load generator by its command line.
 
     `reads` are places in its JSON files by the name of a number (`ttft.p50`), for a tool whose file is not
     known; `name` is what the certificate calls it.
@@ -135,7 +135,7 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
         log = _last_lines(out / "tool.log")
         raise WorkloadError(f"the client {ran.ended}: {shlex.join(without_secrets(argv))}\n{log}")
     tool = (client and client.name) or tool_of(argv)
-    path = str(tokenizer.resolve()) if tokenizer else None
+    path = str(tokenizer.resolve() / "tokenizer.json") if tokenizer else None
     spent = ran.cpu_s, ran.pss_bytes, ran.start_s, ran.end_s
     measured = Measured(tool, asked, script, ran.ended, refused, path, *spent)
     if client is None:
@@ -157,16 +157,12 @@ def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certi
     return _judged(measured, rows, _printed_by(name or measured.tool, reads, out))
 
 
-def _judged(measured: Measured, rows: Sequence[Served], printed: Printed) -> Certificate:
-    if measured.ended:
-        printed = replace(printed, doubts=(f"It {measured.ended}.", *printed.doubts))
-    count = (
-        Tokenizer.from_file(str(Path(measured.tokenizer) / "tokenizer.json")) if measured.tokenizer else None
-    )
+def _judged(load: Measured, rows: Sequence[Served], printed: Printed) -> Certificate:
+    if load.ended:
+        printed = replace(printed, doubts=(f"It {load.ended}.", *printed.doubts))
+    count = Tokenizer.from_file(load.tokenizer) if load.tokenizer else None
     counted = (lambda text: len(count.encode(text, add_special_tokens=False))) if count else None
-    return certificate(
-        rows, measured.asked, measured.script, printed, measured.cost, counted, measured.refused
-    )
+    return certificate(rows, load.asked, load.script, printed, load.cost, counted, load.refused)
 
 
 def tool_of(argv: Sequence[str]) -> str:
@@ -261,11 +257,7 @@ def _tokenizer(client: Client | None, load: Load, out: Path) -> Path | None:
     """The folder of the tokenizer: the user's, or one made where the command names one."""
     if load.spec.tokenizer is not None:
         return Path(load.spec.tokenizer)
-    return (
-        make_model(out / "model", "tiny")
-        if client and "{tokenizer}" in tools().get(client.command, {}).get("command", client.command)
-        else None
-    )
+    return make_model(out / "model", "tiny") if client and "{tokenizer}" in client.command else None
 
 
 def _argv(client: Client | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:
@@ -288,31 +280,27 @@ def _argv(client: Client | None, load: Load, truth: TruthRig, tokenizer: Path | 
         "out": str(out),
     }
 
-    command: str = tools().get(client.command, {}).get("command", client.command)
-
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise WorkloadError(f"--client: no value for {match[0]}; there are {', '.join(values)}")
         return values[match[1]]
 
     try:
-        words = shlex.split(command)
+        words = shlex.split(client.command)
     except ValueError as error:
-        raise WorkloadError(f"--client {command!r} is no command line: {error}") from None
+        raise WorkloadError(f"--client {client.command!r} is no command line: {error}") from None
     if not words:
         raise WorkloadError("--client is empty; expected a command line with {url} in it")
     argv = [_PLACE.sub(value, word) for word in words]
-    if "{url}" not in command:
-        raise WorkloadError(f"--client {command!r} has no {{url}}: it would not find the server")
+    if "{url}" not in client.command:
+        raise WorkloadError(f"--client {client.command!r} has no {{url}}: it would not find the server")
     return argv
 
 
 def _printed_by(tool: str, reads: Mapping[str, str], out: Path) -> Printed:
     """What the client's files say, with a doubt for each thing that could not be read."""
-    own = out / "model"
-    files = [
-        path for path in sorted(out.rglob("*.json*")) if path.name not in _OWN and own not in path.parents
-    ]
+    own = {out / name for name in _OWN}
+    files = [path for path in sorted(out.rglob("*.json*")) if not own & {path, *path.parents}]
     names = ", ".join(str(path.relative_to(out)) for path in files[:8]) or "no JSON file"
     if reads:
         values, doubts = {}, []

@@ -60,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
     if args.client is None and reads:
         raise WorkloadError("--reads is for --client: Burstline's own results are known")
-    client = None if args.client is None else Client(args.client, reads, args.name)
+    client = (
+        None
+        if args.client is None
+        else Client(tools().get(args.client, {}).get("command", args.client), reads, args.name)
+    )
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise WorkloadError(f"--out {args.out} is not empty; name another folder, or remove it first")
     out = (args.out or Path(tempfile.mkdtemp(prefix="burstline-"))).resolve()
@@ -89,11 +93,7 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     yield Heading(f"{found.tool}: {found.load}, at a server of known truth ({found.script})", 1)
     rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
     late = found.server_late_p99_s
-    own = (
-        ""
-        if late is None
-        else f" The server was up to {late * 1e3:.2f} ms late at p99; no error contains it."
-    )
+    own = "" if late is None else f" The server was {late * 1e3:.2f} ms late at p99; no error contains it."
     yield Note(f"{found.n_events:,} events{rate}.{own}")
     yield table("What it sent", ("", ""), _sent(found.offered), text=(0, 1))
     yield table(
@@ -106,10 +106,8 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     if found.findings:
         yield Findings(found.findings)
     if not found.is_read:
-        again = "burstline certify --again DIR --reads NAME=FILE#PLACE"
-        yield Note(
-            f"The load need not be sent again: {again} reads the files{f' in {out}' if out else ''} anew."
-        )
+        again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
+        yield Note(f"To read the files anew, without the load: {again}")
     yield Note(_line(found))
 
 
@@ -122,25 +120,20 @@ def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
     yield "Most in flight", f"{offered.most_in_flight:,}"
     kind = "text" if not offered.n_as_ids else "token ids" if offered.n_as_ids == offered.n else "both"
     yield "Prompts", f"as {kind}"
-    low, middle, high = offered.prompt_tok or (0, 0, 0)
-    counted = f"{middle:,} (median; {low:,} to {high:,})" if high else "-"
-    is_text = offered.n and not offered.prompt_tok
-    yield (
-        "Prompt tokens",
-        "not counted: give --tokenizer, or {tokenizer} in the command" if is_text else counted,
-    )
+    if offered.prompt_tok:
+        low, middle, high = offered.prompt_tok
+        yield "Prompt tokens", f"{middle:,} (median; {low:,} to {high:,})"
+    elif offered.n:
+        yield "Prompt tokens", "not counted: give --tokenizer, or {tokenizer} in the command"
     if offered.spread_s is not None:
         yield "Burst", f"{offered.spread_s * 1e3:.1f} ms from its first byte to its last"
     if offered.unserved:
         yield "Not served", ", ".join(f"{path} ({n:,})" for path, n in offered.unserved.items())
-    if offered.rate_error is None and offered.spread_s is None:
-        yield "Rate", "- (a closed loop sends when a reply has ended)"
     if offered.rate_error is not None:
-        planned = offered.planned_gap_cv or 0
-        yield (
-            "Rate",
-            f"{offered.rate_error:+.2%}; gaps vary by {offered.gap_cv or 0:.2f} (asked: {planned:.2f})",
-        )
+        cv, planned = offered.gap_cv or 0, offered.planned_gap_cv or 0
+        yield "Rate", f"{offered.rate_error:+.2%}; gaps vary by {cv:.2f} (asked: {planned:.2f})"
+    elif offered.spread_s is None:
+        yield "Rate", "- (a closed loop sends when a reply has ended)"
 
 
 def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
@@ -154,11 +147,10 @@ def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
 
 def _reading(each: Reading) -> tuple[str, ...]:
     unit, scale = ("ms", 1e3) if each.is_time else ("" if each.name.startswith("share") else "1/s", 1.0)
-    true = f"{each.true * scale:,.2f}"
+    row = title_of(each.name), unit, f"{each.true * scale:,.2f}"
     if each.printed is None:
-        return title_of(each.name), unit, true, "-", "", ""
-    off = f"{(each.printed - each.true) * scale:+,.2f}"
-    return title_of(each.name), unit, true, f"{each.printed * scale:,.2f}", off, each.defined
+        return *row, "-", "", ""
+    return *row, f"{each.printed * scale:,.2f}", f"{(each.printed - each.true) * scale:+,.2f}", each.defined
 
 
 def _cost(found: Certificate) -> Iterator[tuple[str, str]]:

@@ -298,10 +298,10 @@ def test_requests_that_fail_above_the_limit_are_misses(made, tmp_path, capsys, m
 def test_a_certificate_says_what_the_client_says_of_itself(state, made, tmp_path, capsys, monkeypatch):
     planted(made(), tmp_path / "run", verdict(state))
     printed = certification._ours(tmp_path / "run")
-    asked = AskedLoad("a load", 10, (4, 4), np.zeros(10), None)
+    asked = AskedLoad("a load", 10, (4, 4), (0.0,) * 10, None)
 
     def certified(*_: object):
-        own = replace(told(), doubt=printed.doubt)
+        own = replace(told(), doubts=printed.doubts)
         rows = [served(k) for k in range(10)]
         return certificate(rows, asked, "fixed", own, lambda a, b: ClientCost(1.0, None, a, b), None)
 

@@ -75,12 +75,10 @@ def foreign_results(path: Path) -> list[Foreign]:
 
 
 def _results(tool: str, row: Mapping[str, Any], document: Any, path: Path) -> Iterator[Foreign]:
-    title = f"{tool} {_at(document, row['version'])}" if "version" in row else tool
+    title = f"{tool} {_at(document, row['has'])}" if row["has"].endswith("version") else tool
     parts = _at(document, row["each"]) if "each" in row else [document]
     stats: Mapping[str, str] = row.get("stats", {stat: stat for stat in ("p50", "p90", "p99", "mean")})
-    words = [
-        word.replace("*", stat, 1).replace("*", its) for word in row["reads"] for stat, its in stats.items()
-    ]
+    words = [word.replace("*", s, 1).replace("*", its) for word in row["reads"] for s, its in stats.items()]
     for k, part in enumerate(parts, 1):
         values: dict[str, float] = dict(row.get("unless", {}))
         for word in words:
@@ -93,7 +91,7 @@ def _results(tool: str, row: Mapping[str, Any], document: Any, path: Path) -> It
         means = row["means"]
         if values.get("mismatched"):
             means += f" The server counted other tokens in {values['mismatched']:,.0f} replies."
-        name = str(path.with_suffix("")) + (f" {k}" if len(parts) > 1 else "")
+        name = f"{path.with_suffix('')}{f' {k}' if len(parts) > 1 else ''}"
         n = None if n_ok is None or n_failed is None else n_ok + n_failed
         defines = {each: how for keys, how in row.get("defines", {}).items() for each in keys.split()}
         whole = path.name == row.get("file", path.name)

@@ -78,7 +78,7 @@ def statement(rows: Sequence[Served]) -> Iterator[str]:
     }
     for name, values in times.items():
         if values:
-            p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99)) / 1e6
+            p50, p90, p99 = np.quantile(np.array(values), (0.5, 0.9, 0.99)) / 1e6
             yield f"{name} p50 {p50:.2f} ms, p90 {p90:.2f} ms, p99 {p99:.2f} ms"
 
 
