@@ -61,19 +61,6 @@ _SAID: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """A load generator by its command line.
-
-    `reads` are places in its JSON files by the name of a number (`ttft.p50`), for a tool whose file is not
-    known; `name` is what the certificate calls it.
-    """
-
-    command: str
-    reads: Mapping[str, str]
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """What a client did, but for what it printed: `again` reads that anew. `ended` says how it ended if not
     well; instants are s on the monotonic clock."""
@@ -101,10 +88,14 @@ def setup_of(script: str, load: Load) -> TruthSetup:
     return SCRIPTS[script](Script(ttft_s=TTFT_S, gaps_s=(gap_s,)), load.n_connections)
 
 
-def certified(load: Load, script: str, client: Client | None, out: Path) -> Certificate:
-    """Run the client, None: Burstline itself, at the server; its files go to `out`.
+def certified(
+    load: Load, script: str, client: str | None, out: Path, reads: Mapping[str, str], name: str | None
+) -> Certificate:
+    """Run the client, a command line, at the server, None: Burstline itself; its files go to `out`.
 
-    WorkloadError where its command cannot be run, or fails without a request.
+    `reads` are places in its JSON files by the name of a number (`ttft.p50`), for a tool whose file is not
+    known; `name` is what the certificate calls it. WorkloadError where its command cannot be run, or fails
+    without a request.
     """
     load = replace(load, spec=replace(load.spec, cancel_share=None))
     plan = load.plan(ASSUMED)
@@ -124,25 +115,26 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with truth_server(setup) as truth:
         _pin(truth.pid, cores[:1])
-        tokenizer = _tokenizer(client, load, out)
+        tokenizer = Path(load.spec.tokenizer) if load.spec.tokenizer else None
+        if tokenizer is None and client and "{tokenizer}" in client:
+            tokenizer = make_model(out / "model", "tiny")
         argv = _argv(client, load, truth, tokenizer, out)
         truth.reset()
         ran = Ran(argv, out / "tool.log", cores[1:], limit_s, lambda: truth.metrics()[_N_SENT] > 0)
-        rows, refused = truth.log(), truth.refused()
+        rows, refused = truth.log(), json.loads(truth.get("/refused"))
     if client is None and ran.ended == "ended with exit code 4":  # a run that is not VALID
         ran.ended = ""
     if ran.ended and (client is None or not (rows or refused)):
-        log = _last_lines(out / "tool.log")
+        log = "\n".join((out / "tool.log").read_text("utf-8", "replace").splitlines()[-5:])
         raise WorkloadError(f"the client {ran.ended}: {shlex.join(without_secrets(argv))}\n{log}")
-    tool = (client and client.name) or tool_of(argv)
     path = str(tokenizer.resolve() / "tokenizer.json") if tokenizer else None
     spent = ran.cpu_s, ran.pss_bytes, ran.start_s, ran.end_s
-    measured = Measured(tool, asked, script, ran.ended, refused, path, *spent)
+    measured = Measured(name or tool_of(argv), asked, script, ran.ended, refused, path, *spent)
     if client is None:
         return _judged(measured, rows, _ours(out))
     (out / "measured.json").write_text(json_text(to_json(measured)), "utf-8")
     (out / "truth.jsonl").write_bytes(to_jsonl(rows))
-    return again(out, client.reads)
+    return again(out, reads)
 
 
 def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certificate:
@@ -253,14 +245,7 @@ def _children_s() -> float:
     return times.children_user + times.children_system
 
 
-def _tokenizer(client: Client | None, load: Load, out: Path) -> Path | None:
-    """The folder of the tokenizer: the user's, or one made where the command names one."""
-    if load.spec.tokenizer is not None:
-        return Path(load.spec.tokenizer)
-    return make_model(out / "model", "tiny") if client and "{tokenizer}" in client.command else None
-
-
-def _argv(client: Client | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:
+def _argv(client: str | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:
     spec = load.spec
     if client is None:
         ours = [sys.executable, "-m", "burstline", "run", "--engine", "truth", "--url", truth.url, "-q"]
@@ -286,14 +271,14 @@ def _argv(client: Client | None, load: Load, truth: TruthRig, tokenizer: Path | 
         return values[match[1]]
 
     try:
-        words = shlex.split(client.command)
+        words = shlex.split(client)
     except ValueError as error:
-        raise WorkloadError(f"--client {client.command!r} is no command line: {error}") from None
+        raise WorkloadError(f"--client {client!r} is no command line: {error}") from None
     if not words:
         raise WorkloadError("--client is empty; expected a command line with {url} in it")
     argv = [_PLACE.sub(value, word) for word in words]
-    if "{url}" not in client.command:
-        raise WorkloadError(f"--client {client.command!r} has no {{url}}: it would not find the server")
+    if "{url}" not in client:
+        raise WorkloadError(f"--client {client!r} has no {{url}}: it would not find the server")
     return argv
 
 
@@ -321,7 +306,9 @@ def _printed_by(tool: str, reads: Mapping[str, str], out: Path) -> Printed:
         (each,) = results
         n_failed = None if each.n_planned is None or each.n_ok is None else each.n_planned - each.n_ok
         return Printed(each.tool, each.n_ok, n_failed, each.numbers, each.defines)
-    why = f"{names} holds {len(results)} results" if results else f"it wrote {names}, which is not known"
+    why = (
+        f"there are {len(results)} results in {names}" if results else f"it wrote {names}, which is not known"
+    )
     why = f"Nothing that it printed was read: {why}; give --reads NAME=FILE#PLACE."
     return Printed(tool, None, None, {}, {}, (why,), is_read=False)
 
@@ -351,10 +338,6 @@ def _ours(out: Path) -> Printed:
     doubt = f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip() if state else ""
     doubts = (doubt,) if doubt else ()
     return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines, doubts)
-
-
-def _last_lines(log: Path) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
 
 
 def _pin(pid: int | None, cores: Sequence[int]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from burstline.bench import certification
-from burstline.bench.certification import Client
 from burstline.bench.load_options import checked
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
@@ -60,18 +59,14 @@ def run(args: argparse.Namespace) -> int:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
     if args.client is None and reads:
         raise WorkloadError("--reads is for --client: Burstline's own results are known")
-    client = (
-        None
-        if args.client is None
-        else Client(tools().get(args.client, {}).get("command", args.client), reads, args.name)
-    )
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise WorkloadError(f"--out {args.out} is not empty; name another folder, or remove it first")
     out = (args.out or Path(tempfile.mkdtemp(prefix="burstline-"))).resolve()
     keep = args.out is not None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        found = certification.certified(load, args.script, client, out)
+        client = tools().get(args.client, {}).get("command", args.client)
+        found = certification.certified(load, args.script, client, out, reads, args.name)
         keep |= not found.is_read
         return _shown(args, found, out if keep else None)
     finally:

@@ -2,9 +2,9 @@
 
 import argparse
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,25 +46,15 @@ def run(args: argparse.Namespace) -> int:
         return subprocess.run(engine.launch(options).argv, check=False).returncode
     check_start(engine, where, longest_tok=0)
     with terminable(), TemporaryDirectory(prefix="burstline-serve-") as scratch:
-        with told_at_end(Path(scratch) / "server.log"), serving(engine, where, Path(scratch), print) as site:
-            print(
-                f"{engine.title} serves {site.target.model} at {site.target.url}; press Ctrl-C to stop it",
-                flush=True,
-            )
-            assert site.server is not None
-            while site.server.alive():
-                time.sleep(0.5)
-            cause = engine.root_cause(site.server.log()) or site.server.last_line()
+        try:
+            with serving(engine, where, Path(scratch), print) as site:
+                at = f"serves {site.target.model} at {site.target.url}; press Ctrl-C to stop it"
+                print(f"{engine.title} {at}", flush=True)
+                assert site.server is not None
+                while site.server.alive():
+                    time.sleep(0.5)
+                cause = engine.root_cause(site.server.log()) or site.server.last_line()
+        finally:
+            with suppress(FileNotFoundError), (Path(scratch) / "server.log").open(errors="replace") as log:
+                sys.stdout.writelines(line for line in log if line.startswith(STATEMENT))
         raise EngineError(f"{engine.title} ended with exit code {site.server.exit_code}: {cause}")
-
-
-@contextmanager
-def told_at_end(log: Path) -> Iterator[None]:
-    """Print what a server of known truth says of its times at its end."""
-    try:
-        yield
-    finally:
-        with suppress(FileNotFoundError):
-            for line in log.read_text("utf-8", "replace").splitlines():
-                if line.startswith(STATEMENT):
-                    print(line)

@@ -221,6 +221,20 @@ def test_nothing_read_and_nothing_served_are_findings(
 
 
 @pytest.mark.slow
+def test_a_client_that_never_ends_is_certified_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(certification, "START_S", -8.0)  # of 12 s in all
+    monkeypatch.setattr(
+        sys.modules[__name__], "SENDS", SENDS.replace("sys.exit", "import time; time.sleep(600); sys.exit")
+    )
+    ended, found, _ = sent(tmp_path, capsys, "/v1/completions", 0, "--reads", "ttft.p50=a.json#ttft.p50:s")
+    assert ended == 4
+    assert found.findings[0].startswith("It has not ended after 4 s")
+    assert (found.offered.n_ok, found.is_read) == (3, True)
+
+
+@pytest.mark.slow
 def test_a_client_that_waits_without_a_request_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

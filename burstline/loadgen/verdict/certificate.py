@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from burstline.servers.truth.exchanges import Served
 
 _STATS: Final = ("p50", "p90", "p99")
-_OTHERS: Final[Mapping[str, Callable[[Floats], Any]]] = {"mean": np.mean, "min": np.min, "max": np.max}
 _CEILINGS: Final = ("throughput.steady_tok_per_s", "throughput.peak_tok_per_s", "throughput.goodput_per_s")
 """Printed of a part of the load: true is the most that it can be."""
 _MOST_LATE_S, _MOST_SHARE, _WARM_UP = 0.01, 0.01, 2.0
@@ -189,6 +188,13 @@ def certificate(
     )
 
 
+def statistic(values: Floats, stat: str) -> float:
+    """The mean, the min, the max, or a percentile such as `p99.9`."""
+    if stat == "mean":
+        return float(np.mean(values))
+    return float(np.quantile(values, float({"min": "p0", "max": "p100"}.get(stat, stat)[1:]) / 100))
+
+
 def _is_ok(row: Served) -> bool:
     return row.status == 200 and row.ended == "done" and bool(row.token_ns)
 
@@ -313,8 +319,7 @@ def _readings(
         for stat in (
             (*_STATS, *sorted(read - {*_STATS})) if len(values) and (read or metric != "ttfb") else ()
         ):
-            of = _OTHERS.get(stat)
-            true = float(of(values) if of else np.quantile(values, float(stat[1:]) / 100))
+            true = statistic(values, stat)
             value = printed.numbers.get(("metrics", metric, stat))
             yield Reading(f"{metric}.{stat}", true, value, printed.defines.get(metric, ""))
     took_s = (max(row.token_ns[-1] for row in good) - min(row.arrival_ns for row in good)) / 1e9

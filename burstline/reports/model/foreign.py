@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.verdict.certificate import statistic
 from burstline.workloads.request import WorkloadError
 
 Place = tuple[str, ...]
@@ -160,7 +161,8 @@ def read_number(name: str, place: str, document: Any, folder: Path) -> float:
         value, unit = match[1], match[2] or unit
     kind = _kind(name) or "count"
     if isinstance(value, list) and kind == "time":
-        value = _statistic(value, name.partition(".")[2])
+        numbers = np.array([each for each in value if isinstance(each, int | float)], dtype=float)
+        value = statistic(numbers, name.partition(".")[2]) if len(numbers) else math.nan
     with suppress(TypeError, ValueError):
         if not isinstance(value, bool) and math.isfinite(number := float(value)):
             if unit.startswith("/"):
@@ -179,15 +181,6 @@ def _kind(name: str) -> str | None:
 def _split(place: str) -> tuple[str, str]:
     where, _, unit = place.rpartition(":")
     return (where, unit) if where and (unit in _SCALES or unit[:1] in ("/", "@")) else (place, "")
-
-
-def _statistic(values: Sequence[Any], stat: str) -> float:
-    numbers = np.array([each for each in values if isinstance(each, int | float)], dtype=float)
-    if not len(numbers):
-        return math.nan
-    if stat == "mean":
-        return float(np.mean(numbers))
-    return float(np.quantile(numbers, float({"min": "p0", "max": "p100"}.get(stat, stat)[1:]) / 100))
 
 
 def _has(document: Any, place: str) -> bool:

@@ -1,6 +1,5 @@
 """Starts a known-truth server: `with truth_server(setup) as truth: ... truth.log()`."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +27,6 @@ class TruthRig:
     def log(self) -> tuple[Served, ...]:
         """The truth of every request so far, in the order of arrival."""
         return from_jsonl(self.get("/log"))
-
-    def refused(self) -> Mapping[str, int]:
-        """How many requests there were, by method and path, that never became a row of the log."""
-        found: dict[str, int] = json.loads(self.get("/refused"))
-        return found
 
     def reset(self) -> None:
         """Forget finished requests and begin the scripts anew."""
