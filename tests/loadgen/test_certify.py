@@ -227,6 +227,24 @@ def test_an_excess_is_never_explained_by_its_order(printed: Printed, warm: int, 
     assert not any("successful requests; there were" in each for each in found.findings)
 
 
+def test_what_is_closed_at_the_end_does_not_make_a_warm_up_of_the_first_wave() -> None:
+    rows = [
+        *waves(20, 4),
+        *(served(20 + i, 5 * 261 * MS, connection=i, ended="client_closed") for i in range(4)),
+    ]
+    found = certified(rows, told(20), n=20, due_s=None, concurrency=4)
+    assert (found.offered.n, found.offered.n_before, found.offered.n_ok, found.offered.n_hung_up) == (
+        24,
+        0,
+        20,
+        4,
+    )
+    assert found.findings == (
+        "It sent 24 requests; 20 were asked for.",
+        "It closed 4 requests before the reply was complete.",
+    )
+
+
 def test_a_request_after_a_failure_is_no_retry_where_all_prompts_are_the_same() -> None:
     rows = waves(21, 4, body_hash=7)
     rows[2] = served(2, 0, body_hash=7, **REFUSED)

@@ -225,11 +225,9 @@ def _before(rows: Sequence[Served], n_asked: int, printed: Printed) -> int:
         ended_ns = max(ended_ns, row.ended_ns)
         if ended_ns > after.arrival_ns:
             continue
-        rest = rows[k:]
-        n_printed = None if printed.n_ok is None else printed.n_ok + (printed.n_failed or 0)
-        if n_printed in (len(rest), sum(map(_is_ok, rest))) or all(
-            _is_unlike(each, rest) for each in rows[:k]
-        ):
+        rest, n_ok = rows[k:], sum(map(_is_ok, rows))
+        is_counted = n_ok != printed.n_ok == sum(map(_is_ok, rest))
+        if is_counted or all(_is_unlike(each, rest) for each in rows[:k]):
             n_before = k
     return n_before
 
