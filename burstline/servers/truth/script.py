@@ -46,7 +46,7 @@ class Script:
         if self.headers_s > self.ttft_s:
             yield f"headers_s {self.headers_s}, ttft_s {self.ttft_s}: expected to ascend"
         if self.role_s is not None and not self.headers_s <= self.role_s <= self.ttft_s:
-            yield f"role_s {self.role_s}: expected from headers_s to ttft_s"
+            yield f"role_s {self.role_s}: expected to ascend from headers_s to ttft_s"
         if not self.gaps_s or not self.tok_per_event:
             yield "gaps_s and tok_per_event need at least one value"
         if any(n < 1 for n in self.tok_per_event):
