@@ -120,7 +120,7 @@ def certified(
             tokenizer = make_model(out / "model", "tiny")
         argv = _argv(client, load, truth, tokenizer, out)
         truth.reset()
-        ran = Ran(argv, out / "tool.log", cores[1:], limit_s, lambda: truth.metrics()[_N_SENT] > 0)
+        ran = _Ran(argv, out / "tool.log", cores[1:], limit_s, lambda: truth.metrics()[_N_SENT] > 0)
         rows, refused = truth.log(), json.loads(truth.get("/refused"))
     if client is None and ran.ended == "ended with exit code 4":  # a run that is not VALID
         ran.ended = ""
@@ -170,7 +170,7 @@ def tool_of(argv: Sequence[str]) -> str:
     return Path(argv[0]).name
 
 
-class Ran:
+class _Ran:
     """A command, run to its end and watched; `log` is what it printed."""
 
     def __init__(

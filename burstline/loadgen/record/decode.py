@@ -5,7 +5,6 @@ Also the texts of replies whose tokens the server did not count, for a tokenizer
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from array import array
@@ -36,6 +35,7 @@ from burstline.loadgen.record.record import Counts, Decode, Record, record_of, r
 from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
+from burstline.servers.host.control_group import usable_cores
 from burstline.servers.messages import EngineError, HttpReply
 from burstline.servers.protocol.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
@@ -79,7 +79,7 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
     count is read from `counts.parquet`, where it was counted afterwards. Raises DamagedCapturesError.
     """
     if n_processes is None:
-        n_processes = min(_n_cpus(), 1 + n_planned(directory) // 2000)
+        n_processes = min(usable_cores(), 1 + n_planned(directory) // 2000)
     if n_processes == 1:
         tables = list(Share(directory, decode).tables())
     else:
@@ -208,10 +208,6 @@ def capture_limit_bytes(requests: Iterable[Request]) -> int:
     return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
 
 
-def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     # pq.read_table would import pyarrow.dataset as well.
     with pq.ParquetFile(path) as file:
@@ -275,7 +271,7 @@ def readings(captures: Path, engine: Engine, indices: Container[int]) -> dict[in
     """What our reader makes of the whole replies to these requests, by index, without errors."""
     found: dict[int, Reading] = {}
     for capture, http in _replies(captures):
-        if capture.index in indices and capture.failure is None and http.status == 200:
+        if capture.index in indices and capture.failure is None and http.ok:
             with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
                 generated, reply = engine.generated(answers_in(http)), understood(engine.decode, http)
                 n_tok = reply.n_output_usage if reply.n_output_ids is None else reply.n_output_ids

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +28,18 @@ _NAME: Final = re.compile(
 _SCALES: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 1 / 60, "%": 0.01}
 _UNITS: Final = {"time": ("ms", "s", "us", "ns"), "rate": ("min",), "share": ("%",), "count": ()}
 """Of each kind of number; the first of a time is what it has where no unit is given."""
+
+_STATS: Final = tuple(
+    (stat, its)
+    for stat, names in {
+        "p50": ("p50", "median", "med", "50%"),
+        "p90": ("p90", "p(90)", "90%"),
+        "p99": ("p99", "p(99)", "99%"),
+        "mean": ("mean", "average", "avg"),
+    }.items()
+    for its in names
+)
+"""Our name of a statistic and each that tools have for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +78,47 @@ def tools() -> Mapping[str, Mapping[str, Any]]:
 def foreign_results(path: Path) -> list[Foreign]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     document = _json_of(path)
+    documents = document if isinstance(document, list) else [document]  # SGLang appends a line for each run
     for tool, row in tools().items():
-        if isinstance(document, dict) and _has(document, row["has"]):
-            return list(_results(tool, row, document, path))
+        if documents and all(isinstance(each, dict) and _has(each, row["has"]) for each in documents):
+            with suppress(TypeError):  # its loads are no list
+                key = row.get("each")
+                parts = [part for each in documents for part in (_at(each, key) if key else [each])]
+                version = f" {_at(documents[0], row['has'])}" if row["has"].endswith("version") else ""
+                names = [f" {k}" for k in range(1, len(parts) + 1)] if len(parts) > 1 else [""]
+                return [_result(*each, tool + version, row, path) for each in zip(names, parts, strict=True)]
     raise WorkloadError(
         f"{path} is no run and no result that is known; expected a run's folder, or the JSON file of "
         f"{', '.join(tools())}"
     )
 
 
-def _results(tool: str, row: Mapping[str, Any], document: Any, path: Path) -> Iterator[Foreign]:
-    title = f"{tool} {_at(document, row['has'])}" if row["has"].endswith("version") else tool
-    parts = _at(document, row["each"]) if "each" in row else [document]
-    stats: Mapping[str, str] = row.get("stats", {stat: stat for stat in ("p50", "p90", "p99", "mean")})
-    words = [word.replace("*", s, 1).replace("*", its) for word in row["reads"] for s, its in stats.items()]
-    for k, part in enumerate(parts, 1):
-        values: dict[str, float] = dict(row.get("unless", {}))
-        for word in words:
-            reading, _, place = word.partition("=")
+def _result(number: str, document: Any, tool: str, row: Mapping[str, Any], path: Path) -> Foreign:
+    values: dict[str, float] = dict(row.get("unless", {}))
+    for word in row["reads"]:
+        for stat, its in _STATS if "*" in word else _STATS[:1]:
+            reading, _, place = word.replace("*", stat, 1).replace("*", its).partition("=")
             with suppress(WorkloadError):  # it does not say that
-                values[reading] = read_number(reading, place, part, path.parent)
-        if not numbers_of(values):
-            raise WorkloadError(f"{path} cannot be read as a result of {tool}: it has none of its numbers")
-        n_ok, n_failed = counts_of(values)
-        means = row["means"]
-        if values.get("mismatched"):
-            means += f" The server counted other tokens in {values['mismatched']:,.0f} replies."
-        name = f"{path.with_suffix('')}{f' {k}' if len(parts) > 1 else ''}"
-        n = None if n_ok is None or n_failed is None else n_ok + n_failed
-        defines = {each: how for keys, how in row.get("defines", {}).items() for each in keys.split()}
-        whole = path.name == row.get("file", path.name)
-        yield Foreign(name, title, n_ok, n, numbers_of(values), means, defines, whole)
+                values[reading] = read_number(reading, place, document, path.parent)
+    if not (numbers := numbers_of(values)):
+        raise WorkloadError(f"{path} cannot be read as a result of {tool}: it has none of its numbers")
+    n_ok, n_failed = counts_of(values)
+    n = None if n_ok is None or n_failed is None else n_ok + n_failed
+    weighed = "" if "tpot.mean" in values else ", which counts once for each gap"
+    means = row["means"].replace("{weighed}", weighed)
+    if values.get("mismatched"):
+        means += f" The server counted other tokens in {values['mismatched']:,.0f} replies."
+    of_server = values.get("server_tok")
+    if of_server and of_server != (own := values.get("own_tok", 0.0)):
+        means += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
+    defines = {
+        each: how.replace("{weighed}", weighed)
+        for keys, how in row.get("defines", {}).items()
+        for each in keys.split()
+    }
+    whole = path.name == row.get("file", path.name)
+    name = f"{path.with_suffix('')}{number}"
+    return Foreign(name, tool, n_ok, n, numbers, means, defines, whole)
 
 
 def counts_of(values: Mapping[str, float]) -> tuple[int | None, int | None]:
@@ -162,8 +184,10 @@ def read_number(name: str, place: str, document: Any, folder: Path) -> float:
     kind = _kind(name) or "count"
     if isinstance(value, list) and kind == "time":
         numbers = np.array([each for each in value if isinstance(each, int | float)], dtype=float)
+        if name.startswith("tpot"):
+            numbers = numbers[numbers > 0]  # a request of one token has none
         value = statistic(numbers, name.partition(".")[2]) if len(numbers) else math.nan
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, ZeroDivisionError):
         if not isinstance(value, bool) and math.isfinite(number := float(value)):
             if unit.startswith("/"):
                 return number / float(_at(document, unit[1:]))
@@ -196,6 +220,8 @@ def _at(document: Any, place: str) -> Any:
     while keys:
         key, n = keys[0], 1
         if isinstance(value, dict):
+            if key == "percentiles" and value.get("count") == 0:
+                raise WorkloadError(f"{place} is of nothing: its count is 0")
             value = value.get("values", value) if key not in value else value  # k6's handleSummary
             n = next((n for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in value), 1)
             key = ".".join(keys[:n])

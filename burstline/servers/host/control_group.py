@@ -5,6 +5,7 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html, and cgroup-v1/ and scheduler
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,11 @@ CGROUPS: Final = Path("/sys/fs/cgroup")
 GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
 UNLIMITED_BYTES: Final = 1 << 60
 """Version 1 writes the largest multiple of a page where there is no limit."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def folders(controller: str) -> Iterator[Path]:

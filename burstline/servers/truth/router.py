@@ -89,7 +89,6 @@ class Router:
         self._free_ns = [0] * (setup.slots or 0)
 
     def reset(self) -> None:
-        """Begin the scripts anew; counters go on."""
         self._n_scripts_used = 0
         self._free_ns = [0] * (self.setup.slots or 0)
 
@@ -143,7 +142,6 @@ class Router:
         return plain_reply(200, orjson.dumps(pages[path]))
 
     def pages(self) -> dict[str, Any]:
-        """The JSON at each path."""
         model = {"id": self.setup.model, "object": "model", "created": 0, "owned_by": "burstline-truth"}
         models = [{**model, "max_model_len": self.setup.max_model_len}]
         return {
@@ -153,7 +151,6 @@ class Router:
         }
 
     def metrics(self) -> str:
-        """The counters in Prometheus's text format."""
         counters = self.counters
         rows = [
             ("truth:requests_running", "gauge", counters.running),

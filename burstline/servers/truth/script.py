@@ -38,10 +38,8 @@ class Script:
             raise WorkloadError(f"script: {problem}")
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the values."""
-        if not all(
-            0 <= time_s < 1e9 for time_s in (self.headers_s, self.ttft_s, *self.gaps_s, self.usage_s or 0)
-        ):
+        times_s = self.headers_s, self.ttft_s, *self.gaps_s, self.usage_s or 0.0
+        if not all(0 <= time_s < 1e9 for time_s in times_s):
             yield "a time is negative or not finite"
         if self.headers_s > self.ttft_s:
             yield f"headers_s {self.headers_s}, ttft_s {self.ttft_s}: expected to ascend"
