@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.typed_json import from_json, to_json
 from burstline.loadgen.record.verdict import Use, withheld
 from burstline.loadgen.stats.figure import Estimate
-from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, ClientCost, Printed, certificate
+from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, Measured, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import counts_of, foreign_results, numbers_of, read_number
@@ -47,7 +47,6 @@ TTFT_S: Final = 0.2
 START_S, OUR_START_S, IDLE_S = 900.0, 20.0, 60.0
 """So much longer than its load a client may take: on a busy machine some import for minutes, ours never. One
 that neither sends nor computes for `IDLE_S` waits for something that never comes."""
-_N_SENT: Final = "truth:requests_total"
 _STARTER: Final = re.compile(r"env|nice|time|sh|bash|uv|uvx|run|python[\d.]*")
 _OWN: Final = ("model", "measured.json", "certificate.json", "truth.jsonl")
 _PERIOD_S: Final = 0.5
@@ -58,27 +57,6 @@ _SAID: Final = {
     *("tokenizer", "salt"),
 }
 """What of a load another client can be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a client did, but for what it printed: `again` reads that anew. `ended` says how it ended if not
-    well; instants are s on the monotonic clock."""
-
-    tool: str
-    asked: AskedLoad
-    script: str
-    ended: str
-    refused: Mapping[str, int]
-    tokenizer: str | None
-    cpu_s: float
-    pss_bytes: float | None
-    start_s: float
-    end_s: float
-
-    def cost(self, first_s: float, last_s: float) -> ClientCost:
-        """With the load's first and last moment."""
-        return ClientCost(self.cpu_s, self.pss_bytes, first_s - self.start_s, self.end_s - last_s)
 
 
 def setup_of(script: str, load: Load) -> TruthSetup:
@@ -120,7 +98,7 @@ def certified(
             tokenizer = make_model(out / "model", "tiny")
         argv = _argv(client, load, truth, tokenizer, out)
         truth.reset()
-        ran = _Ran(argv, out / "tool.log", cores[1:], limit_s, lambda: truth.metrics()[_N_SENT] > 0)
+        ran = _Ran(argv, out / "tool.log", cores[1:], limit_s, truth)
         rows, refused = truth.log(), json.loads(truth.get("/refused"))
     if client is None and ran.ended == "ended with exit code 4":  # a run that is not VALID
         ran.ended = ""
@@ -143,18 +121,14 @@ def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certi
         measured = from_json(Measured, json.loads((out / "measured.json").read_bytes()))
         rows = from_jsonl((out / "truth.jsonl").read_bytes())
     except (OSError, ValueError, TypeError) as error:
-        raise WorkloadError(
-            f"--again {out}: expected the folder of `certify --client ... --out`: {error}"
-        ) from None
+        raise WorkloadError(f"--again {out}: expected the folder of `certify --client`: {error}") from None
     return _judged(measured, rows, _printed_by(name or measured.tool, reads, out))
 
 
 def _judged(load: Measured, rows: Sequence[Served], printed: Printed) -> Certificate:
-    if load.ended:
-        printed = replace(printed, doubts=(f"It {load.ended}.", *printed.doubts))
     count = Tokenizer.from_file(load.tokenizer) if load.tokenizer else None
     counted = (lambda text: len(count.encode(text, add_special_tokens=False))) if count else None
-    return certificate(rows, load.asked, load.script, printed, load.cost, counted, load.refused)
+    return certificate(rows, load, printed, counted)
 
 
 def tool_of(argv: Sequence[str]) -> str:
@@ -173,14 +147,7 @@ def tool_of(argv: Sequence[str]) -> str:
 class _Ran:
     """A command, run to its end and watched; `log` is what it printed."""
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        log: Path,
-        cores: Sequence[int],
-        limit_s: float,
-        has_sent: Callable[[], bool],
-    ) -> None:
+    def __init__(self, argv: list[str], log: Path, cores: list[int], limit_s: float, truth: TruthRig) -> None:
         loopback = "127.0.0.1,localhost"
         env = os.environ | {"NO_PROXY": loopback, "no_proxy": loopback}
         self.pss_bytes: float | None = None
@@ -196,7 +163,7 @@ class _Ran:
         watcher.start()
         before_s = _children_s()
         try:
-            self.ended = self._wait(process, limit_s, has_sent)
+            self.ended = self._wait(process, limit_s, truth)
         finally:
             if process.poll() is None:
                 with suppress(psutil.NoSuchProcess):
@@ -210,14 +177,15 @@ class _Ran:
             _redact(log)
         self.cpu_s = max(_children_s() - before_s, self._watched_cpu_s)
 
-    def _wait(self, process: subprocess.Popen[bytes], limit_s: float, has_sent: Callable[[], bool]) -> str:
+    def _wait(self, process: subprocess.Popen[bytes], limit_s: float, truth: TruthRig) -> str:
         """How the process ended, "" if well; one that waits without a request is not waited for."""
         used_s = 0.0
         while (left_s := self.start_s + limit_s - time.monotonic()) > 0:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(min(left_s, IDLE_S))
                 return f"ended with exit code {code}" if code else ""
-            if left_s > IDLE_S and self._watched_cpu_s - used_s < 1.0 and not has_sent():
+            is_idle = left_s > IDLE_S and self._watched_cpu_s - used_s < 1.0
+            if is_idle and not truth.metrics()["truth:requests_total"]:
                 return f"has sent nothing for {IDLE_S:.0f} s, in which it used no CPU"
             used_s = self._watched_cpu_s
         return f"has not ended after {limit_s:.0f} s"
@@ -274,8 +242,6 @@ def _argv(client: str | None, load: Load, truth: TruthRig, tokenizer: Path | Non
         words = shlex.split(client)
     except ValueError as error:
         raise WorkloadError(f"--client {client!r} is no command line: {error}") from None
-    if not words:
-        raise WorkloadError("--client is empty; expected a command line with {url} in it")
     argv = [_PLACE.sub(value, word) for word in words]
     if "{url}" not in client:
         raise WorkloadError(f"--client {client!r} has no {{url}}: it would not find the server")
@@ -306,11 +272,9 @@ def _printed_by(tool: str, reads: Mapping[str, str], out: Path) -> Printed:
         (each,) = results
         n_failed = None if each.n_planned is None or each.n_ok is None else each.n_planned - each.n_ok
         return Printed(each.tool, each.n_ok, n_failed, each.numbers, each.defines)
-    why = (
-        f"there are {len(results)} results in {names}" if results else f"it wrote {names}, which is not known"
-    )
-    why = f"Nothing that it printed was read: {why}; give --reads NAME=FILE#PLACE."
-    return Printed(tool, None, None, {}, {}, (why,), is_read=False)
+    why = f"{len(results)} results are in {names}" if results else f"it wrote {names}, which is not known"
+    doubt = f"Nothing that it printed was read: {why}; give --reads NAME=FILE#PLACE."
+    return Printed(tool, None, None, {}, {}, (doubt,), is_read=False)
 
 
 def _ours(out: Path) -> Printed:

@@ -11,7 +11,7 @@ from burstline.loadgen.record.typed_json import from_json, to_json
 from burstline.loadgen.verdict.certificate import (
     AskedLoad,
     Certificate,
-    ClientCost,
+    Measured,
     Printed,
     Reading,
     certificate,
@@ -77,7 +77,8 @@ def certified(
     due = None if due_s is None else np.array(due_s or [0.0] * n)
     asked = AskedLoad("a load", n, (4, 4), due, concurrency)
     n_tok_of = None if count is None else count.__getitem__
-    return certificate(rows, asked, "fixed", printed, lambda a, b: ClientCost(1.0, None, a, b), n_tok_of)
+    measured = Measured("theirs", asked, "fixed", "", {}, None, 1.0, None, 0.0, T0_NS / 1e9 + 1.0)
+    return certificate(rows, measured, printed, n_tok_of)
 
 
 def burst(n: int = 10) -> list[Served]:
@@ -110,7 +111,7 @@ def test_the_true_numbers_are_the_servers_and_what_a_tool_does_not_print_is_left
     assert certified(burst(), part).findings == ()
     assert found.server_late_p99_s == pytest.approx(0.002)
     assert found.cost.before_s == pytest.approx(T0_NS / 1e9 - 0.0005)
-    assert found.cost.after_s == pytest.approx(T0_NS / 1e9 + 0.2609)
+    assert found.cost.after_s == pytest.approx(1.0 - 0.2609)
 
 
 def test_a_client_that_sends_nothing_has_no_time_around_its_load() -> None:

@@ -204,6 +204,9 @@ def test_what_no_known_tool_wrote_is_refused_in_one_line(
         ("{}", "no result that is known"),
         ("[1", "no result that is known"),
         ("", "no result that is known"),
+        ("[]", "no result that is known"),
+        ('{"values": 5}', "no result that is known"),
+        ('{"metadata": {"guidellm_version": 1}, "benchmarks": 5}', "no result that is known"),
         ('{"metadata": {"guidellm_version": 1}, "benchmarks": [{}]}', "none of its numbers"),
     ):
         other.write_text(text)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +16,9 @@ from burstline.loadgen.record.verdict import tolerance_s
 
 if TYPE_CHECKING:
     from burstline.servers.truth.exchanges import Served
+
+    Rows = Sequence[Served]
+    Count = Callable[[str], int] | None
 
 _STATS: Final = ("p50", "p90", "p99")
 _CEILINGS: Final = ("throughput.steady_tok_per_s", "throughput.peak_tok_per_s", "throughput.goodput_per_s")
@@ -65,6 +67,23 @@ class ClientCost:
     pss_bytes: float | None
     before_s: float | None
     after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a client did, but for what it printed. `ended` says how it ended if not well, `refused` how many
+    requests the server did not log by why; instants are s on the monotonic clock."""
+
+    tool: str
+    asked: AskedLoad
+    script: str
+    ended: str
+    refused: Mapping[str, int]
+    tokenizer: str | None
+    cpu_s: float
+    pss_bytes: float | None
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,45 +160,36 @@ class Certificate:
     is_read: bool = True
 
 
-def certificate(
-    rows: Sequence[Served],
-    asked: AskedLoad,
-    script: str,
-    printed: Printed,
-    cost_of: Callable[[float, float], ClientCost],
-    n_tok_of: Callable[[str], int] | None,
-    refused: Mapping[str, int] = MappingProxyType({}),
-) -> Certificate:
-    """The certificate of a client whose requests the server logged as `rows`, but for those it `refused`.
-
-    `cost_of` makes the cost of the load's first and last moment (s, monotonic), `n_tok_of` counts a text.
-    """
+def certificate(rows: Rows, measured: Measured, printed: Printed, n_tok_of: Count) -> Certificate:
+    """The certificate of a client whose requests the server logged as `rows`; `n_tok_of` counts a text."""
+    asked = measured.asked
     readable = sorted((row for row in rows if row.n_prompt_tok is not None), key=lambda row: row.arrival_ns)
     n_before = _before(readable, asked.n, printed)
     load = readable[n_before:]
     good = [row for row in load if _is_ok(row)]
-    offered = _offered(load, rows, asked, n_before, n_tok_of, refused)
+    offered = _offered(load, rows, asked, n_before, n_tok_of, measured.refused)
     readings = tuple(_readings(good, load, printed, n_tok_of))
     sent_ns = np.array([ns for row in load for ns in row.token_ns], dtype=np.int64)
     late_ns = [ns for row in load for ns in row.lateness_ns[1:]]
     first_ns = min((row.first_byte_ns for row in load), default=0)
-    last_ns = int(sent_ns.max()) if len(sent_ns) else first_ns
-    cost = cost_of(first_ns / 1e9, last_ns / 1e9)
+    before_s = first_ns / 1e9 - measured.start_s if load else None
+    after_s = measured.end_s - int(sent_ns.max(initial=first_ns)) / 1e9 if load else None
     took_s = float(np.ptp(sent_ns)) / 1e9 if len(sent_ns) else 0.0
     late_s = float(np.quantile(late_ns, 0.99)) / 1e9 if late_ns else None
-    findings = [*_findings(offered, asked, printed, readings, good)]
+    findings = [f"It {measured.ended}."] if measured.ended else []
+    findings += _findings(offered, asked, printed, readings, good)
     if late_s is not None and late_s > _MOST_LATE_S:
         late = f"The server was {late_s * 1e3:,.0f} ms late at p99, so its replies were not as scripted"
-        findings.append(f"{late}: certify on an idle machine, or under a smaller load.")
+        findings += [f"{late}: certify on an idle machine, or under a smaller load."]
     return Certificate(
         tool=printed.tool,
         load=asked.title,
-        script=script,
+        script=measured.script,
         offered=offered,
         printed_ok=printed.n_ok,
         printed_failed=printed.n_failed,
         readings=readings,
-        cost=cost if load else replace(cost, before_s=None, after_s=None),
+        cost=ClientCost(measured.cpu_s, measured.pss_bytes, before_s, after_s),
         n_events=len(sent_ns),
         events_per_s=len(sent_ns) / took_s if took_s else None,
         server_late_p99_s=late_s,
@@ -203,7 +213,7 @@ def _has_failed(row: Served) -> bool:
     return row.status != 200 or row.ended == "close"
 
 
-def _retries(rows: Sequence[Served], n_more: int) -> int:
+def _retries(rows: Rows, n_more: int) -> int:
     """At most `n_more`; none where requests repeat anyway, for then a repeated one is no sign of a retry."""
     n_retries, failed = 0, Counter[int]()
     for row in rows:
@@ -215,7 +225,7 @@ def _retries(rows: Sequence[Served], n_more: int) -> int:
     return min(n_retries, max(0, n_more)) if n_retries == repeats else 0
 
 
-def _before(rows: Sequence[Served], n_asked: int, printed: Printed) -> int:
+def _before(rows: Rows, n_asked: int, printed: Printed) -> int:
     """How many of the first requests were a warm-up: all of them had ended before the next one came, and
     either the rest of the load has another shape, or the client itself counts the rest alone."""
     n_before, ended_ns = 0, 0
@@ -225,23 +235,20 @@ def _before(rows: Sequence[Served], n_asked: int, printed: Printed) -> int:
         ended_ns = max(ended_ns, row.ended_ns)
         if ended_ns > after.arrival_ns:
             continue
-        rest, n_ok = rows[k:], sum(map(_is_ok, rows))
-        is_counted = n_ok != printed.n_ok == sum(map(_is_ok, rest))
-        if is_counted or all(_is_unlike(each, rest) for each in rows[:k]):
+        n_ok, n_rest = sum(map(_is_ok, rows)), sum(map(_is_ok, rows[k:]))
+        if n_ok != printed.n_ok == n_rest or all(_is_unlike(each, rows[k:]) for each in rows[:k]):
             n_before = k
     return n_before
 
 
-def _is_unlike(row: Served, load: Sequence[Served]) -> bool:
+def _is_unlike(row: Served, load: Rows) -> bool:
     """Whether no request of the load has the row's path and output length, or a prompt about as long."""
-    lengths = [each.n_prompt_tok or 0 for each in load]
-    length = row.n_prompt_tok or 0
-    if not min(lengths) / _WARM_UP <= length <= max(lengths) * _WARM_UP:
-        return True
-    return (row.path, row.n_output_tok) not in {(each.path, each.n_output_tok) for each in load}
+    length, lengths = row.n_prompt_tok or 0, [each.n_prompt_tok or 0 for each in load]
+    is_near = min(lengths) / _WARM_UP <= length <= max(lengths) * _WARM_UP
+    return not is_near or (row.path, row.n_output_tok) not in {(e.path, e.n_output_tok) for e in load}
 
 
-def _lengths(rows: Sequence[Served], n_tok_of: Callable[[str], int] | None) -> list[int] | None:
+def _lengths(rows: Rows, n_tok_of: Count) -> list[int] | None:
     """The tokens of each prompt; None where one is text that cannot be counted."""
     if n_tok_of is None and any(row.text is not None for row in rows):
         return None
@@ -249,12 +256,7 @@ def _lengths(rows: Sequence[Served], n_tok_of: Callable[[str], int] | None) -> l
 
 
 def _offered(
-    load: Sequence[Served],
-    rows: Sequence[Served],
-    asked: AskedLoad,
-    n_before: int,
-    n_tok_of: Callable[[str], int] | None,
-    refused: Mapping[str, int],
+    load: Rows, rows: Rows, asked: AskedLoad, n_before: int, n_tok_of: Count, refused: Mapping[str, int]
 ) -> Offered:
     at_s = np.array([row.arrival_ns for row in load]) / 1e9
     is_burst = asked.due_s is not None and float(np.ptp(asked.due_s)) == 0.0
@@ -282,7 +284,7 @@ def _offered(
     )
 
 
-def _most_in_flight(load: Sequence[Served]) -> int:
+def _most_in_flight(load: Rows) -> int:
     starts = [row.arrival_ns for row in load]
     ends = [row.ended_ns for row in load if row.ended_ns is not None]
     steps = np.repeat([1, -1], [len(starts), len(ends)])
@@ -290,12 +292,7 @@ def _most_in_flight(load: Sequence[Served]) -> int:
     return int(np.cumsum(steps[order]).max(initial=0))
 
 
-def _readings(
-    good: Sequence[Served],
-    load: Sequence[Served],
-    printed: Printed,
-    n_tok_of: Callable[[str], int] | None,
-) -> Iterator[Reading]:
+def _readings(good: Rows, load: Rows, printed: Printed, n_tok_of: Count) -> Iterator[Reading]:
     """The true times count from when the kernel had the whole request to when an event was handed to it."""
     for name, true in (("error_rate", 1 - len(good) / max(len(load), 1)), ("acceptance", 0.0)):
         if (value := printed.numbers.get(("share", name))) is not None:
@@ -314,12 +311,10 @@ def _readings(
     }
     for metric, values in times.items():
         read = {place[2] for place in printed.numbers if place[:2] == ("metrics", metric)}
-        for stat in (
-            (*_STATS, *sorted(read - {*_STATS})) if len(values) and (read or metric != "ttfb") else ()
-        ):
-            true = statistic(values, stat)
+        shown = (*_STATS, *sorted(read - {*_STATS})) if read or metric != "ttfb" else ()
+        for stat in shown if len(values) else ():
             value = printed.numbers.get(("metrics", metric, stat))
-            yield Reading(f"{metric}.{stat}", true, value, printed.defines.get(metric, ""))
+            yield Reading(f"{metric}.{stat}", statistic(values, stat), value, printed.defines.get(metric, ""))
     took_s = (max(row.token_ns[-1] for row in good) - min(row.arrival_ns for row in good)) / 1e9
     totals = {"output_tok_per_s": n_tok.sum() / took_s, "requests_per_s": len(good) / took_s}
     if (lengths := _lengths(good, n_tok_of)) is not None:
@@ -334,7 +329,7 @@ def _readings(
             yield Reading(f"throughput.{name}", float(rate_per_s), total, defined)
 
 
-def _most_tok_per_s(good: Sequence[Served]) -> float:
+def _most_tok_per_s(good: Rows) -> float:
     """The most tokens that the server sent within a second, or all of a shorter load by its length."""
     sent = sorted(each for row in good for each in zip(row.event_ns, row.event_tok, strict=True) if each[1])
     at_s = np.array([ns for ns, _ in sent]) / 1e9
@@ -345,11 +340,7 @@ def _most_tok_per_s(good: Sequence[Served]) -> float:
 
 
 def _findings(
-    offered: Offered,
-    asked: AskedLoad,
-    printed: Printed,
-    readings: Sequence[Reading],
-    good: Sequence[Served],
+    offered: Offered, asked: AskedLoad, printed: Printed, readings: Sequence[Reading], good: Rows
 ) -> Iterator[str]:
     yield from printed.doubts
     if printed.is_read and len(printed.numbers) + (printed.n_ok is not None) < 2:
@@ -415,7 +406,5 @@ def _requests(n: int) -> str:
 def title_of(name: str) -> str:
     """E.g. `TTFT p50` of `ttft.p50`."""
     section, _, rest = name.partition(".")
-    if section in ("throughput", "share"):
-        words = rest.replace("_tok_per_s", " tokens per second").replace("_per_s", " per second")
-        return words.replace("_", " ").capitalize()
-    return f"{section.upper()} {rest}"
+    words = rest.replace("_tok", " tokens").replace("_per_s", " per second").replace("_", " ").capitalize()
+    return words if section in ("throughput", "share") else f"{section.upper()} {rest}"

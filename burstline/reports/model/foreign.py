@@ -28,16 +28,10 @@ _NAME: Final = re.compile(
 _SCALES: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 1 / 60, "%": 0.01}
 _UNITS: Final = {"time": ("ms", "s", "us", "ns"), "rate": ("min",), "share": ("%",), "count": ()}
 """Of each kind of number; the first of a time is what it has where no unit is given."""
-
-_STATS: Final = tuple(
-    (stat, its)
-    for stat, names in {
-        "p50": ("p50", "median", "med", "50%"),
-        "p90": ("p90", "p(90)", "90%"),
-        "p99": ("p99", "p(99)", "99%"),
-        "mean": ("mean", "average", "avg"),
-    }.items()
-    for its in names
+_STATS: Final = (
+    *(("p50", its) for its in ("p50", "median", "med", "50%")),
+    *((f"p{p}", its) for p in (90, 99) for its in (f"p{p}", f"p({p})", f"{p}%")),
+    *(("mean", its) for its in ("mean", "average", "avg")),
 )
 """Our name of a statistic and each that tools have for it."""
 
@@ -80,7 +74,7 @@ def foreign_results(path: Path) -> list[Foreign]:
     document = _json_of(path)
     documents = document if isinstance(document, list) else [document]  # SGLang appends a line for each run
     for tool, row in tools().items():
-        if documents and all(isinstance(each, dict) and _has(each, row["has"]) for each in documents):
+        if documents and all(_at(each, row["has"], None) is not None for each in documents):
             with suppress(TypeError):  # its loads are no list
                 key = row.get("each")
                 parts = [part for each in documents for part in (_at(each, key) if key else [each])]
@@ -111,36 +105,25 @@ def _result(number: str, document: Any, tool: str, row: Mapping[str, Any], path:
     of_server = values.get("server_tok")
     if of_server and of_server != (own := values.get("own_tok", 0.0)):
         means += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
-    defines = {
-        each: how.replace("{weighed}", weighed)
-        for keys, how in row.get("defines", {}).items()
-        for each in keys.split()
-    }
-    whole = path.name == row.get("file", path.name)
-    name = f"{path.with_suffix('')}{number}"
+    defines = {key: how.replace("{weighed}", weighed) for key, how in row.get("defines", {}).items()}
+    name, whole = f"{path.with_suffix('')}{number}", path.name == row.get("file", path.name)
     return Foreign(name, tool, n_ok, n, numbers, means, defines, whole)
 
 
 def counts_of(values: Mapping[str, float]) -> tuple[int | None, int | None]:
     """How many requests succeeded and how many failed; None where nothing says so."""
-    ok, failed, total = (values.get(name) for name in ("ok", "failed", "total"))
-    if ok is None and total is not None and failed is not None:
-        ok = total - failed
-    if failed is None and total is not None and ok is not None:
-        failed = total - ok
-    return None if ok is None else int(ok), None if failed is None else int(failed)
+    ok, failed = (
+        values.get(name, values.get("total", math.nan) - values.get(other, math.nan))
+        for name, other in (("ok", "failed"), ("failed", "ok"))
+    )
+    return None if math.isnan(ok) else int(ok), None if math.isnan(failed) else int(failed)
 
 
 def numbers_of(values: Mapping[str, float]) -> dict[Place, float]:
     """Latencies, rates and shares by their places in a summary."""
-    numbers: dict[Place, float] = {}
-    for name, value in values.items():
-        section, _, rest = name.partition(".")
-        if rest:
-            numbers[("throughput", rest) if section == "throughput" else ("metrics", section, rest)] = value
-        elif name in ("error_rate", "acceptance"):
-            numbers["share", name] = value
-    return numbers
+    before: Mapping[str | None, Place] = {"time": ("metrics",), "rate": (), "share": ("share",)}
+    kinds = ((name, _kind(name), value) for name, value in values.items())
+    return {(*before[kind], *name.split(".", 1)): value for name, kind, value in kinds if kind in before}
 
 
 def parse_reads(given: Sequence[str]) -> dict[str, str]:
@@ -181,7 +164,7 @@ def read_number(name: str, place: str, document: Any, folder: Path) -> float:
     value = _at(document, inner)
     if isinstance(value, str) and (match := re.fullmatch(r"([-+.\deE]+) *(\D*)", value.strip())):
         value, unit = match[1], match[2] or unit
-    kind = _kind(name) or "count"
+    kind = _kind(name)
     if isinstance(value, list) and kind == "time":
         numbers = np.array([each for each in value if isinstance(each, int | float)], dtype=float)
         if name.startswith("tpot"):
@@ -207,13 +190,7 @@ def _split(place: str) -> tuple[str, str]:
     return (where, unit) if where and (unit in _SCALES or unit[:1] in ("/", "@")) else (place, "")
 
 
-def _has(document: Any, place: str) -> bool:
-    with suppress(WorkloadError):
-        return _at(document, place) is not None
-    return False
-
-
-def _at(document: Any, place: str) -> Any:
+def _at(document: Any, place: str, *default: None) -> Any:
     """What lies at a dotted place: a key, which may have dots itself (`p99.9`), an index of a list, the row
     of a list that holds this value, or this key of all its rows."""
     value, keys = document, place.removeprefix("$.").split(".")
@@ -222,7 +199,8 @@ def _at(document: Any, place: str) -> Any:
         if isinstance(value, dict):
             if key == "percentiles" and value.get("count") == 0:
                 raise WorkloadError(f"{place} is of nothing: its count is 0")
-            value = value.get("values", value) if key not in value else value  # k6's handleSummary
+            if key not in value and isinstance(value.get("values"), dict):
+                value = value["values"]  # k6's handleSummary
             n = next((n for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in value), 1)
             key = ".".join(keys[:n])
         elif isinstance(value, list) and key.isdigit():
@@ -233,6 +211,8 @@ def _at(document: Any, place: str) -> Any:
             held = next((row for row in rows if key in row.values()), None)
             value = {key: held or [row[key] for row in rows if key in row]} if rows else {}
         if not isinstance(value, dict) or key not in value:
+            if default:
+                return default[0]
             there = f"; it has {', '.join(map(str, value))[:300]}" if isinstance(value, dict) else ""
             raise WorkloadError(f"there is no {'.'.join(keys)} of {place}{there}")
         value, keys = value[key], keys[n:]

@@ -57,10 +57,8 @@ def serve(server: TruthServer, args: argparse.Namespace) -> int:
     sys.stdout.write(f"known-truth server on {server.url}\n")
     sys.stdout.flush()
     server.run()
-    sys.stdout.writelines(
-        f"{STATEMENT}{line}\n"
-        for line in statement([served(each) for each in server.exchanges if not each.is_probe])
-    )
+    rows = [served(each) for each in server.exchanges if not each.is_probe]
+    sys.stdout.writelines(f"{STATEMENT}{line}\n" for line in statement(rows))
     if args.log:
         args.log.write_bytes(server.log())
     return 0

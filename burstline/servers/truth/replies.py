@@ -141,11 +141,8 @@ class Replies:
             before = track.befores[n_events - 1]
             tokens[-1] = track.event(n_events - 1, Portion(before, n_tok - before, last=True))
         if n_events and (wanted.chat or script.role_s is not None):
-            empty = (
-                chat_role(wanted)
-                if wanted.chat
-                else completion_token(wanted, script, Portion(0, 0, last=False))
-            )
+            none = Portion(0, 0, last=False)
+            empty = chat_role(wanted) if wanted.chat else completion_token(wanted, script, none)
             role = event(stamped(empty, 0), Mark("role"))
             if script.role_s is None:
                 tokens[0] = joined([role, tokens[0]])

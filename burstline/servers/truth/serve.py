@@ -144,10 +144,8 @@ class TruthServer:
         """The reply is over; where it is whole, the next request on the connection may follow."""
         exchange.ended, exchange.ended_ns = exchange.answer.reply.end, time.monotonic_ns()
         self.part(connection)
-        if exchange.ended == "done" and exchange.keep_alive:
-            self._ask(connection)
-        else:
-            self.close_when_sent(connection)
+        is_last = exchange.ended != "done" or not exchange.keep_alive
+        (self.close_when_sent if is_last else self._ask)(connection)
 
     def part(self, connection: ClientSocket) -> None:
         """The connection's exchange is over."""
@@ -263,10 +261,7 @@ class TruthServer:
         if page.status == 404:
             self.refused[f"{call.method} {call.path}"] += 1
         self._send(connection, _whole(page))
-        if call.keep_alive:
-            self._ask(connection)
-        else:
-            self.close_when_sent(connection)
+        (self._ask if call.keep_alive else self.close_when_sent)(connection)
 
     def _page(self, path: str) -> TimedReply:
         if path == "/log":
