@@ -26,7 +26,7 @@ from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.typed_json import from_json, to_json
 from burstline.loadgen.record.verdict import Use, withheld
 from burstline.loadgen.stats.figure import Estimate
-from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, Measured, Printed, certificate
+from burstline.loadgen.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import counts_of, foreign_results, numbers_of, read_number
@@ -77,18 +77,14 @@ def certified(
     """
     load = replace(load, spec=replace(load.spec, cancel_share=None))
     plan = load.plan(ASSUMED)
-    asked = AskedLoad(
-        title=load.title,
-        n=len(plan.requests),
-        prompt_tok=(load.shape.prompt_tok.low, load.shape.prompt_tok.high),
-        due_s=None if load.spec.concurrency else tuple(due_ns / 1e9 for due_ns in plan.due_ns),
-        concurrency=load.spec.concurrency,
-    )
+    lengths, concurrency = load.shape.prompt_tok, load.spec.concurrency
+    due_s = None if concurrency else tuple(due_ns / 1e9 for due_ns in plan.due_ns)
+    asked = load.title, script, len(plan.requests), (lengths.low, lengths.high), due_s, concurrency
     setup = setup_of(script, load)
     longest_s = 2.0 + max(setup.scripts[0].gaps_s) * plan.longest_output_tok
-    n_waves = asked.n / load.n_connections * (4 if setup.slots else 1)
+    n_waves = len(plan.requests) / load.n_connections * (4 if setup.slots else 1)
     start_s = START_S if client else OUR_START_S
-    limit_s = start_s + 2 * n_waves * longest_s + max(asked.due_s or (0.0,))
+    limit_s = start_s + 2 * n_waves * longest_s + max(due_s or (0.0,))
     ensure_fd_limit(load.n_at_once)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with truth_server(setup) as truth:
@@ -107,7 +103,7 @@ def certified(
         raise WorkloadError(f"the client {ran.ended}: {shlex.join(without_secrets(argv))}\n{log}")
     path = str(tokenizer.resolve() / "tokenizer.json") if tokenizer else None
     spent = ran.cpu_s, ran.pss_bytes, ran.start_s, ran.end_s
-    measured = Measured(name or tool_of(argv), asked, script, ran.ended, refused, path, *spent)
+    measured = Measured(name or tool_of(argv), *asked, ran.ended, refused, path, *spent)
     if client is None:
         return _judged(measured, rows, _ours(out))
     (out / "measured.json").write_text(json_text(to_json(measured)), "utf-8")
@@ -161,7 +157,7 @@ class _Ran:
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(process.pid, over), daemon=True)
         watcher.start()
-        before_s = _children_s()
+        before_s = sum(os.times()[2:4])  # CPU time of all that this process has started and waited for
         try:
             self.ended = self._wait(process, limit_s, truth)
         finally:
@@ -175,7 +171,7 @@ class _Ran:
             over.set()
             watcher.join()
             _redact(log)
-        self.cpu_s = max(_children_s() - before_s, self._watched_cpu_s)
+        self.cpu_s = max(sum(os.times()[2:4]) - before_s, self._watched_cpu_s)
 
     def _wait(self, process: subprocess.Popen[bytes], limit_s: float, truth: TruthRig) -> str:
         """How the process ended, "" if well; one that waits without a request is not waited for."""
@@ -205,12 +201,6 @@ def _redact(log: Path) -> None:
     with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as file:
         file.writelines(map(redacted, lines))
     clean.replace(log)
-
-
-def _children_s() -> float:
-    """CPU time of all that this process has started and waited for."""
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def _argv(client: str | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:

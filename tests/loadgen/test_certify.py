@@ -9,7 +9,6 @@ import pytest
 
 from burstline.loadgen.record.typed_json import from_json, to_json
 from burstline.loadgen.verdict.certificate import (
-    AskedLoad,
     Certificate,
     Measured,
     Printed,
@@ -75,9 +74,9 @@ def certified(
     count: Mapping[str, int] | None = None,
 ) -> Certificate:
     due = None if due_s is None else np.array(due_s or [0.0] * n)
-    asked = AskedLoad("a load", n, (4, 4), due, concurrency)
+    asked = "a load", "fixed", n, (4, 4), due, concurrency
     n_tok_of = None if count is None else count.__getitem__
-    measured = Measured("theirs", asked, "fixed", "", {}, None, 1.0, None, 0.0, T0_NS / 1e9 + 1.0)
+    measured = Measured("theirs", *asked, "", {}, None, 1.0, None, 0.0, T0_NS / 1e9 + 1.0)
     return certificate(rows, measured, printed, n_tok_of)
 
 

@@ -28,17 +28,6 @@ _MOST_SPREAD, _MOST_RATE, _MOST_CV, _MOST_TOTAL, _MOST_LENGTH = 0.1, 0.02, 0.1, 
 
 
 @dataclass(frozen=True, slots=True)
-class AskedLoad:
-    """The load that a client was told to send; `due_s` are a plan's times, None in a closed loop."""
-
-    title: str
-    n: int
-    prompt_tok: tuple[int, int]
-    due_s: tuple[float, ...] | None
-    concurrency: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Printed:
     """What a client says it measured: seconds, tokens or requests a second, by place in the summary.
 
@@ -71,12 +60,19 @@ class ClientCost:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a client did, but for what it printed. `ended` says how it ended if not well, `refused` how many
-    requests the server did not log by why; instants are s on the monotonic clock."""
+    """The load that a client was told to send, and what it did, but for what it printed.
+
+    `due_s` are a plan's times, None in a closed loop. `ended` says how it ended if not well, `refused` how
+    many requests the server did not log by why; `start_s` and `end_s` are on the monotonic clock.
+    """
 
     tool: str
-    asked: AskedLoad
+    load: str
     script: str
+    n: int
+    prompt_tok: tuple[int, int]
+    due_s: tuple[float, ...] | None
+    concurrency: int | None
     ended: str
     refused: Mapping[str, int]
     tokenizer: str | None
@@ -160,36 +156,34 @@ class Certificate:
     is_read: bool = True
 
 
-def certificate(rows: Rows, measured: Measured, printed: Printed, n_tok_of: Count) -> Certificate:
+def certificate(rows: Rows, asked: Measured, printed: Printed, n_tok_of: Count) -> Certificate:
     """The certificate of a client whose requests the server logged as `rows`; `n_tok_of` counts a text."""
-    asked = measured.asked
     readable = sorted((row for row in rows if row.n_prompt_tok is not None), key=lambda row: row.arrival_ns)
     n_before = _before(readable, asked.n, printed)
     load = readable[n_before:]
     good = [row for row in load if _is_ok(row)]
-    offered = _offered(load, rows, asked, n_before, n_tok_of, measured.refused)
+    offered = _offered(load, rows, asked, n_before, n_tok_of)
     readings = tuple(_readings(good, load, printed, n_tok_of))
     sent_ns = np.array([ns for row in load for ns in row.token_ns], dtype=np.int64)
     late_ns = [ns for row in load for ns in row.lateness_ns[1:]]
     first_ns = min((row.first_byte_ns for row in load), default=0)
-    before_s = first_ns / 1e9 - measured.start_s if load else None
-    after_s = measured.end_s - int(sent_ns.max(initial=first_ns)) / 1e9 if load else None
+    before_s = first_ns / 1e9 - asked.start_s if load else None
+    after_s = asked.end_s - int(sent_ns.max(initial=first_ns)) / 1e9 if load else None
     took_s = float(np.ptp(sent_ns)) / 1e9 if len(sent_ns) else 0.0
     late_s = float(np.quantile(late_ns, 0.99)) / 1e9 if late_ns else None
-    findings = [f"It {measured.ended}."] if measured.ended else []
-    findings += _findings(offered, asked, printed, readings, good)
+    findings = [*_findings(offered, asked, printed, readings, good)]
     if late_s is not None and late_s > _MOST_LATE_S:
         late = f"The server was {late_s * 1e3:,.0f} ms late at p99, so its replies were not as scripted"
         findings += [f"{late}: certify on an idle machine, or under a smaller load."]
     return Certificate(
         tool=printed.tool,
-        load=asked.title,
-        script=measured.script,
+        load=asked.load,
+        script=asked.script,
         offered=offered,
         printed_ok=printed.n_ok,
         printed_failed=printed.n_failed,
         readings=readings,
-        cost=ClientCost(measured.cpu_s, measured.pss_bytes, before_s, after_s),
+        cost=ClientCost(asked.cpu_s, asked.pss_bytes, before_s, after_s),
         n_events=len(sent_ns),
         events_per_s=len(sent_ns) / took_s if took_s else None,
         server_late_p99_s=late_s,
@@ -255,9 +249,7 @@ def _lengths(rows: Rows, n_tok_of: Count) -> list[int] | None:
     return [row.n_prompt_tok or 0 if row.text is None or not n_tok_of else n_tok_of(row.text) for row in rows]
 
 
-def _offered(
-    load: Rows, rows: Rows, asked: AskedLoad, n_before: int, n_tok_of: Count, refused: Mapping[str, int]
-) -> Offered:
+def _offered(load: Rows, rows: Rows, asked: Measured, n_before: int, n_tok_of: Count) -> Offered:
     at_s = np.array([row.arrival_ns for row in load]) / 1e9
     is_burst = asked.due_s is not None and float(np.ptp(asked.due_s)) == 0.0
     due_s = None if is_burst or asked.due_s is None else np.array(asked.due_s)
@@ -280,7 +272,7 @@ def _offered(
         rate_error=None if due_s is None else rate_error(at_s, due_s),
         gap_cv=None if due_s is None else gap_cv(at_s),
         planned_gap_cv=None if due_s is None else gap_cv(due_s),
-        unserved={**refused, **Counter(f"POST {row.path}" for row in rows if row.status == 404)},
+        unserved={**asked.refused, **Counter(f"POST {row.path}" for row in rows if row.status == 404)},
     )
 
 
@@ -340,8 +332,10 @@ def _most_tok_per_s(good: Rows) -> float:
 
 
 def _findings(
-    offered: Offered, asked: AskedLoad, printed: Printed, readings: Sequence[Reading], good: Rows
+    offered: Offered, asked: Measured, printed: Printed, readings: Sequence[Reading], good: Rows
 ) -> Iterator[str]:
+    if asked.ended:
+        yield f"It {asked.ended}."
     yield from printed.doubts
     if printed.is_read and len(printed.numbers) + (printed.n_ok is not None) < 2:
         n = len(readings) + 2

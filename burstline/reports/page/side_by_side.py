@@ -203,9 +203,7 @@ def beside_others(comparison: Comparison) -> list[Block]:
 
 
 def _told(each: Foreign) -> dict[str, str]:
-    served = (
-        "of requests that it does not count, some" if each.n_ok is None else counted(each.n_ok, "request")
-    )
-    if each.n_planned is not None:
-        served = f"{each.n_ok:,} of {counted(each.n_planned, 'request')}"
+    n, n_ok = each.n_planned, each.n_ok
+    served = "of requests that it does not count, some" if n_ok is None else counted(n_ok, "request")
+    served = served if n is None else f"{n_ok:,} of {counted(n, 'request')}"
     return {"name": each.name, "tool": each.tool, "served": served, "means": each.means}

@@ -32,10 +32,11 @@ def main() -> int:
     args = parser.parse_args()
     try:
         own = Script(ttft_s=args.ttft, gaps_s=(args.itl,), tok_per_event=(args.tokens_per_event,))
-        setup = replace(SCRIPTS[args.script](own, args.slots or 1), slots=args.slots)
+        setup = SCRIPTS[args.script](own, 1)
     except WorkloadError as error:
         parser.error(str(error))
-    setup = replace(setup, model=args.model, max_model_len=args.max_model_len)
+    slots = args.slots or setup.slots
+    setup = replace(setup, model=args.model, max_model_len=args.max_model_len, slots=slots)
     return serve(TruthServer(Router(setup), args.host, args.port), args)
 
 
