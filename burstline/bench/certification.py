@@ -71,9 +71,8 @@ def certified(
 ) -> Certificate:
     """Run the client, a command line, at the server, None: Burstline itself; its files go to `out`.
 
-    `reads` are places in its JSON files by the name of a number (`ttft.p50`), for a tool whose file is not
-    known; `name` is what the certificate calls it. WorkloadError where its command cannot be run, or fails
-    without a request.
+    `reads` are places in its JSON files by the name of a number (`ttft.p50`); `name` is what the certificate
+    calls it. WorkloadError where its command cannot be run, or fails without a request.
     """
     load = replace(load, spec=replace(load.spec, cancel_share=None))
     plan = load.plan(ASSUMED)
@@ -83,8 +82,7 @@ def certified(
     setup = setup_of(script, load)
     longest_s = 2.0 + max(setup.scripts[0].gaps_s) * plan.longest_output_tok
     n_waves = len(plan.requests) / load.n_connections * (4 if setup.slots else 1)
-    start_s = START_S if client else OUR_START_S
-    limit_s = start_s + 2 * n_waves * longest_s + max(due_s or (0.0,))
+    limit_s = (START_S if client else OUR_START_S) + 2 * n_waves * longest_s + max(due_s or (0.0,))
     ensure_fd_limit(load.n_at_once)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with truth_server(setup) as truth:

@@ -16,7 +16,7 @@ from burstline.loadgen.verdict.certificate import Certificate, Offered, Reading,
 from burstline.reports.blocks import Block, Findings, Heading, Note, table
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
-from burstline.reports.model.foreign import parse_reads, tools
+from burstline.reports.model.foreign import TOOLS, parse_reads
 from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="another load generator instead of Burstline, with {url} {model} {requests} {prompt_tokens} "
         "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file. Or "
-        f"the name of an installed tool: {', '.join(each for each in tools() if 'command' in tools()[each])}",
+        f"the name of an installed tool: {', '.join(each for each in TOOLS if 'command' in TOOLS[each])}",
     )
     add(
         "--reads",
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     keep = args.out is not None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        client = tools().get(args.client, {}).get("command", args.client)
+        client = TOOLS.get(args.client, {}).get("command", args.client)
         found = certification.certified(load, args.script, client, out, reads, args.name)
         keep |= not found.is_read
         return _shown(args, found, out if keep else None)
@@ -161,17 +161,14 @@ def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
 
 def _line(found: Certificate) -> str:
     """One row of a table of tools: true / printed, ms."""
-    said = {each.name: each for each in found.readings}
+    said = {each.name: (each.printed, each.true) for each in found.readings}
     cells = []
     for name in ("ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tpot.p50", "e2e.p50", "e2e.p99"):
-        each = said.get(name)
-        printed = "-" if each is None or each.printed is None else f"{each.printed * 1e3:.2f}"
-        true = "-" if each is None else f"{each.true * 1e3:.2f}"
+        printed, true = ("-" if s is None else f"{s * 1e3:.2f}" for s in said.get(name, (None, None)))
         cells.append(f"{title_of(name)} {printed} / {true}")
     spread = found.offered.spread_s
     cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
     cells.append(f"CPU {found.cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
     cells.append(f"PSS {(found.cost.pss_bytes or 0) / 1e6:,.0f} MB")
     before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.cost.before_s, found.cost.after_s))
-    cells.append(f"before {before}, after {after}")
-    return f"| {found.tool} | {' | '.join(cells)} |"
+    return f"| {found.tool} | {' | '.join(cells)} | before {before}, after {after} |"

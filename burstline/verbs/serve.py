@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     check_where(where)
     engine = choose_engine(where)
     if {"-h", "--help"} & {*where.engine_args}:  # of the engine, which prints it and ends
-        options = LaunchOptions(
-            where.model or "", where.host, 0, "", Path(), where.engine_python, where.engine_args
-        )
+        options = LaunchOptions("", where.host, 0, "", Path(), where.engine_python, where.engine_args)
         return subprocess.run(engine.launch(options).argv, check=False).returncode
     check_start(engine, where, longest_tok=0)
     with terminable(), TemporaryDirectory(prefix="burstline-serve-") as scratch:

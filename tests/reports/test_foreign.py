@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from burstline.reports.model.foreign import foreign_results, parse_reads, read_number, tools
+from burstline.reports.model.foreign import TOOLS as ROWS
+from burstline.reports.model.foreign import foreign_results, parse_reads, read_number
 from burstline.workloads.request import WorkloadError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -271,7 +272,7 @@ def test_a_tool_is_a_row_of_the_table(tool: str, tmp_path: Path) -> None:
     document, others = NEW[tool]
     for name, content in others.items():
         (tmp_path / name).write_text(json.dumps(content))
-    file = tmp_path / str(tools()[tool].get("file", "x.json"))
+    file = tmp_path / str(ROWS[tool].get("file", "x.json"))
     file.write_text(json.dumps(document))
     (found,) = foreign_results(file)
     assert (found.tool.split()[0], found.n_ok, found.n_planned, found.whole) == (tool, 18, 20, True)

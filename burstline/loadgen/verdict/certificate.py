@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -222,17 +221,14 @@ def _retries(rows: Rows, n_more: int) -> int:
 def _before(rows: Rows, n_asked: int, printed: Printed) -> int:
     """How many of the first requests were a warm-up: all of them had ended before the next one came, and
     either the rest of the load has another shape, or the client itself counts the rest alone."""
-    n_before, ended_ns = 0, 0
-    for k, (row, after) in enumerate(pairwise(rows), 1):
-        if row.ended_ns is None or k > len(rows) - n_asked:
-            break
-        ended_ns = max(ended_ns, row.ended_ns)
-        if ended_ns > after.arrival_ns:
-            continue
-        n_ok, n_rest = sum(map(_is_ok, rows)), sum(map(_is_ok, rows[k:]))
-        if n_ok != printed.n_ok == n_rest or all(_is_unlike(each, rows[k:]) for each in rows[:k]):
-            n_before = k
-    return n_before
+    n_ok = sum(map(_is_ok, rows))
+    for k in range(len(rows) - n_asked, 0, -1):
+        before, load = rows[:k], rows[k:]
+        has_ended = load and all(row.ended_ns and row.ended_ns <= load[0].arrival_ns for row in before)
+        is_counted = has_ended and n_ok != printed.n_ok == sum(map(_is_ok, load))
+        if is_counted or (has_ended and all(_is_unlike(row, load) for row in before)):
+            return k
+    return 0
 
 
 def _is_unlike(row: Served, load: Rows) -> bool:

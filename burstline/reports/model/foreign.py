@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +33,9 @@ _STATS: Final = (
     *(("mean", its) for its in ("mean", "average", "avg")),
 )
 """Our name of a statistic and each that tools have for it."""
+
+TOOLS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("tools.toml").read_text("utf-8"))
+"""The rows of `tools.toml` by the tool's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,11 @@ class Foreign:
         return Estimate(value, None, None, None, self.n_ok or 0, unit)
 
 
-@cache
-def tools() -> Mapping[str, Mapping[str, Any]]:
-    """The rows of `tools.toml` by the tool's name."""
-    return tomllib.loads(Path(__file__).with_name("tools.toml").read_text("utf-8"))
-
-
 def foreign_results(path: Path) -> list[Foreign]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     document = _json_of(path)
     documents = document if isinstance(document, list) else [document]  # SGLang appends a line for each run
-    for tool, row in tools().items():
+    for tool, row in TOOLS.items():
         if documents and all(_at(each, row["has"], None) is not None for each in documents):
             with suppress(TypeError):  # its loads are no list
                 key = row.get("each")
@@ -83,7 +79,7 @@ def foreign_results(path: Path) -> list[Foreign]:
                 return [_result(*each, tool + version, row, path) for each in zip(names, parts, strict=True)]
     raise WorkloadError(
         f"{path} is no run and no result that is known; expected a run's folder, or the JSON file of "
-        f"{', '.join(tools())}"
+        f"{', '.join(TOOLS)}"
     )
 
 
@@ -181,8 +177,7 @@ def read_number(name: str, place: str, document: Any, folder: Path) -> float:
 
 
 def _kind(name: str) -> str | None:
-    match = _NAME.fullmatch(name)
-    return match.lastgroup if match else None
+    return match.lastgroup if (match := _NAME.fullmatch(name)) else None
 
 
 def _split(place: str) -> tuple[str, str]:

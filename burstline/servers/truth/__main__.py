@@ -26,9 +26,7 @@ def main() -> int:
     add("--itl", type=float, default=0.02, metavar="SECONDS", help="between two events with tokens (0.02)")
     add("--tokens-per-event", type=int, default=1, metavar="N", help="tokens in an event (1)")
     add("--slots", type=int, metavar="N", help="serve N requests at once, the others wait (all at once)")
-    add(
-        "--script", choices=SCRIPTS, default="fixed", help="how it replies; or a request's x-burstline-script"
-    )
+    add("--script", choices=SCRIPTS, default="fixed", help="how it replies, if no x-burstline-script says so")
     args = parser.parse_args()
     try:
         own = Script(ttft_s=args.ttft, gaps_s=(args.itl,), tok_per_event=(args.tokens_per_event,))
