@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +30,11 @@ from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.models.model_folder import make_model
-from burstline.reports.model.foreign import counts_of, foreign_results, numbers_of, read_number
+from burstline.reports.model.foreign import foreign_results, printed_of, read_number
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.redact import redacted, without_secrets
-from burstline.servers.truth.exchanges import Served, from_jsonl, to_jsonl
+from burstline.servers.truth.exchanges import from_jsonl, to_jsonl
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
 from burstline.servers.truth.script import Script
@@ -101,9 +102,7 @@ def certified(
         raise WorkloadError(f"the client {ran.ended}: {shlex.join(without_secrets(argv))}\n{log}")
     path = str(tokenizer.resolve() / "tokenizer.json") if tokenizer else None
     spent = ran.cpu_s, ran.pss_bytes, ran.start_s, ran.end_s
-    measured = Measured(name or tool_of(argv), *asked, ran.ended, refused, path, *spent)
-    if client is None:
-        return _judged(measured, rows, _ours(out))
+    measured = Measured((client and name) or tool_of(argv), *asked, ran.ended, refused, path, *spent)
     (out / "measured.json").write_text(json_text(to_json(measured)), "utf-8")
     (out / "truth.jsonl").write_bytes(to_jsonl(rows))
     return again(out, reads)
@@ -116,26 +115,19 @@ def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certi
         rows = from_jsonl((out / "truth.jsonl").read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise WorkloadError(f"--again {out}: expected the folder of `certify --client`: {error}") from None
-    return _judged(measured, rows, _printed_by(name or measured.tool, reads, out))
-
-
-def _judged(load: Measured, rows: Sequence[Served], printed: Printed) -> Certificate:
-    count = Tokenizer.from_file(load.tokenizer) if load.tokenizer else None
+    count = Tokenizer.from_file(measured.tokenizer) if measured.tokenizer else None
     counted = (lambda text: len(count.encode(text, add_special_tokens=False))) if count else None
-    return certificate(rows, load, printed, counted)
+    ours = [path.parent for path in out.glob("*/summary.json")] if measured.tool == "burstline" else []
+    printed = _ours(*ours) if len(ours) == 1 else _printed_by(name or measured.tool, reads, out)
+    return certificate(rows, measured, printed, counted)
 
 
 def tool_of(argv: Sequence[str]) -> str:
     """The program or the script that a command line runs, without what only starts it."""
-    words = iter(argv)
-    for word in words:
-        if word == "-m":
-            return next(words, word)
-        if word in ("-c", "-u"):  # code, and a variable that `env` drops
-            next(words, None)
-        elif not (word.startswith("-") or "=" in word or _STARTER.fullmatch(Path(word).name)):
-            return Path(word).name
-    return Path(argv[0]).name
+    before = {"-c", "-u"} if Path(argv[0]).name == "env" else {"-c"}  # code, and a variable that `env` drops
+    words = (word for last, word in pairwise(("", *argv)) if last not in before and not word.startswith("-"))
+    names = (Path(word).name for word in words if "=" not in word)
+    return next((name for name in names if not _STARTER.fullmatch(name)), Path(argv[0]).name)
 
 
 class _Ran:
@@ -221,16 +213,14 @@ def _argv(client: str | None, load: Load, truth: TruthRig, tokenizer: Path | Non
         "out": str(out),
     }
 
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            raise WorkloadError(f"--client: no value for {match[0]}; there are {', '.join(values)}")
-        return values[match[1]]
-
+    for word in _PLACE.findall(client):
+        if word not in values:
+            raise WorkloadError(f"--client: no value for {{{word}}}; there are {', '.join(values)}")
     try:
         words = shlex.split(client)
     except ValueError as error:
         raise WorkloadError(f"--client {client!r} is no command line: {error}") from None
-    argv = [_PLACE.sub(value, word) for word in words]
+    argv = [_PLACE.sub(lambda match: values[match[1]], word) for word in words]
     if "{url}" not in client:
         raise WorkloadError(f"--client {client!r} has no {{url}}: it would not find the server")
     return argv
@@ -251,35 +241,28 @@ def _printed_by(tool: str, reads: Mapping[str, str], out: Path) -> Printed:
                 values[name] = read_number(name, where, None, out)
             except WorkloadError as error:
                 doubts.append(f"--reads {name}={place}: {error}.")
-        return Printed(tool, *counts_of(values), numbers_of(values), {}, tuple(doubts), not doubts)
+        return printed_of(tool, values, doubts=tuple(doubts), is_read=not doubts)
     results = []
     for path in files:
         with suppress(WorkloadError):
             results += [each for each in foreign_results(path) if each.whole]
     if len(results) == 1:
-        (each,) = results
-        n_failed = None if each.n_planned is None or each.n_ok is None else each.n_planned - each.n_ok
-        return Printed(each.tool, each.n_ok, n_failed, each.numbers, each.defines)
+        return results[0]
     why = f"{len(results)} results are in {names}" if results else f"it wrote {names}, which is not known"
     doubt = f"Nothing that it printed was read: {why}; give --reads NAME=FILE#PLACE."
-    return Printed(tool, None, None, {}, {}, (doubt,), is_read=False)
+    return Printed(tool, None, None, {}, doubts=(doubt,), is_read=False)
 
 
-def _ours(out: Path) -> Printed:
+def _ours(folder: Path) -> Printed:
     """Our own summary: latencies from the last byte written, as the server counts them."""
-    (folder,) = (path.parent for path in out.glob("*/summary.json"))
     run = open_run(folder)
     summary = run.summary
     assert summary is not None
-    numbers: dict[tuple[str, ...], float] = {}
-    for metric, own in (("ttft", "ttft_service"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2e_service")):
-        for p in ("p50", "p90", "p99"):
-            figures = summary.metrics.get(own)
-            if figures is not None and isinstance(figure := figures.figure(p), Estimate):
-                numbers["metrics", metric, p] = figure.point
-    for name in ("output_tok_per_s", "requests_per_s"):
-        if isinstance(figure := summary.throughput.figure(name), Estimate):
-            numbers["throughput", name] = figure.point
+    places: list[tuple[str, ...]] = [("throughput", name) for name in ("output_tok_per_s", "requests_per_s")]
+    metrics = "ttft_service", "tpot", "itl", "e2e_service"
+    places += [("metrics", metric, p) for metric in metrics for p in ("p50", "p90", "p99")]
+    figures = {".".join(place).replace("_service", ""): summary.figure(*place) for place in places}
+    numbers = {place: each.point for place, each in figures.items() if isinstance(each, Estimate)}
     n_ok = int(summary.counts.get("ok", 0))
     n_failed = int(summary.counts["planned"]) - n_ok
     defines = dict.fromkeys(("ttft", "e2e"), "from the request's last byte written")
@@ -287,8 +270,7 @@ def _ours(out: Path) -> Printed:
     if load.concurrency is not None or load.rate is not None:
         defines["throughput"] = "over the run's window (docs/method.md), not the whole load"
     state, reason = withheld(summary.verdict, Use.CERTIFIED), next(iter(summary.verdict.reasons), None)
-    doubt = f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip() if state else ""
-    doubts = (doubt,) if doubt else ()
+    doubts = (f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip(),) if state else ()
     return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines, doubts)
 
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         client = TOOLS.get(args.client, {}).get("command", args.client)
         found = certification.certified(load, args.script, client, out, reads, args.name)
-        keep |= not found.is_read
+        keep |= not found.printed.is_read
         return _shown(args, found, out if keep else None)
     finally:
         if not keep:
@@ -85,7 +85,8 @@ def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> in
 
 def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     """The certificate for a person; the last line is one for a README."""
-    yield Heading(f"{found.tool}: {found.load}, at a server of known truth ({found.script})", 1)
+    tool, asked = found.printed.tool, found.asked
+    yield Heading(f"{tool}: {asked.load}, at a server of known truth ({asked.script})", 1)
     rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
     late = found.server_late_p99_s
     own = "" if late is None else f" The server was {late * 1e3:.2f} ms late at p99; no error contains it."
@@ -100,7 +101,7 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     yield table("What it cost", ("", ""), _cost(found), text=(0, 1))
     if found.findings:
         yield Findings(found.findings)
-    if not found.is_read:
+    if not found.printed.is_read:
         again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
         yield Note(f"To read the files anew, without the load: {again}")
     yield Note(_line(found))
@@ -133,8 +134,8 @@ def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
 
 def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
     for title, true, printed in (
-        ("Successful", found.offered.n_ok, found.printed_ok),
-        ("Failed", found.offered.n_failed, found.printed_failed),
+        ("Successful", found.offered.n_ok, found.printed.n_ok),
+        ("Failed", found.offered.n_failed, found.printed.n_failed),
     ):
         error = "" if printed is None else f"{printed - true:+,}"
         yield title, "", f"{true:,}", "-" if printed is None else f"{printed:,}", error, ""
@@ -149,26 +150,25 @@ def _reading(each: Reading) -> tuple[str, ...]:
 
 
 def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
-    cost = found.cost
-    yield "CPU", f"{cost.cpu_s:.2f} s, {cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
-    if cost.pss_bytes is not None:
-        yield "Memory", f"{cost.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
-    before_s, after_s = cost.before_s, cost.after_s
-    before = "-" if before_s is None else f"{before_s:.2f} s from the command to the first request"
-    yield "Before the load", before
-    yield "After the load", "-" if after_s is None else f"{after_s:.2f} s from the last token to the end"
+    cpu_s = found.asked.cpu_s
+    yield "CPU", f"{cpu_s:.2f} s, {cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
+    if found.asked.pss_bytes is not None:
+        yield "Memory", f"{found.asked.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
+    before, after = ("-" if s is None else f"{s:.2f} s" for s in (found.before_s, found.after_s))
+    yield "From the command to the first request", before
+    yield "From the last token to the end", after
 
 
 def _line(found: Certificate) -> str:
     """One row of a table of tools: true / printed, ms."""
-    said = {each.name: (each.printed, each.true) for each in found.readings}
+    said = {each.name: _reading(each) for each in found.readings}
     cells = []
     for name in ("ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tpot.p50", "e2e.p50", "e2e.p99"):
-        printed, true = ("-" if s is None else f"{s * 1e3:.2f}" for s in said.get(name, (None, None)))
+        _, _, true, printed, *_ = said.get(name, ("", "", "-", "-"))
         cells.append(f"{title_of(name)} {printed} / {true}")
     spread = found.offered.spread_s
     cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
-    cells.append(f"CPU {found.cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
-    cells.append(f"PSS {(found.cost.pss_bytes or 0) / 1e6:,.0f} MB")
-    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.cost.before_s, found.cost.after_s))
-    return f"| {found.tool} | {' | '.join(cells)} | before {before}, after {after} |"
+    cells.append(f"CPU {found.asked.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
+    cells.append(f"PSS {(found.asked.pss_bytes or 0) / 1e6:,.0f} MB")
+    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.before_s, found.after_s))
+    return f"| {found.printed.tool} | {' | '.join(cells)} | before {before}, after {after} |"

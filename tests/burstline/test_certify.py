@@ -47,15 +47,15 @@ def test_a_client_that_adds_20_ms_is_caught(tmp_path: Path, capsys: pytest.Captu
     assert 0.0199 < error_s(found, "ttft.p50") < 0.1
     assert error_s(found, "e2e.p50") < error_s(found, "ttft.p50") + 0.05
     assert any(finding.startswith("TTFT p50: printed 2") for finding in found.findings)
-    assert (found.offered.n, found.offered.n_ok, found.printed_ok) == (10, 10, 10)
+    assert (found.offered.n, found.offered.n_ok, found.printed.n_ok) == (10, 10, 10)
     assert (found.offered.n_connections, found.offered.n_as_ids, found.offered.prompt_tok) == (
         10,
         10,
         (8, 8, 8),
     )
     assert found.offered.n_distinct == 1, "all its prompts are the same"
-    assert found.cost.before_s is not None
-    assert found.cost.before_s > 0
+    assert found.before_s is not None
+    assert found.before_s > 0
     assert "| TTFT p50 | ms |" in (tmp_path / "certificate.md").read_text()
 
 
@@ -65,10 +65,10 @@ def test_a_client_that_drops_failures_is_caught_and_one_that_counts_them_is_not(
     hides = "The server failed 1 request; the tool printed 0."
     found = certified("drops", tmp_path / "drops", capsys, "--script", "failing")
     assert hides in found.findings
-    assert (found.offered.n_ok, found.offered.n_failed, found.printed_failed) == (9, 1, 0)
+    assert (found.offered.n_ok, found.offered.n_failed, found.printed.n_failed) == (9, 1, 0)
     honest = certified("honest", tmp_path / "honest", capsys, "--script", "failing")
     assert hides not in honest.findings
-    assert honest.printed_failed == 1
+    assert honest.printed.n_failed == 1
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_client_that_ends_with_a_code_is_certified_and_its_files_can_be_read_a
 ) -> None:
     reads = ("--reads", "ttft.p50=a.json#ttft.median:s", "--reads", "ttft.mean=a.json#ttft.mean:s")
     ended, found, shown = sent(tmp_path, capsys, "/v1/completions", 1, *reads)
-    assert (ended, found.tool, found.offered.n_ok, found.is_read) == (4, "mine.py", 3, False)
+    assert (ended, found.printed.tool, found.offered.n_ok, found.printed.is_read) == (4, "mine.py", 3, False)
     assert found.findings[:2] == (
         "It ended with exit code 1.",
         "--reads ttft.p50=a.json#ttft.median:s: there is no median of ttft.median; it has p50, mean.",
@@ -190,7 +190,7 @@ def test_a_client_that_ends_with_a_code_is_certified_and_its_files_can_be_read_a
     reads = ("--reads", "ttft.p50=a.json#ttft.p50:s", "--reads", "ok=b.json#ok", "--name", "mine 1.0")
     assert cli.main(["certify", "--again", str(tmp_path / "out"), *reads, "--json"]) == 4
     again = from_json(Certificate, json.loads(capsys.readouterr().out))
-    assert (again.tool, again.is_read, again.printed_ok, again.offered) == (
+    assert (again.printed.tool, again.printed.is_read, again.printed.n_ok, again.offered) == (
         "mine 1.0",
         True,
         3,
@@ -231,7 +231,7 @@ def test_a_client_that_never_ends_is_certified_until_then(
     ended, found, _ = sent(tmp_path, capsys, "/v1/completions", 0, "--reads", "ttft.p50=a.json#ttft.p50:s")
     assert ended == 4
     assert found.findings[0].startswith("It has not ended after 4 s")
-    assert (found.offered.n_ok, found.is_read) == (3, True)
+    assert (found.offered.n_ok, found.printed.is_read) == (3, True)
 
 
 @pytest.mark.slow
@@ -261,9 +261,14 @@ def test_burstline_itself_is_within_its_tolerance_of_the_truth(capsys: pytest.Ca
     argv = ["--requests", "50", "--prompt-tokens", "64", "--output-tokens", "16", "--json"]
     assert cli.main(["certify", *argv]) in (0, 4)  # 4: with findings
     found = from_json(Certificate, json.loads(capsys.readouterr().out))
-    assert (found.offered.n, found.offered.n_before, found.printed_ok, found.printed_failed) == (50, 1, 50, 0)
+    assert (found.offered.n, found.offered.n_before, found.printed.n_ok, found.printed.n_failed) == (
+        50,
+        1,
+        50,
+        0,
+    )
     assert found.offered.prompt_tok == (64, 64, 64)
     for name in ("ttft.p50", "tpot.p50", "itl.p50", "e2e.p50"):
         assert abs(error_s(found, name)) < 1e-3
-    assert found.cost.pss_bytes is not None
-    assert found.cost.cpu_s > 0.1
+    assert found.asked.pss_bytes is not None
+    assert found.asked.cpu_s > 0.1

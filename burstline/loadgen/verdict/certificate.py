@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from burstline.loadgen.metrics.instrument import gap_cv, rate_error
 from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.record.verdict import tolerance_s
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 
 if TYPE_CHECKING:
     from burstline.servers.truth.exchanges import Served
@@ -22,39 +25,38 @@ if TYPE_CHECKING:
 _STATS: Final = ("p50", "p90", "p99")
 _CEILINGS: Final = ("throughput.steady_tok_per_s", "throughput.peak_tok_per_s", "throughput.goodput_per_s")
 """Printed of a part of the load: true is the most that it can be."""
+_NEVER_NS: Final = 1 << 63
 _MOST_LATE_S, _MOST_SHARE, _WARM_UP = 0.01, 0.01, 2.0
 _MOST_SPREAD, _MOST_RATE, _MOST_CV, _MOST_TOTAL, _MOST_LENGTH = 0.1, 0.02, 0.1, 0.05, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What a client says it measured: seconds, tokens or requests a second, by place in the summary.
+    """What a tool says it measured: seconds, tokens or requests a second, by where our summary has the number
+    that means the nearest (`metrics.ttft.p50`, `throughput.requests_per_s`), or as a `share.error_rate`.
 
     `defines` says how it defines a metric or all `total`s, and `throughput` where it counts over a part of
-    the load alone: that is shown beside the whole load's truth and is not judged. Counts are None where the
-    tool gives none. `doubts` are why its numbers cannot be relied on, or could not be read.
+    the load alone: that is shown beside the whole load's truth and is not judged. `besides` is what else to
+    know of it. Counts are None where the tool gives none. `doubts` are why its numbers cannot be relied on,
+    or could not be read. A file that is not `whole` is of a part of the run.
     """
 
     tool: str
     n_ok: int | None
     n_failed: int | None
-    numbers: Mapping[tuple[str, ...], float]
-    defines: Mapping[str, str]
+    numbers: Mapping[str, float]
+    defines: Mapping[str, str] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     is_read: bool = True
+    name: str = ""
+    whole: bool = True
 
-
-@dataclass(frozen=True, slots=True)
-class ClientCost:
-    """What a client used: CPU and most memory (PSS) of its process tree, time around the load.
-
-    There is no such time where no request came.
-    """
-
-    cpu_s: float
-    pss_bytes: float | None
-    before_s: float | None
-    after_s: float | None
+    def figure(self, *place: str) -> Figure:
+        """A plain reading without an interval; Absent where the tool does not say."""
+        if (value := self.numbers.get(".".join(place))) is None:
+            return Absent(f"{self.tool} does not report it")
+        unit = "s" if place[0] == "metrics" else "tok/s" if "tok" in place[1] else "1/s"
+        return Estimate(value, None, None, None, self.n_ok or 0, unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Measured:
     """The load that a client was told to send, and what it did, but for what it printed.
 
     `due_s` are a plan's times, None in a closed loop. `ended` says how it ended if not well, `refused` how
-    many requests the server did not log by why; `start_s` and `end_s` are on the monotonic clock.
+    many requests the server did not log by why; `start_s` and `end_s` are on the monotonic clock, `cpu_s` and
+    `pss_bytes` (at most) of its process tree.
     """
 
     tool: str
@@ -138,21 +141,19 @@ class Reading:
 class Certificate:
     """One client under one load. `findings` are what a reader of its numbers has to know, none where all is
     well. `server_late_p99_s` is how late the server followed its script; no error of the client contains it.
+    `before_s` and `after_s` are around the load, None where no request came; `asked` is without its plan.
     """
 
-    tool: str
-    load: str
-    script: str
+    asked: Measured
     offered: Offered
-    printed_ok: int | None
-    printed_failed: int | None
+    printed: Printed
     readings: tuple[Reading, ...]
-    cost: ClientCost
+    before_s: float | None
+    after_s: float | None
     n_events: int
     events_per_s: float | None
     server_late_p99_s: float | None
     findings: tuple[str, ...]
-    is_read: bool = True
 
 
 def certificate(rows: Rows, asked: Measured, printed: Printed, n_tok_of: Count) -> Certificate:
@@ -170,24 +171,21 @@ def certificate(rows: Rows, asked: Measured, printed: Printed, n_tok_of: Count) 
     after_s = asked.end_s - int(sent_ns.max(initial=first_ns)) / 1e9 if load else None
     took_s = float(np.ptp(sent_ns)) / 1e9 if len(sent_ns) else 0.0
     late_s = float(np.quantile(late_ns, 0.99)) / 1e9 if late_ns else None
-    findings = [*_findings(offered, asked, printed, readings, good)]
+    findings = [*_findings(offered, asked, printed, readings)]
     if late_s is not None and late_s > _MOST_LATE_S:
         late = f"The server was {late_s * 1e3:,.0f} ms late at p99, so its replies were not as scripted"
         findings += [f"{late}: certify on an idle machine, or under a smaller load."]
     return Certificate(
-        tool=printed.tool,
-        load=asked.load,
-        script=asked.script,
+        asked=replace(asked, due_s=None),
         offered=offered,
-        printed_ok=printed.n_ok,
-        printed_failed=printed.n_failed,
+        printed=printed,
         readings=readings,
-        cost=ClientCost(asked.cpu_s, asked.pss_bytes, before_s, after_s),
+        before_s=before_s,
+        after_s=after_s,
         n_events=len(sent_ns),
         events_per_s=len(sent_ns) / took_s if took_s else None,
         server_late_p99_s=late_s,
         findings=tuple(findings),
-        is_read=printed.is_read,
     )
 
 
@@ -221,21 +219,20 @@ def _retries(rows: Rows, n_more: int) -> int:
 def _before(rows: Rows, n_asked: int, printed: Printed) -> int:
     """How many of the first requests were a warm-up: all of them had ended before the next one came, and
     either the rest of the load has another shape, or the client itself counts the rest alone."""
-    n_ok = sum(map(_is_ok, rows))
+    ended_ns = list(accumulate((row.ended_ns or _NEVER_NS for row in rows), max))
+    n_ok = list(accumulate(map(_is_ok, rows), initial=0))
     for k in range(len(rows) - n_asked, 0, -1):
-        before, load = rows[:k], rows[k:]
-        has_ended = load and all(row.ended_ns and row.ended_ns <= load[0].arrival_ns for row in before)
-        is_counted = has_ended and n_ok != printed.n_ok == sum(map(_is_ok, load))
-        if is_counted or (has_ended and all(_is_unlike(row, load) for row in before)):
-            return k
+        if ended_ns[k - 1] <= rows[k].arrival_ns:
+            is_counted = n_ok[-1] != printed.n_ok == n_ok[-1] - n_ok[k]
+            if is_counted or not any(_is_like(row, other) for row in rows[:k] for other in rows[k:]):
+                return k
     return 0
 
 
-def _is_unlike(row: Served, load: Rows) -> bool:
-    """Whether no request of the load has the row's path and output length, or a prompt about as long."""
-    length, lengths = row.n_prompt_tok or 0, [each.n_prompt_tok or 0 for each in load]
-    is_near = min(lengths) / _WARM_UP <= length <= max(lengths) * _WARM_UP
-    return not is_near or (row.path, row.n_output_tok) not in {(e.path, e.n_output_tok) for e in load}
+def _is_like(row: Served, other: Served) -> bool:
+    """Whether both ask one path for as many tokens, after prompts about as long."""
+    short, long = sorted((row.n_prompt_tok or 0, other.n_prompt_tok or 0))
+    return (row.path, row.n_output_tok) == (other.path, other.n_output_tok) and long <= short * _WARM_UP
 
 
 def _lengths(rows: Rows, n_tok_of: Count) -> list[int] | None:
@@ -273,17 +270,15 @@ def _offered(load: Rows, rows: Rows, asked: Measured, n_before: int, n_tok_of: C
 
 
 def _most_in_flight(load: Rows) -> int:
-    starts = [row.arrival_ns for row in load]
-    ends = [row.ended_ns for row in load if row.ended_ns is not None]
-    steps = np.repeat([1, -1], [len(starts), len(ends)])
-    order = np.argsort(np.array(starts + ends, dtype=np.int64), kind="stable")
-    return int(np.cumsum(steps[order]).max(initial=0))
+    steps = [(row.arrival_ns, 1) for row in load]
+    steps += [(row.ended_ns, -1) for row in load if row.ended_ns is not None]
+    return max(accumulate(step for _, step in sorted(steps, key=itemgetter(0))), default=0)
 
 
 def _readings(good: Rows, load: Rows, printed: Printed, n_tok_of: Count) -> Iterator[Reading]:
     """The true times count from when the kernel had the whole request to when an event was handed to it."""
     for name, true in (("error_rate", 1 - len(good) / max(len(load), 1)), ("acceptance", 0.0)):
-        if (value := printed.numbers.get(("share", name))) is not None:
+        if (value := printed.numbers.get(f"share.{name}")) is not None:
             yield Reading(f"share.{name}", true, value, printed.defines.get(name, ""))
     if not good:
         return
@@ -298,10 +293,11 @@ def _readings(good: Rows, load: Rows, printed: Printed, n_tok_of: Count) -> Iter
         "e2e": last,
     }
     for metric, values in times.items():
-        read = {place[2] for place in printed.numbers if place[:2] == ("metrics", metric)}
+        start = f"metrics.{metric}."
+        read = {place.removeprefix(start) for place in printed.numbers if place.startswith(start)}
         shown = (*_STATS, *sorted(read - {*_STATS})) if read or metric != "ttfb" else ()
         for stat in shown if len(values) else ():
-            value = printed.numbers.get(("metrics", metric, stat))
+            value = printed.numbers.get(start + stat)
             yield Reading(f"{metric}.{stat}", statistic(values, stat), value, printed.defines.get(metric, ""))
     took_s = (max(row.token_ns[-1] for row in good) - min(row.arrival_ns for row in good)) / 1e9
     totals = {"output_tok_per_s": n_tok.sum() / took_s, "requests_per_s": len(good) / took_s}
@@ -311,7 +307,7 @@ def _readings(good: Rows, load: Rows, printed: Printed, n_tok_of: Count) -> Iter
     totals["goodput_per_s"] = totals["requests_per_s"]
     totals["steady_tok_per_s"] = totals["peak_tok_per_s"] = _most_tok_per_s(good)
     for name, rate_per_s in totals.items():
-        total = printed.numbers.get(("throughput", name))
+        total = printed.numbers.get(f"throughput.{name}")
         if total is not None or name in ("output_tok_per_s", "requests_per_s"):
             defined = printed.defines.get("throughput", printed.defines.get("total", ""))
             yield Reading(f"throughput.{name}", float(rate_per_s), total, defined)
@@ -319,16 +315,13 @@ def _readings(good: Rows, load: Rows, printed: Printed, n_tok_of: Count) -> Iter
 
 def _most_tok_per_s(good: Rows) -> float:
     """The most tokens that the server sent within a second, or all of a shorter load by its length."""
-    sent = sorted(each for row in good for each in zip(row.event_ns, row.event_tok, strict=True) if each[1])
-    at_s = np.array([ns for ns, _ in sent]) / 1e9
+    at_s = np.sort(np.concatenate([np.repeat(row.event_ns, row.event_tok) for row in good])) / 1e9
     within_s = min(1.0, float(np.ptp(at_s))) or 1.0
-    before = np.concatenate([[0], np.cumsum([n for _, n in sent])])
-    until = np.searchsorted(at_s, at_s + within_s, "right")
-    return float((before[until] - before[: len(at_s)]).max()) / within_s
+    return float((np.searchsorted(at_s, at_s + within_s, "right") - np.arange(len(at_s))).max()) / within_s
 
 
 def _findings(
-    offered: Offered, asked: Measured, printed: Printed, readings: Sequence[Reading], good: Rows
+    offered: Offered, asked: Measured, printed: Printed, readings: Sequence[Reading]
 ) -> Iterator[str]:
     if asked.ended:
         yield f"It {asked.ended}."
@@ -351,7 +344,7 @@ def _findings(
         yield f"It retried {_requests(offered.n_retries)} that had failed: load that was not requested."
     if offered.n_hung_up:
         yield f"It closed {_requests(offered.n_hung_up)} before the reply was complete."
-    e2e_s = float(np.median([row.token_ns[-1] - row.arrival_ns for row in good])) / 1e9 if good else 0.0
+    e2e_s = next((each.true for each in readings if each.name == "e2e.p50"), 0.0)
     if offered.spread_s is not None and e2e_s and offered.spread_s > _MOST_SPREAD * e2e_s:
         yield (
             f"The burst took {offered.spread_s * 1e3:,.0f} ms to arrive, {offered.spread_s / e2e_s:.0%} of a "

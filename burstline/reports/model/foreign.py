@@ -8,17 +8,14 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.verdict.certificate import statistic
+from burstline.loadgen.verdict.certificate import Printed, statistic
 from burstline.workloads.request import WorkloadError
 
-Place = tuple[str, ...]
 _NAME: Final = re.compile(
     r"(?P<time>(?:ttft|ttfb|tpot|itl|e2e)\.(?:mean|min|max|p\d\d?(?:\.\d+)?))"
     r"|(?P<rate>throughput\.(?:(?:output|input|total|steady|peak)_tok|requests|goodput)_per_s)"
@@ -38,34 +35,7 @@ TOOLS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("tools.
 """The rows of `tools.toml` by the tool's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """What a tool says it measured; `means` is how its definitions differ from ours.
-
-    `numbers` stand where our summary has the number that means the nearest, in its unit; `defines` says what
-    the tool calls a metric and how it defines it. Counts are None where it gives none. A file that is not
-    `whole` is of a part of the run.
-    """
-
-    name: str
-    tool: str
-    n_ok: int | None
-    n_planned: int | None
-    numbers: Mapping[Place, float]
-    means: str
-    defines: Mapping[str, str] = field(default_factory=dict)
-    whole: bool = True
-
-    def figure(self, place: Place) -> Figure:
-        """A plain reading without an interval; Absent where the tool does not say."""
-        value = self.numbers.get(place)
-        unit = "s" if place[0] == "metrics" else "tok/s" if "tok" in place[1] else "1/s"
-        if value is None:
-            return Absent(f"{self.tool} does not report it")
-        return Estimate(value, None, None, None, self.n_ok or 0, unit)
-
-
-def foreign_results(path: Path) -> list[Foreign]:
+def foreign_results(path: Path) -> list[Printed]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     document = _json_of(path)
     documents = document if isinstance(document, list) else [document]  # SGLang appends a line for each run
@@ -83,43 +53,37 @@ def foreign_results(path: Path) -> list[Foreign]:
     )
 
 
-def _result(number: str, document: Any, tool: str, row: Mapping[str, Any], path: Path) -> Foreign:
+def _result(number: str, document: Any, tool: str, row: Mapping[str, Any], path: Path) -> Printed:
     values: dict[str, float] = dict(row.get("unless", {}))
     for word in row["reads"]:
         for stat, its in _STATS if "*" in word else _STATS[:1]:
             reading, _, place = word.replace("*", stat, 1).replace("*", its).partition("=")
             with suppress(WorkloadError):  # it does not say that
                 values[reading] = read_number(reading, place, document, path.parent)
-    if not (numbers := numbers_of(values)):
-        raise WorkloadError(f"{path} cannot be read as a result of {tool}: it has none of its numbers")
-    n_ok, n_failed = counts_of(values)
-    n = None if n_ok is None or n_failed is None else n_ok + n_failed
     weighed = "" if "tpot.mean" in values else ", which counts once for each gap"
-    means = row["means"].replace("{weighed}", weighed)
+    defines = {key: how.replace("{weighed}", weighed) for key, how in row["defines"].items()}
     if values.get("mismatched"):
-        means += f" The server counted other tokens in {values['mismatched']:,.0f} replies."
+        defines["besides"] += f" The server counted other tokens in {values['mismatched']:,.0f} replies."
     of_server = values.get("server_tok")
     if of_server and of_server != (own := values.get("own_tok", 0.0)):
-        means += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
-    defines = {key: how.replace("{weighed}", weighed) for key, how in row.get("defines", {}).items()}
+        defines["besides"] += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
     name, whole = f"{path.with_suffix('')}{number}", path.name == row.get("file", path.name)
-    return Foreign(name, tool, n_ok, n, numbers, means, defines, whole)
+    printed = printed_of(tool, values, defines=defines, name=name, whole=whole)
+    if not printed.numbers:
+        raise WorkloadError(f"{path} cannot be read as a result of {tool}: it has none of its numbers")
+    return printed
 
 
-def counts_of(values: Mapping[str, float]) -> tuple[int | None, int | None]:
-    """How many requests succeeded and how many failed; None where nothing says so."""
-    ok, failed = (
+def printed_of(tool: str, values: Mapping[str, float], **more: Any) -> Printed:
+    """What a tool printed, by these values' names, and `more` of it; a count that is not there is None."""
+    counts = (
         values.get(name, values.get("total", math.nan) - values.get(other, math.nan))
         for name, other in (("ok", "failed"), ("failed", "ok"))
     )
-    return None if math.isnan(ok) else int(ok), None if math.isnan(failed) else int(failed)
-
-
-def numbers_of(values: Mapping[str, float]) -> dict[Place, float]:
-    """Latencies, rates and shares by their places in a summary."""
-    before: Mapping[str | None, Place] = {"time": ("metrics",), "rate": (), "share": ("share",)}
-    kinds = ((name, _kind(name), value) for name, value in values.items())
-    return {(*before[kind], *name.split(".", 1)): value for name, kind, value in kinds if kind in before}
+    n_ok, n_failed = (None if math.isnan(count) else int(count) for count in counts)
+    before = {"time": "metrics.", "rate": "", "share": "share."}
+    numbers = {before[kind] + name: v for name, v in values.items() if (kind := _kind(name)) in before}
+    return Printed(tool, n_ok, n_failed, numbers, **more)
 
 
 def parse_reads(given: Sequence[str]) -> dict[str, str]:

@@ -42,8 +42,7 @@ class Serving:
         self.number = number
         index = call.headers.get(b"x-burstline-index", b"")
         self.index = int(index) if index.isdigit() else None
-        self.path = call.path
-        self.keep_alive = call.keep_alive
+        self.path, self.keep_alive = call.path, call.keep_alive
         self.is_probe = b"x-burstline-probe" in call.headers
         self.body_hash = crc32(call.body)
         self.first_byte_ns = connection.first_byte_ns

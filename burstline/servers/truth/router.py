@@ -85,8 +85,7 @@ class Router:
         self.setup = setup
         self.counters = TruthCounters()
         self._replies = Replies()
-        self._n_scripts_used = 0
-        self._free_ns = [0] * (setup.slots or 0)
+        self.reset()
 
     def reset(self) -> None:
         self._n_scripts_used = 0
