@@ -134,6 +134,7 @@ def test_our_own_run_has_a_limit_too(
     [
         ("env X=1 -u Y /opt/bin/tool --flag", "tool"),
         ("python3.12 mine.py", "mine.py"),
+        ("python -u mine.py", "mine.py"),
         ("python -m mine.bench --x", "mine.bench"),
         ("sh ./mine.sh", "mine.sh"),
         ("uvx mine", "mine"),
@@ -224,13 +225,13 @@ def test_nothing_read_and_nothing_served_are_findings(
 def test_a_client_that_never_ends_is_certified_until_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(certification, "START_S", -8.0)  # of 12 s in all
+    monkeypatch.setattr(certification, "START_S", -2.0)  # of 12 s in all: enough to send 3 on a busy machine
     monkeypatch.setattr(
         sys.modules[__name__], "SENDS", SENDS.replace("sys.exit", "import time; time.sleep(600); sys.exit")
     )
     ended, found, _ = sent(tmp_path, capsys, "/v1/completions", 0, "--reads", "ttft.p50=a.json#ttft.p50:s")
     assert ended == 4
-    assert found.findings[0].startswith("It has not ended after 4 s")
+    assert found.findings[0].startswith("It has not ended after 10 s")
     assert (found.offered.n_ok, found.printed.is_read) == (3, True)
 
 
