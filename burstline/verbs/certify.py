@@ -142,7 +142,7 @@ def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
 
 
 def _reading(each: Reading) -> tuple[str, ...]:
-    unit, scale = ("ms", 1e3) if each.is_time else ("" if each.name.startswith("share") else "1/s", 1.0)
+    unit, scale = each.unit
     row = title_of(each.name), unit, f"{each.true * scale:,.2f}"
     if each.printed is None:
         return *row, "-", "", ""

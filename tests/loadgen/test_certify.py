@@ -307,7 +307,7 @@ def test_nothing_read_is_a_finding() -> None:
         ),
         ("throughput.steady_tok_per_s", 100.0, ""),
         ("share.error_rate", 0.0, ""),
-        ("share.acceptance", 0.79, "Acceptance: printed 0.79"),
+        ("share.acceptance", 0.79, "Acceptance: printed 0.79, true 0.00."),
     ],
 )
 def test_whatever_a_tool_prints_is_compared_with_what_was_true(

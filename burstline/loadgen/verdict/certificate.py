@@ -129,6 +129,11 @@ class Reading:
         return not self.name.startswith(("throughput", "share"))
 
     @property
+    def unit(self) -> tuple[str, float]:
+        """How it is shown, and how many of these are one of ours."""
+        return ("ms", 1e3) if self.is_time else ("" if self.name.startswith("share") else "/s", 1.0)
+
+    @property
     def is_off(self) -> bool:
         """Whether it misses the truth by more than 1 ms and 1%; a total by more than 5%, a share by 0.01."""
         if self.printed is None or (self.name in _CEILINGS and self.printed <= self.true):
@@ -360,9 +365,8 @@ def _findings(
     if asked.concurrency is not None and offered.most_in_flight != min(asked.concurrency, asked.n):
         yield f"It kept {offered.most_in_flight:,} requests in flight; {asked.concurrency:,} were asked for."
     lowest, highest = asked.prompt_tok
-    if offered.prompt_tok and not (
-        lowest * (1 - _MOST_LENGTH) <= offered.prompt_tok[1] <= highest * (1 + _MOST_LENGTH)
-    ):
+    least, most_tok = lowest * (1 - _MOST_LENGTH), highest * (1 + _MOST_LENGTH)
+    if offered.prompt_tok and not least <= offered.prompt_tok[1] <= most_tok:
         yield f"Its median prompt has {offered.prompt_tok[1]:,} tokens; asked for: {lowest:,} to {highest:,}."
     if offered.n_failed and not printed.n_failed and printed.n_ok is not None:
         told = "the tool printed 0" if printed.n_failed == 0 else "the tool does not print failures"
@@ -371,15 +375,14 @@ def _findings(
         yield f"It printed {printed.n_ok:,} successful requests; there were {offered.n_ok:,}."
     for each in readings:
         if each.is_off and each.printed is not None and (each.is_time or "throughput" not in printed.defines):
-            unit, scale = ("ms", 1e3) if each.is_time else ("/s", 1.0)
+            unit, scale = each.unit
+            told, true = (f"{value * scale:,.2f} {unit}".rstrip() for value in (each.printed, each.true))
+            most = "at most " if each.name in _CEILINGS else ""
             how = f", by its definition: {each.defined}" if each.defined else ""
             for power, word in ((1e-3, "a thousandth"), (1e3, "a thousand times")):
                 if each.is_time and abs(each.printed - power * each.true) < 0.3 * power * each.true:
                     how += f" (about {word} of it: is that its unit?)"
-            yield (
-                f"{title_of(each.name)}: printed {each.printed * scale:,.2f} {unit}, "
-                f"{'at most ' if each.name in _CEILINGS else ''}true {each.true * scale:,.2f} {unit}{how}."
-            )
+            yield f"{title_of(each.name)}: printed {told}, {most}true {true}{how}."
 
 
 def _requests(n: int) -> str:
