@@ -45,8 +45,8 @@ EVENTS_PER_S: Final = 20_000
 """As many tokens a second as a fast GPU streams; our truth server sends so many on time."""
 GAP_S: Final = 0.01
 TTFT_S: Final = 0.2
-START_S, OUR_START_S, IDLE_S = 900.0, 20.0, 60.0
-"""So much longer than its load a client may take: on a busy machine some import for minutes, ours never. One
+START_S, OUR_START_S, IDLE_S = 900.0, 120.0, 60.0
+"""So much longer than its load a client may take: on a busy machine some import for minutes. One
 that neither sends nor computes for `IDLE_S` waits for something that never comes."""
 _STARTER: Final = re.compile(r"env|nice|time|sh|bash|uv|uvx|run|python[\d.]*")
 _OWN: Final = ("model", "measured.json", "certificate.json", "truth.jsonl")
