@@ -296,8 +296,7 @@ def test_requests_that_fail_above_the_limit_are_misses(made, tmp_path, capsys, m
 
 @pytest.mark.parametrize("state", State)
 def test_a_certificate_says_what_the_client_says_of_itself(state, made, tmp_path, capsys, monkeypatch):
-    planted(made(), tmp_path / "run", verdict(state))
-    printed = certification._ours(tmp_path / "run")
+    printed = certification._ours(planted(made(), tmp_path / "run", verdict(state)).path)
     asked = "a load", "fixed", 10, (4, 4), (0.0,) * 10, None
     measured = Measured("ours", *asked, "", {}, None, 1.0, None, 0.0, 9.0)
 
