@@ -27,9 +27,8 @@ _TRAINED = re.compile(r"({%[-+]?\s*(?:end)?)generation(?=\s*[-+]?%})")
 def template_of(folder: Path) -> Template | None:
     """The chat template of a model's or tokenizer's folder; None where it has none."""
     config = read_json(folder / "tokenizer_config.json")
-    file = folder / "chat_template.jinja"
     other = read_json(folder / "chat_template.json")
-    source = read_text(file) or (config | other).get("chat_template")
+    source = read_text(folder / "chat_template.jinja") or (config | other).get("chat_template")
     if isinstance(source, list):  # several, by name
         source = next((row["template"] for row in source if row.get("name") == "default"), None)
     if not isinstance(source, str):

@@ -15,10 +15,9 @@ def read_text(path: Path) -> str | None:
     """The file's text, None where there is no such file; WorkloadError for anything else."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"it has over {MOST_BYTES >> 20} MB; expected a file of a model's folder")
-        return data.decode()
+            if len(data := file.read(MOST_BYTES + 1)) <= MOST_BYTES:
+                return data.decode()
+        raise ValueError(f"it has over {MOST_BYTES >> 20} MB; expected a file of a model's folder")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -223,9 +223,8 @@ def _of_library(source: str, path: Path, what: str, split: str | None) -> Rows:
         raise WorkloadError(f"{what} {source}: no such file; expected a file, a folder or a dataset's name")
     if importlib.util.find_spec("datasets") is None:
         kind = "a folder" if path.is_dir() else "a dataset's name"
-        raise WorkloadError(
-            f"{what} {source} is {kind}, which needs the datasets library: pip install datasets"
-        )
+        why = "which needs the datasets library: pip install datasets"
+        raise WorkloadError(f"{what} {source} is {kind}, {why}")
     import datasets
 
     datasets.disable_progress_bars()

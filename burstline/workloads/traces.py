@@ -80,10 +80,8 @@ class Trace:
         low, high = np.searchsorted(self.at_s, [begin_s, end_s])
         high = high if n is None else min(high, low + n)
         if low >= high:
-            raise WorkloadError(
-                f"--trace: window={begin_s:g}..{end_s:g}: the trace has no request there; "
-                f"it lasts {self.at_s[-1]:g} s"
-            )
+            what = f"window={begin_s:g}..{end_s:g}: the trace has no request there"
+            raise WorkloadError(f"--trace: {what}; it lasts {self.at_s[-1]:g} s")
         part = slice(int(low), int(high))
         starts = self.starts[int(low) : int(high) + 1]
         at_s, block_tok = self.at_s[part] - begin_s, self.block_tok[part]
