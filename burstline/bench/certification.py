@@ -31,6 +31,7 @@ from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
+from burstline.servers.host.wishes import allowed_cores, keep_to
 from burstline.servers.redact import redacted, without_secrets
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import TruthSetup
@@ -103,7 +104,7 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
     start_s = START_S if client else OUR_START_S
     limit_s = start_s + 2 * n_waves * longest_s + (0.0 if asked.due_s is None else float(asked.due_s.max()))
     ensure_fd_limit(load.n_at_once)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = allowed_cores()
     with truth_server(setup) as truth:
         _pin(truth.pid, cores[:1])
         tokenizer = _tokenizer(client, load, out)
@@ -330,6 +331,5 @@ def _last_lines(log: Path) -> str:
 
 def _pin(pid: int | None, cores: Sequence[int]) -> None:
     """Client and truth server apart, where there are two cores."""
-    if pid and cores:
-        with suppress(OSError):
-            os.sched_setaffinity(pid, cores)
+    if pid:
+        keep_to(pid, cores)

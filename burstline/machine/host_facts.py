@@ -9,7 +9,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from huggingface_hub import constants
 
 from burstline.loadgen.record.manifest import HostFacts
 from burstline.servers.host.control_group import cpu_quotas, memory_limit
+from burstline.servers.host.wishes import allowed_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -39,7 +39,7 @@ def host() -> HostFacts:
         platform=platform.platform(),
         cpu=_cpu_model(),
         cores=psutil.cpu_count(logical=True),
-        cores_allowed=len(os.sched_getaffinity(0)) if sys.platform == "linux" else psutil.cpu_count(),
+        cores_allowed=len(allowed_cores()),
         memory_bytes=psutil.virtual_memory().total,
         load_average=os.getloadavg(),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE),

@@ -128,9 +128,9 @@ def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
     ids=lambda x: checked(x).name if isinstance(x, LoadSpec) else "",
 )
 def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(spec, n_workers, monkeypatch):
-    monkeypatch.setattr("burstline.loadgen.driver.job._n_cores", lambda: 16)
+    monkeypatch.setattr("burstline.loadgen.driver.job.allowed_cores", lambda: [*range(16)])
     assert checked(replace(spec, workers="auto")).n_workers == n_workers
-    monkeypatch.setattr("burstline.loadgen.driver.job._n_cores", lambda: 1)
+    monkeypatch.setattr("burstline.loadgen.driver.job.allowed_cores", lambda: [0])
     assert checked(replace(spec, workers="auto")).n_workers == 1
 
 

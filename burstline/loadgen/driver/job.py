@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.servers.engine import Engine
+from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.messages import Call, Target
 from burstline.servers.protocol.destination import dressed
 from burstline.workloads.prompts import Vocabulary, salted
@@ -115,7 +115,7 @@ def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | No
     """
     if wanted != "auto":
         return wanted
-    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), _n_cores() // 2))
+    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), len(allowed_cores()) // 2))
 
 
 def most_open(due_s: NDArray[np.float64], concurrency: int | None, within_s: float = OPEN_S) -> int:
@@ -124,10 +124,6 @@ def most_open(due_s: NDArray[np.float64], concurrency: int | None, within_s: flo
         return min(concurrency, len(due_s))
     within = np.searchsorted(due_s, due_s + within_s, side="right") - np.arange(len(due_s))
     return int(within.max(initial=0))
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

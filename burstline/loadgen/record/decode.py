@@ -5,7 +5,6 @@ Also the texts of replies whose tokens the server did not count, for a tokenizer
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from array import array
@@ -36,6 +35,7 @@ from burstline.loadgen.record.record import Counts, Decode, Record, record_of, r
 from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
+from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.messages import EngineError, HttpReply
 from burstline.servers.protocol.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
@@ -79,7 +79,7 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
     count is read from `counts.parquet`, where it was counted afterwards. Raises DamagedCapturesError.
     """
     if n_processes is None:
-        n_processes = min(_n_cpus(), 1 + n_planned(directory) // 2000)
+        n_processes = min(len(allowed_cores()), 1 + n_planned(directory) // 2000)
     if n_processes == 1:
         tables = list(Share(directory, decode).tables())
     else:
@@ -206,10 +206,6 @@ def capture_limit_bytes(requests: Iterable[Request]) -> int:
     """The largest that a capture of one of these can be: its reply, and its read times at a read a byte."""
     replies = (reply_limit_bytes(request.n_prompt_tok, request.n_output_tok) for request in requests)
     return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
-
-
-def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:

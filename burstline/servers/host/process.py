@@ -15,6 +15,7 @@ import psutil
 from burstline.servers.host.child import SILENT_S, Child, ChildLostError, command, how_it_ended, import_path
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
+from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import known_secrets, printable
@@ -131,7 +132,7 @@ def threads_for_server() -> int | None:
     An engine that takes every core spins on all of them between its steps, and its front end competes with
     the client for the rest: the client then reads late.
     """
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = len(allowed_cores())
     return n - 1 if 2 <= n <= 4 else None
 
 

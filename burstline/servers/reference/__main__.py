@@ -1,13 +1,13 @@
 """The embedded engine's command: options, threads and cores first, since BLAS reads its environment once."""
 
 import argparse
-import os
 import signal
 import socket
 import sys
 from pathlib import Path
 
 from burstline.roofline.calibrate.cores import take_cores
+from burstline.servers.host.wishes import allowed_cores, send_at_once
 
 
 def _options() -> argparse.Namespace:
@@ -29,7 +29,7 @@ def _options() -> argparse.Namespace:
         help="keep the KV blocks of finished requests for prompts that begin alike",
     )
     add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = len(allowed_cores())
     # Clients have a core of their own where there are three; of two they get what they ask for, first.
     cores = n if n <= 2 else n - 1
     add("--threads", type=_count, default=cores, help="cores to compute on: all but one; of two, both")
@@ -51,7 +51,7 @@ def main() -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Accepted sockets inherit it. asyncio sets it only where the protocol was named; without, Nagle holds the
     # first token back for the 40 ms after which the client acknowledges the headers.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    send_at_once(listener)
     try:
         listener.bind((options.host, options.port))
     except OSError as error:
