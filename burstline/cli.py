@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import difflib
-import errno
 import gc
 import importlib
 import os
@@ -16,10 +15,8 @@ from pathlib import Path
 from burstline import __version__
 from burstline.console import exit_codes, memory_limits
 from burstline.console.stdout import outlets
-from burstline.roofline.errors import RooflineError
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
-from burstline.servers.messages import EngineError
 from burstline.servers.redact import learn_from
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
@@ -174,7 +171,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
         return int(verb.run(args))
     except Exception as error:
         refused = _refused(args, error) or _damaged(args, error)
-        code = exit_codes.USAGE if refused else _exit_code_of(error)
+        code = exit_codes.USAGE if refused else exit_codes.of_error(error)
         if code == exit_codes.OUR_BUG and not isinstance(error, ChildLostError):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
             return code
@@ -197,7 +194,7 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
 
 def _damaged(args: argparse.Namespace, error: Exception) -> str | None:
     """Which file of a run that the user named cannot be read; None where the error is another's, or ours."""
-    if _exit_code_of(error) != exit_codes.OUR_BUG or os.environ.get(TRACEBACK):
+    if exit_codes.of_error(error) != exit_codes.OUR_BUG or os.environ.get(TRACEBACK):
         return None
     from burstline.verbs.verify import checks_of
 
@@ -216,15 +213,6 @@ def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
         for path in value if isinstance(value, list | tuple) else [value]:
             if isinstance(path, Path) and (path / "manifest.json").is_file():
                 yield path
-
-
-def _exit_code_of(error: Exception) -> int:
-    if isinstance(error, EngineError):
-        return exit_codes.ENGINE_FAILED
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    if full or isinstance(error, MemoryError | WorkloadError | RooflineError):
-        return exit_codes.USAGE
-    return exit_codes.OUR_BUG
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

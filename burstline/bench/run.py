@@ -41,7 +41,7 @@ from burstline.loadgen.record.capture import Capture, CaptureWriter
 from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
-from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.machine.forecast import seal_forecast
 from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
@@ -53,6 +53,7 @@ from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
+from burstline.servers.protocol.destination import Destination
 from burstline.servers.reference.steplog import load_steps
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
@@ -207,6 +208,10 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
         raise WorkloadError(f"--gpus {named}: {known[1]}; expected GPUs of this machine by index or UUID")
     ensure_fd_limit(load.n_connections)
+    if settings.ray is None:  # the workers of a cluster have ports of their own
+        urls = settings.where.urls
+        for port in {Destination.of(url).port for url in urls} or {0}:
+            ensure_ports(load.n_connections // max(1, len(urls)), port)
     check_start(engine, settings.where, load.longest_tok or 0)
     if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
         # Fresh starts differ by what they compile for the first shapes.
@@ -310,8 +315,12 @@ def fire_watched(
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
     with uninterrupted():
-        error = fired.engine_error or (str(done.error) if done.error else None)
-        ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error)
+        error, code = fired.engine_error, None
+        if error is None and done.error is not None:
+            error, code = _client_error(done.error), "client-failed"
+        ended = replace(
+            run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error, error_code=code
+        )
         if done.ended_s is not None and not ready.load.has_sessions:
             n_sent = sum(report.n_sent for report in done.reports)
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
@@ -321,6 +330,14 @@ def fire_watched(
         telemetry.unlink()
         job.counters.unlink()
     return fired
+
+
+def _client_error(error: Exception) -> str:
+    """What a driver failed of, in one line; of a bug its place and kind too."""
+    if exit_codes.of_error(error) != exit_codes.OUR_BUG:
+        return str(error)
+    place = getattr(error, "__notes__", [""])[-1]
+    return f"internal error at {place}: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int, ended_ns: int) -> None:

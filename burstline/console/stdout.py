@@ -9,22 +9,30 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import orjson
 
 from burstline.servers.redact import printable, without_known
+
+_NO_BREAK = "\u00a0"
+_PLAIN = "→ -> ← <- ↑ ^ ↓ v ± +- × x µ u – - − - ⁻ ^- … ... ≤ <= ≥ >= ∞ inf ✓ + ✕ x ★ * · - › >"
+_RAISED = {raised: f"[{k}]" for k, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+SIGNS: Final = str.maketrans(dict(re.findall(r"(\S) (\S+)", _PLAIN)) | _RAISED | {_NO_BREAK: " "})
+"""What stands for our signs where the terminal's encoding lacks some of them."""
 
 
 class Outlet:
     """A text stream; once it cannot be written (its reader or its terminal has gone, its disk is full) all
     that is written goes nowhere, without an error: a run needs no terminal.
 
-    A character that the terminal's encoding lacks, or that would steer it, is written as its escape. `raw` is
+    A character that the terminal's encoding lacks, or that would steer it, is written as its escape, and our
+    own signs as `signs` says. `raw` is
     the same stream for a display that draws with control sequences of its own. `lost` is why a reader who is
     still there lacks a part: a full disk.
     """
@@ -35,6 +43,7 @@ class Outlet:
         self.lost: OSError | None = None
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+        self.signs = {} if _has_letters(stream) else SIGNS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -47,7 +56,7 @@ class Outlet:
         if not self._is_raw:
             text = printable(without_known(text))
         try:
-            return self._stream.write(text)
+            return self._stream.write(text.translate(self.signs))
         except OSError as error:
             self._seal(error)
             return len(text)
@@ -66,6 +75,14 @@ class Outlet:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
+
+
+def _has_letters(stream: TextIO) -> bool:
+    try:
+        "".join(map(chr, SIGNS)).encode(stream.encoding or "utf-8")
+    except (UnicodeError, LookupError):
+        return False
+    return True
 
 
 def json_text(value: Any) -> str:

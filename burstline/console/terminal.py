@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from burstline.reports.blocks import Banner, Block
@@ -16,10 +16,12 @@ SHADES: Final = {"good": "32", "warn": "33", "bad": "31"}
 
 def show(blocks: Sequence[Block]) -> None:
     """Print blocks; what is no terminal gets whole lines, and no colour."""
+    signs: Mapping[int, str] = getattr(sys.stdout, "signs", {})
     if not sys.stdout.isatty():
-        print(text(blocks))
+        print(text(blocks, signs=signs))
         return
-    shown = "\n" + printable(without_known(text(blocks, shutil.get_terminal_size((100, 24)).columns)))
+    shown = text(blocks, shutil.get_terminal_size((100, 24)).columns, signs)
+    shown = "\n" + printable(without_known(shown))
     if "NO_COLOR" not in os.environ:
         for banner in (block for block in blocks if isinstance(block, Banner)):
             state = f"{banner.name}{banner.state}:"

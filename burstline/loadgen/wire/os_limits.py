@@ -31,9 +31,47 @@ def ensure_fd_limit(n_connections: int) -> None:
         raise WorkloadError(
             f"{n_connections:,} requests at once need {need:,} open files, this process may have {hard:,}; "
             f"raise the limit (ulimit -Hn {need}; LimitNOFILE= of a unit; --ulimit nofile= of a container) "
-            "or ask for fewer with --concurrency"
+            f"or send fewer at once, at most {max(0, hard - _N_OWN_FDS):,} (--requests, --concurrency)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+# include/net/tcp_states.h, and 127.0.0.1 and ::1 as the kernel prints them.
+_TIME_WAIT, _LISTEN = "06", "0A"
+_LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+def ensure_ports(n_connections: int, port: int = 0, proc: Path = Path("/proc")) -> None:
+    """Raise WorkloadError where so many connections to one port need more local ports than are free.
+
+    Those with a connection to the same port of any host are not free, nor those that wait for its last
+    packets, unless net.ipv4.tcp_tw_reuse gives them away again.
+    """
+    settings, tables = proc / "sys/net/ipv4", (proc / "net/tcp", proc / "net/tcp6")
+    try:
+        first, last = map(int, (settings / "ip_local_port_range").read_text().split())
+        reuse = (settings / "tcp_tw_reuse").read_text().strip()
+        rows = [
+            line.split()[2:4] for each in tables if each.exists() for line in each.read_text().splitlines()
+        ]
+    except (OSError, ValueError):  # no Linux, or a sandbox that hides it
+        return
+    reused = {"1": ("",), "2": _LOOPBACK}.get(reuse, ())
+    n_ports = last - first + 1
+    n_held = sum(
+        peer.endswith(f":{port:04X}")
+        and state != _LISTEN
+        and not (state == _TIME_WAIT and peer.startswith(reused))
+        for peer, state in rows
+    )
+    if n_connections > n_ports - n_held:
+        held = f", of which {n_held:,} are in use or in TIME_WAIT" if n_held else ""
+        raise WorkloadError(
+            f"{n_connections:,} connections to one server need {n_connections:,} local ports, "
+            f"net.ipv4.ip_local_port_range has {n_ports:,}{held}; widen it (sysctl -w "
+            f"net.ipv4.ip_local_port_range='1024 65535'), or send fewer at once, at most "
+            f"{max(0, n_ports - n_held):,} (--requests, --concurrency)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from html import escape
+from typing import Any, Concatenate, ParamSpec
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ from matplotlib.transforms import offset_copy
 
 from burstline.reports.blocks import Drawing, Hover
 
+P = ParamSpec("P")
 INK, MUTED, GRID, BAD, GOOD, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
@@ -87,12 +89,33 @@ def plain() -> Iterator[None]:
         yield
 
 
-@plain()
+def always(
+    draw: Callable[Concatenate[str, float, P], Drawing],
+) -> Callable[Concatenate[str, float, P], Drawing]:
+    """What `draw(name, width, ...)` makes; where it fails a note, for no measured run is lost to a figure."""
+
+    def attempt(name: str, width: float, /, *args: P.args, **options: P.kwargs) -> Drawing:
+        try:
+            with plain():
+                return draw(name, width, *args, **options)
+        except Exception as error:  # matplotlib, with fonts and files of the user's
+            return undrawn(name, width, error)
+
+    return attempt
+
+
+def undrawn(name: str, width: float, error: Exception) -> Drawing:
+    """What stands in place of a figure that could not be drawn."""
+    lines = ("This figure could not be drawn:", f"{type(error).__name__}: {error}"[:200])
+    rows = (f'<text x="0" y="{20 + 18 * k}">{escape(line)}</text>' for k, line in enumerate(lines))
+    return Drawing(name, "".join(rows), width, 50.0, None)
+
+
 def in_both_widths(
     name: str, draw: Callable[[str, float], Drawing], *, wide: float = WIDE
 ) -> tuple[Drawing, Drawing]:
     """What `draw(name, width)` makes for a wide and for a narrow screen; `wide` is HALF beside another."""
-    return draw(name, wide), draw(f"{name}-narrow", NARROW)
+    return always(draw)(name, wide), always(draw)(f"{name}-narrow", NARROW)
 
 
 def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[Axes]]:

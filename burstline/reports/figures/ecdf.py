@@ -13,18 +13,18 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from burstline.loadgen.record.columns import Floats, Ints
 from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.stats.quantiles import quantile
-from burstline.reports.blocks import Numbers, Plot, Table, table
+from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
     INK,
     SERIES,
     TEXT,
+    always,
     canvas,
     drawn,
     margins,
     names_above,
-    plain,
 )
 from burstline.reports.number_format import Scale, number, point, scale_for
 
@@ -79,7 +79,6 @@ class _Sample:
         return number(quantile(self.values, p) / scale.divisor)
 
 
-@plain()
 def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | None:
     """The share of requests at or below each latency on a log-tail axis; None without two successes anywhere.
 
@@ -91,9 +90,29 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
     if not shown:
         return None
     scale = scale_for("s", [float(sample.values[sample.n_ok - 1]) for _, sample in shown])
-    several = len(curves) > 1
+    drawing = _drawing(name, 310, f"{label} ({scale.unit}); share on a log scale", scale, samples, shown)
+    medians = tuple((f"{s.curve.key}.p50", f"{s.at(0.5, scale)} {scale.unit}") for _, s in shown)
+    if len(curves) > 1:
+        finding = _medians(label, [s for _, s in shown], medians)
+    else:
+        finding, medians = _finding(label, samples[0], scale)
+    numbers = _table(title, label, samples, scale)
+    return Plot(name, title, finding, "", (drawing,), numbers, numbers=medians)
+
+
+@always
+def _drawing(
+    name: str,
+    width: float,
+    label: str,
+    scale: Scale,
+    samples: Sequence[_Sample],
+    shown: Sequence[tuple[int, _Sample]],
+) -> Drawing:
+    """The curves of the samples that are `shown`, each with its place among all."""
+    several = len(samples) > 1
     legend = LEGEND_LINE * len(shown) * several
-    figure, (panel,) = canvas(310, 290 + legend)
+    figure, (panel,) = canvas(width, 290 + legend)
     top = max(_top(sample) for _, sample in shown)
     ends = []
     for k, sample in shown:
@@ -109,18 +128,13 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
     if several:
         names_above(panel)
     else:
-        _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
+        known = samples[0].curve.known
+        _mark_quantiles(panel, scale, {p: known[p] for p in MARKED if p in known})
         _mark_failures(panel, samples[0].n_ok, samples[0].n)
     tail_axis(panel, top)
-    panel.set_xlabel(f"{label} ({scale.unit}); share on a log scale", loc="right")
+    panel.set_xlabel(label, loc="right")
     margins(figure, top=10 + legend, bottom=44, left=48, right=12)
-    medians = tuple((f"{s.curve.key}.p50", f"{s.at(0.5, scale)} {scale.unit}") for _, s in shown)
-    if several:
-        finding = _medians(label, [s for _, s in shown], medians)
-    else:
-        finding, medians = _finding(label, samples[0], scale)
-    numbers = _table(title, label, samples, scale)
-    return Plot(name, title, finding, "", (drawn(figure, name, panel),), numbers, numbers=medians)
+    return drawn(figure, name, panel)
 
 
 def _sample(curve: Curve) -> _Sample:

@@ -22,11 +22,11 @@ from burstline.reports.figures.drawing import (
     TEXT,
     WIDE,
     LogTicks,
+    always,
     canvas,
     drawn,
     head,
     margins,
-    plain,
 )
 from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
 from burstline.reports.number_format import Reach
@@ -75,7 +75,7 @@ class Region:
     text: str
 
 
-@plain()
+@always
 def scatter(
     name: str,
     width: float,

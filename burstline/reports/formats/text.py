@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import TextWrapper
+from types import MappingProxyType
 
 from burstline.reports.blocks import (
     Answer,
@@ -20,17 +21,19 @@ from burstline.reports.blocks import (
     Table,
     Tiles,
 )
+from burstline.reports.number_format import RAISED
 
-RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-
-def text(blocks: Iterable[Block], width: int | None = None) -> str:
+def text(
+    blocks: Iterable[Block], width: int | None = None, signs: Mapping[int, str] = MappingProxyType({})
+) -> str:
     """The blocks, an empty line between them; no line break at the end.
 
-    Within a `width` sentences break, and a table goes on below with the columns that are left.
+    Within a `width` sentences break, and a table goes on below with the columns that are left. `signs` are
+    those to be replaced, as for `str.translate`.
     """
-    shown = filter(None, (_block(block, width) for block in blocks))
-    return "\n\n".join(shown if width is None else (_wrapped(each, width) for each in shown))
+    shown = (_block(block, width, signs).translate(signs) for block in blocks)
+    return "\n\n".join(_wrapped(each, width) if width else each for each in shown if each)
 
 
 def _wrapped(shown: str, width: int) -> str:
@@ -45,14 +48,14 @@ def _wrapped(shown: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _block(block: Block, width: int | None) -> str:
+def _block(block: Block, width: int | None, signs: Mapping[int, str]) -> str:
     match block:
         case Heading():
             return block.text
         case Banner():
             return "\n".join(_banner(block))
         case Table():
-            return _table(block, width)
+            return _table(block, width, signs)
         case Note():
             return block.text
         case Findings():
@@ -64,9 +67,9 @@ def _block(block: Block, width: int | None) -> str:
         case Tiles():
             return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
-            return text(block.blocks, width)
+            return text(block.blocks, width, signs)
         case Folded():
-            return text((Heading(block.summary), *block.blocks), width)
+            return text((Heading(block.summary), *block.blocks), width, signs)
         case Plot():
             return f"{block.title}: {block.finding}"
 
@@ -80,7 +83,7 @@ def _banner(banner: Banner) -> Iterator[str]:
     yield from (f"  - {reason.text} {reason.advice}".rstrip() for reason in banner.reasons)
 
 
-def _table(table: Table, width: int | None) -> str:
+def _table(table: Table, width: int | None, signs: Mapping[int, str]) -> str:
     """Aligned columns; a numeric one whose cells have details takes two, the details on the right."""
     cells = [row.cells for row in table.rows]
     grid: list[list[str]] = [[] for _ in range(len(cells) + 1)]
@@ -93,6 +96,7 @@ def _table(table: Table, width: int | None) -> str:
         for line, row in zip(grid[1:], cells, strict=True):
             shown = [_text(row[k]), row[k].detail]
             line += shown if split else [" ".join(filter(None, shown))]
+    grid = [[cell.translate(signs) for cell in line] for line in grid]  # before they are aligned
     notes = [f"  {str(k).translate(RAISED)} {note}" for k, note in enumerate(table.notes, 1)]
     if not table.rows and table.remark:
         return f"{table.caption}: {table.remark}"

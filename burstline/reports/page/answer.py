@@ -162,7 +162,7 @@ def _cut_short(summary: Summary) -> str:
 def _failure(summary: Summary) -> str:
     """Why a run that served something has FAILED."""
     reason = next(iter(summary.verdict.reasons), None)
-    return reason.text if reason and reason.code == "died" else _failed(summary)
+    return reason.text if reason and reason.code in ("died", "client-failed") else _failed(summary)
 
 
 def _failures(view: View) -> str:

@@ -53,7 +53,10 @@ class ChildLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last message of a child whose work raised an exception, which is raised again in the parent."""
+    """The last message of a child whose work raised an exception, which is raised again in the parent.
+
+    Its last note is the place where that was.
+    """
 
     error: Exception
 
@@ -65,6 +68,8 @@ class Failed:
         except Exception:
             return cls(RuntimeError("".join(traceback.format_exception(error))))
         error.add_note(f"in process {os.getpid()}:\n{''.join(traceback.format_tb(error.__traceback__))}")
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        error.add_note(f"{place.filename.removeprefix(f'{_OURS}/')}:{place.lineno}")
         return cls(error)
 
 
@@ -189,7 +194,8 @@ def limit_waits(peer: socket.socket, take_s: float, give_s: float) -> None:
     """A send or a read that the other side holds up for longer raises OSError; for sockets that block."""
     for option, limit_s in ((socket.SO_SNDTIMEO, take_s), (socket.SO_RCVTIMEO, give_s)):
         limit = struct.pack("ll", *divmod(round(limit_s * 1e6), 1_000_000))
-        peer.setsockopt(socket.SOL_SOCKET, option, limit)
+        with suppress(OSError):  # a sandbox may refuse
+            peer.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def how_it_ended(exit_code: int | None) -> str:

@@ -248,7 +248,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     alarm = threading.Timer(timeout_s, _hang_up, [connection])
     alarm.daemon = True
     try:
-        connection.connect()
+        connection.sock = destination.connected(timeout_s)
         alarm.start()
         if (tls := destination.tls()) is not None:
             connection.sock = tls.wrap_socket(connection.sock, server_hostname=destination.host)
@@ -260,7 +260,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
                 raise http.client.IncompleteRead(body, reply.length)
             headers = {name.lower(): value for name, value in reply.getheaders()}
     except (OSError, ValueError, http.client.HTTPException) as error:
-        late = time.monotonic() >= until_s
+        late = connection.sock is not None and time.monotonic() >= until_s
         why = f"no complete answer within {timeout_s:g} s" if late else error
         if isinstance(error, ssl.SSLCertVerificationError):
             why = f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"
