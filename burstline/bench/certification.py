@@ -106,7 +106,8 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
     ensure_fd_limit(load.n_at_once)
     cores = allowed_cores()
     with truth_server(setup) as truth:
-        _pin(truth.pid, cores[:1])
+        if truth.pid:
+            keep_to(truth.pid, cores[:1])
         tokenizer = _tokenizer(client, load, out)
         argv = _argv(client, load, truth, tokenizer, out)
         truth.reset()
@@ -136,7 +137,7 @@ class Ran:
                 process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
             except OSError as error:
                 raise WorkloadError(f"--client: {argv[0]} cannot be started: {error}") from None
-        _pin(process.pid, cores)
+        keep_to(process.pid, cores)
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(process.pid, over), daemon=True)
         watcher.start()
@@ -327,9 +328,3 @@ def parse_reads(given: Sequence[str]) -> dict[str, str]:
 
 def _last_lines(log: Path) -> str:
     return "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
-
-
-def _pin(pid: int | None, cores: Sequence[int]) -> None:
-    """Client and truth server apart, where there are two cores."""
-    if pid:
-        keep_to(pid, cores)

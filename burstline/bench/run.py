@@ -35,7 +35,6 @@ from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
-from burstline.console.server_options import ServerOptions
 from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.record.capture import Capture, CaptureWriter
 from burstline.loadgen.record.manifest import LoadFacts, Status
@@ -173,20 +172,16 @@ def serve_and_fire(
             whole, ended_ns = fired.status == "complete", time.monotonic_ns()
             if whole:
                 try:
-                    _send_after(run, ready, settings.where, (ended_ns - fired.t0_ns) / 1e9, progress.phase)
+                    if load.spec.audit is not None:
+                        audit_load(run, ready.site, ready.load, ready.plan, ready.vocabulary, progress.phase)
+                    if settings.where.profile is not None:
+                        took_s = (ended_ns - fired.t0_ns) / 1e9
+                        profile_load(run, ready.site, ready.load, settings.where, took_s, progress.phase)
                 except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
                     progress.phase(f"What follows the load ended: {str(error) or 'interrupted'}")
             recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
         _keep_steps(run, site.launch, fired.t0_ns, ended_ns)
     return fired
-
-
-def _send_after(run: RunDir, ready: ReadyLoad, where: ServerOptions, took_s: float, say: Say) -> None:
-    """What no figure counts: the audit and the profiled load, as far as they are asked for."""
-    if ready.load.spec.audit is not None:
-        audit_load(run, ready.site, ready.load, ready.plan, ready.vocabulary, say)
-    if where.profile is not None:
-        profile_load(run, ready.site, ready.load, where, took_s, say)
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
@@ -317,10 +312,12 @@ def fire_watched(
     with uninterrupted():
         error, code = fired.engine_error, None
         if error is None and done.error is not None:
-            error, code = _client_error(done.error), "client-failed"
-        ended = replace(
-            run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error, error_code=code
-        )
+            error, code = str(done.error), "client-failed"
+            if exit_codes.of_error(done.error) == exit_codes.OUR_BUG:
+                place = getattr(done.error, "__notes__", [""])[-1]
+                error = f"Internal error at {place}: {type(done.error).__name__}: {done.error}"
+        facts = replace(run.manifest, error=error, error_code=code)
+        ended = replace(facts, drivers=tuple(done.reports), lost=done.lost)
         if done.ended_s is not None and not ready.load.has_sessions:
             n_sent = sum(report.n_sent for report in done.reports)
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
@@ -330,14 +327,6 @@ def fire_watched(
         telemetry.unlink()
         job.counters.unlink()
     return fired
-
-
-def _client_error(error: Exception) -> str:
-    """What a driver failed of, in one line; of a bug its place and kind too."""
-    if exit_codes.of_error(error) != exit_codes.OUR_BUG:
-        return str(error)
-    place = getattr(error, "__notes__", [""])[-1]
-    return f"internal error at {place}: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int, ended_ns: int) -> None:

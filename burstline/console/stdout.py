@@ -31,10 +31,9 @@ class Outlet:
     """A text stream; once it cannot be written (its reader or its terminal has gone, its disk is full) all
     that is written goes nowhere, without an error: a run needs no terminal.
 
-    A character that the terminal's encoding lacks, or that would steer it, is written as its escape, and our
-    own signs as `signs` says. `raw` is
-    the same stream for a display that draws with control sequences of its own. `lost` is why a reader who is
-    still there lacks a part: a full disk.
+    A character that the terminal's encoding lacks, or that would steer it, is written as its escape, one of
+    ours as `signs` says. `raw` is the same stream for a display that draws with control sequences of its own.
+    `lost` is why a reader who is still there lacks a part: a full disk.
     """
 
     def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
@@ -43,7 +42,8 @@ class Outlet:
         self.lost: OSError | None = None
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-        self.signs = {} if _has_letters(stream) else SIGNS
+        ours, encoding = "".join(map(chr, SIGNS)), stream.encoding or "utf-8"
+        self.signs = {} if ours.encode(encoding, "ignore").decode(encoding) == ours else SIGNS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -75,14 +75,6 @@ class Outlet:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
-
-
-def _has_letters(stream: TextIO) -> bool:
-    try:
-        "".join(map(chr, SIGNS)).encode(stream.encoding or "utf-8")
-    except (UnicodeError, LookupError):
-        return False
-    return True
 
 
 def json_text(value: Any) -> str:

@@ -365,23 +365,24 @@ def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
 
 
 LOCAL, AWAY = "0100007F", "0200A8C0"
-PORTS = {
-    "enough": ("40000 40499", "2", [], 500, ""),
-    "too few": ("40000 40499", "2", [], 501, r"need 501 local ports, .*_range has 500; .* at most 500 \("),
+PORTS: dict[str, tuple[str, str, list[tuple[str, int, str]], int, str]] = {
+    "enough": ("40000 40499", "2", [], 484, ""),
+    "too few": ("40000 40499", "2", [], 485, "485 connections .* 484 are free"),
     "the whole range": ("1024 65535", "0", [], 30_000, ""),
     "in use": (
-        "40000 40009",
+        "40000 40099",
         "1",
         [(AWAY, 8000, "01")] * 4,
-        7,
-        "has 10, of which 4 are in use .* at most 6 ",
+        81,
+        "80 are free",
     ),
-    "to another port": ("40000 40009", "0", [(AWAY, 443, "01")] * 4, 10, ""),
-    "a listener": ("40000 40009", "0", [(LOCAL, 8000, "0A")], 10, ""),
-    "TIME_WAIT": ("40000 40009", "0", [(LOCAL, 8000, "06")] * 4, 7, "4 are in use or in TIME_WAIT"),
-    "TIME_WAIT of the loopback, reused": ("40000 40009", "2", [(LOCAL, 8000, "06")] * 4, 10, ""),
-    "TIME_WAIT elsewhere": ("40000 40009", "2", [(AWAY, 8000, "06")] * 4, 7, "TIME_WAIT"),
-    "TIME_WAIT elsewhere, reused": ("40000 40009", "1", [(AWAY, 8000, "06")] * 4, 10, ""),
+    "to another port": ("40000 40099", "0", [(AWAY, 443, "01")] * 4, 84, ""),
+    "a listener in the range": ("40000 40099", "0", [(LOCAL, 0, "0A")], 84, "83 are free"),
+    "a listener elsewhere": ("50000 50099", "0", [(LOCAL, 0, "0A")], 84, ""),
+    "TIME_WAIT": ("40000 40099", "0", [(LOCAL, 8000, "06")] * 4, 81, "80 are free"),
+    "TIME_WAIT of the loopback, reused": ("40000 40099", "2", [(LOCAL, 8000, "06")] * 4, 84, ""),
+    "TIME_WAIT elsewhere": ("40000 40099", "2", [(AWAY, 8000, "06")] * 4, 81, "80 are free"),
+    "TIME_WAIT elsewhere, reused": ("40000 40099", "1", [(AWAY, 8000, "06")] * 4, 84, ""),
     "no Linux": ("", "", [], 99_999, ""),
 }
 

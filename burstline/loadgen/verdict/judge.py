@@ -53,11 +53,7 @@ def judge(
     client, disturbed = (
         _client_bound(summary, decisive),
         [
-            *_disturbed(
-                summary.instrument,
-                is_watched=is_watched(summary, manifest),
-                one_core=manifest.host.cores_allowed == 1 and manifest.on_this_machine,
-            ),
+            *_disturbed(summary.instrument, manifest, is_watched=is_watched(summary, manifest)),
             *(_slowed(summary.instrument) if manifest.on_this_machine else ()),
         ],
     )
@@ -81,7 +77,7 @@ def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause
     if status == "failed" and manifest.error:
         text = f"{manifest.error.rstrip('.')}. {ok:,} of {planned:,} requests had succeeded."
         if manifest.error_code is not None:
-            return [Reason(manifest.error_code, f"{text[:1].upper()}{text[1:]}", CLIENT_FAILED)]
+            return [Reason(manifest.error_code, text, CLIENT_FAILED)]
         return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     if not planned:
         return [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
@@ -205,7 +201,7 @@ def is_watched(summary: Summary, manifest: Manifest) -> bool:
     return isinstance(cpu, Estimate) or (manifest.server_here and cpu.code != "unwatched")
 
 
-def _disturbed(client: Instrument, *, is_watched: bool, one_core: bool) -> list[Reason]:
+def _disturbed(client: Instrument, manifest: Manifest, *, is_watched: bool) -> list[Reason]:
     """Others took CPU time that client or server needed."""
     reasons = []
     advice = "Stop other work on this machine and run again; compare accepts this run only with --anyway."
@@ -217,11 +213,11 @@ def _disturbed(client: Instrument, *, is_watched: bool, one_core: bool) -> list[
         reasons.append(Reason("busy-machine", text, advice))
     if waited is not None and waited > WAITING:
         text = f"The client waited for a CPU {waited:.0%} of the time."
-        if one_core:
-            shared = f"Client and server had one core together. {text}"
-            reasons.append(Reason("one-core", shared, "Give them two cores or more, and run again."))
-        else:
-            reasons.append(Reason("cpu-wait", text, advice))
+        alone = manifest.host.cores_allowed == 1 and manifest.on_this_machine
+        code, help_ = (
+            ("one-core", "Client and server had one core: give them two.") if alone else ("cpu-wait", advice)
+        )
+        reasons.append(Reason(code, text, help_))
     if throttled is not None and throttled > THROTTLED:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
         reasons.append(

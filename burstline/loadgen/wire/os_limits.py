@@ -15,7 +15,7 @@ from pathlib import Path
 from burstline.workloads.request import WorkloadError
 
 _SWITCH_INTERVAL_S = 50e-6
-_N_OWN_FDS = 64
+_N_OWN_FDS, _N_OWN_PORTS = 64, 16
 
 
 def ensure_fd_limit(n_connections: int) -> None:
@@ -36,41 +36,35 @@ def ensure_fd_limit(n_connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
 
 
-# include/net/tcp_states.h, and 127.0.0.1 and ::1 as the kernel prints them.
+# include/net/tcp_states.h; then 127.0.0.1 and ::1 as the kernel prints them.
 _TIME_WAIT, _LISTEN = "06", "0A"
 _LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
 def ensure_ports(n_connections: int, port: int = 0, proc: Path = Path("/proc")) -> None:
-    """Raise WorkloadError where so many connections to one port need more local ports than are free.
+    """Raise WorkloadError where so many connections to one remote port need more local ports than are free.
 
-    Those with a connection to the same port of any host are not free, nor those that wait for its last
-    packets, unless net.ipv4.tcp_tw_reuse gives them away again.
+    A port is held by a listener, by a connection to the same port of any host, and by one that has ended, in
+    TIME_WAIT, unless net.ipv4.tcp_tw_reuse (1: all, 2: on the loopback) gives it away again.
     """
     settings, tables = proc / "sys/net/ipv4", (proc / "net/tcp", proc / "net/tcp6")
     try:
         first, last = map(int, (settings / "ip_local_port_range").read_text().split())
-        reuse = (settings / "tcp_tw_reuse").read_text().strip()
-        rows = [
-            line.split()[2:4] for each in tables if each.exists() for line in each.read_text().splitlines()
-        ]
+        reused = {"1": ("",), "2": _LOOPBACK}.get((settings / "tcp_tw_reuse").read_text().strip(), ())
+        lines = [line for each in tables if each.exists() for line in each.read_text().splitlines()]
     except (OSError, ValueError):  # no Linux, or a sandbox that hides it
         return
-    reused = {"1": ("",), "2": _LOOPBACK}.get(reuse, ())
-    n_ports = last - first + 1
-    n_held = sum(
-        peer.endswith(f":{port:04X}")
-        and state != _LISTEN
-        and not (state == _TIME_WAIT and peer.startswith(reused))
-        for peer, state in rows
-    )
-    if n_connections > n_ports - n_held:
-        held = f", of which {n_held:,} are in use or in TIME_WAIT" if n_held else ""
+    n_free = last - first + 1 - _N_OWN_PORTS
+    for local, peer, state in (line.split()[1:4] for line in lines):
+        if state == _LISTEN:
+            n_free -= first <= int(local[-4:], 16) <= last
+        elif peer.endswith(f":{port:04X}"):
+            n_free -= not (state == _TIME_WAIT and peer.startswith(reused))
+    if n_connections > n_free:
         raise WorkloadError(
-            f"{n_connections:,} connections to one server need {n_connections:,} local ports, "
-            f"net.ipv4.ip_local_port_range has {n_ports:,}{held}; widen it (sysctl -w "
-            f"net.ipv4.ip_local_port_range='1024 65535'), or send fewer at once, at most "
-            f"{max(0, n_ports - n_held):,} (--requests, --concurrency)"
+            f"{n_connections:,} connections to one server need as many local ports, {max(0, n_free):,} are "
+            f"free (net.ipv4.ip_local_port_range is {first} to {last}, less what others or TIME_WAIT hold); "
+            "widen the range, or send fewer at once (--requests, --concurrency)"
         )
 
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from html import escape
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -23,7 +24,6 @@ from matplotlib.transforms import offset_copy
 
 from burstline.reports.blocks import Drawing, Hover
 
-P = ParamSpec("P")
 INK, MUTED, GRID, BAD, GOOD, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
@@ -89,33 +89,26 @@ def plain() -> Iterator[None]:
         yield
 
 
-def always(
-    draw: Callable[Concatenate[str, float, P], Drawing],
-) -> Callable[Concatenate[str, float, P], Drawing]:
-    """What `draw(name, width, ...)` makes; where it fails a note, for no measured run is lost to a figure."""
-
-    def attempt(name: str, width: float, /, *args: P.args, **options: P.kwargs) -> Drawing:
-        try:
-            with plain():
-                return draw(name, width, *args, **options)
-        except Exception as error:  # matplotlib, with fonts and files of the user's
-            return undrawn(name, width, error)
-
-    return attempt
+@plain()
+def attempt(name: str, width: float, draw: Callable[[str, float], Drawing]) -> Drawing:
+    """What `draw(name, width)` makes; where it fails a note, for no measured run is lost to a figure."""
+    try:
+        return draw(name, width)
+    except Exception as error:  # matplotlib, with fonts and files of the user's
+        return undrawn(name, width, error)
 
 
 def undrawn(name: str, width: float, error: Exception) -> Drawing:
     """What stands in place of a figure that could not be drawn."""
-    lines = ("This figure could not be drawn:", f"{type(error).__name__}: {error}"[:200])
-    rows = (f'<text x="0" y="{20 + 18 * k}">{escape(line)}</text>' for k, line in enumerate(lines))
-    return Drawing(name, "".join(rows), width, 50.0, None)
+    why = escape(f"This figure could not be drawn: {type(error).__name__}: {error}"[:200])
+    return Drawing(name, f'<text y="20">{why}</text>', width, 50.0, None)
 
 
 def in_both_widths(
     name: str, draw: Callable[[str, float], Drawing], *, wide: float = WIDE
 ) -> tuple[Drawing, Drawing]:
     """What `draw(name, width)` makes for a wide and for a narrow screen; `wide` is HALF beside another."""
-    return always(draw)(name, wide), always(draw)(f"{name}-narrow", NARROW)
+    return attempt(name, wide, draw), attempt(f"{name}-narrow", NARROW, draw)
 
 
 def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -189,10 +182,6 @@ def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: 
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
 
 
-def _shortened(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
-
-
 def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     """The figure as SVG, its ids beginning with `name`; values are read off along the panel's `axis`, if any.
 
@@ -209,7 +198,8 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     body = _scoped_ids(body, name)
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
     # Coordinates stand in tags; a number in a text stays as it is.
-    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{4,}", _shortened, tag[0]), body)
+    short = partial(re.sub, r"-?\d+\.\d{4,}", lambda at: f"{float(at[0]):.2f}".rstrip("0").rstrip("."))
+    body = re.sub(r"<[^>]+>", lambda tag: short(tag[0]), body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for sentinel, variable in VARIABLES.items():
         body = body.replace(sentinel, f"var(--{variable})")

@@ -22,7 +22,6 @@ from burstline.reports.figures.drawing import (
     TEXT,
     WIDE,
     LogTicks,
-    always,
     canvas,
     drawn,
     head,
@@ -75,7 +74,6 @@ class Region:
     text: str
 
 
-@always
 def scatter(
     name: str,
     width: float,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from burstline.loadgen.stats.figure import Absent, Estimate
 from burstline.reports.blocks import Block, Cell, Findings, Numbers, Plot, Side, Table, table
-from burstline.reports.figures.drawing import HALF, NARROW, WIDE
+from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.sweep_load import load_range
 from burstline.reports.model.sweeps import Point, Sweep
@@ -46,10 +47,7 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
     axes = (f"{cost.label} ({scale.unit}{{log}}), {towards}", sweep.output_title)
     region, name = _region(sweep, cost, scale), f"{prefix}tradeoff-{cost.key}"
     wide = WIDE if cost.key == "speed" else HALF
-    drawings = (
-        scatter(name, wide, curves, axes, region),
-        scatter(f"{name}-narrow", NARROW, curves, axes, region),
-    )
+    drawings = in_both_widths(name, partial(scatter, curves=curves, axes=axes, region=region), wide=wide)
     finding, numbers = _finding(sweep, cost, scale)
     return Plot(
         name,

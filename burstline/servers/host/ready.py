@@ -80,7 +80,9 @@ def wait_ready(
             return Startup(time.monotonic() - began, tuple(stages))
         state = outcome or state
         if server is not None:
-            _note_stage(stages, engine, log, waited_s)
+            name = stage_of(engine, log)
+            if name is not None and (not stages or stages[-1].name != name):
+                stages.append(StartStage(name, waited_s))
         if progress is not None:
             progress(waited_s, state if server is None else _doing(stages, log, waited_s))
     raise EngineError(_why_not_ready(engine, server, target, timeout_s, state, stages))
@@ -133,12 +135,6 @@ def stage_of(engine: Engine, log: str) -> str | None:
             if re.search(pattern, line):
                 return name
     return None
-
-
-def _note_stage(stages: list[StartStage], engine: Engine, log: str, at_s: float) -> None:
-    name = stage_of(engine, log)
-    if name is not None and (not stages or stages[-1].name != name):
-        stages.append(StartStage(name, at_s))
 
 
 def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-KERNEL_STAMPS: Final = sys.platform == "linux" and sys.maxsize > 2**32
 SO_TIMESTAMPNS: Final = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
 
 
@@ -22,8 +21,8 @@ def send_at_once(sock: socket.socket) -> None:
 
 def stamp_reads(sock: socket.socket) -> None:
     """Have the kernel stamp what comes; without, only our own reads say when that was."""
-    if KERNEL_STAMPS:
-        with suppress(OSError):
+    with suppress(OSError):
+        if sys.platform == "linux" and sys.maxsize > 2**32:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 

@@ -74,9 +74,8 @@ class Destination:
 
     def connected(self, timeout_s: float) -> socket.socket:
         """A connection to the first address that answers; OSError, with what was tried, where none does."""
-        until_s, known = time.monotonic() + timeout_s, _answered.get((self.host, self.port))
+        until_s, known, why = time.monotonic() + timeout_s, _answered.get((self.host, self.port)), ""
         silent = sorted(self.addresses(), key=lambda each: each[1] != known)
-        why = ""
         for patience_s in (NEXT_ADDRESS_S, timeout_s)[len(silent) < 2 :]:
             asked, silent = silent, []
             for k, (family, address) in enumerate(asked):
@@ -87,16 +86,14 @@ class Destination:
                     sock.connect(address)
                 except OSError as error:
                     sock.close()
-                    if isinstance(error, TimeoutError):
-                        silent.append((family, address))
                     why = str(error)
-                else:
-                    sock.settimeout(timeout_s)
-                    _answered[self.host, self.port] = address
-                    return sock
+                    silent += [(family, address)] if isinstance(error, TimeoutError) else []
+                    continue
+                sock.settimeout(timeout_s)
+                _answered[self.host, self.port] = address
+                return sock
         if silent:
-            tried = " or ".join(str(address[0]) for _, address in silent)
-            why = f"no connection to {tried} within {timeout_s:g} s"
+            why = f"no connection to {' or '.join(str(at[0]) for _, at in silent)} within {timeout_s:g} s"
         raise OSError(f"{why}{_proxy_hint(self.host)}")
 
     def tls(self) -> ssl.SSLContext | None:
