@@ -316,8 +316,8 @@ def fire_watched(
             if exit_codes.of_error(done.error) == exit_codes.OUR_BUG:
                 place = getattr(done.error, "__notes__", [""])[-1]
                 error = f"Internal error at {place}: {type(done.error).__name__}: {done.error}"
-        facts = replace(run.manifest, error=error, error_code=code)
-        ended = replace(facts, drivers=tuple(done.reports), lost=done.lost)
+        ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost)
+        ended = replace(ended, error=error, error_code=code)
         if done.ended_s is not None and not ready.load.has_sessions:
             n_sent = sum(report.n_sent for report in done.reports)
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))

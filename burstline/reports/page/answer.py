@@ -76,7 +76,8 @@ def _of_run(view: View, contender: Contender) -> Answer:
         *((".".join(path), text) for path, text in headline_numbers(contender)),
         *((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate)),
     )
-    if summary.verdict.state == State.FAILED and (why := _failure(summary)):
+    reasons = [each.text for each in summary.verdict.reasons[:1] if each.code in ("died", "client-failed")]
+    if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
         ok = counted(summary.counts["ok"], "request")
         speed = f"{served(contender)} {say('rates.of-succeeded', n=ok)}"
         details = [_cut_short(summary), speed, limit_of(summary, view.manifest)]
@@ -157,12 +158,6 @@ def _cut_short(summary: Summary) -> str:
     counts = "count" if is_whole else "count, where they were due in the counted window,"
     late = f"; the {n_cut:,} that it cut off {counts} as infinitely late" if n_cut else ""
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
-
-
-def _failure(summary: Summary) -> str:
-    """Why a run that served something has FAILED."""
-    reason = next(iter(summary.verdict.reasons), None)
-    return reason.text if reason and reason.code in ("died", "client-failed") else _failed(summary)
 
 
 def _failures(view: View) -> str:

@@ -53,10 +53,7 @@ class ChildLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last message of a child whose work raised an exception, which is raised again in the parent.
-
-    Its last note is the place where that was.
-    """
+    """The last message of a child: what it raised, for the parent to raise; the place is its last note."""
 
     error: Exception
 

@@ -70,7 +70,9 @@ def wait_ready(
     state = "nothing answers yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
         if server is not None and not server.alive():
-            raise EngineError(_why_it_ended(engine, server))
+            known = engine.root_cause(server.log()) or log_message(server.last_line())
+            ended = f"{engine.title} {server.how_it_ended()} before it was ready"
+            raise EngineError(f"{ended}: {known or 'it printed nothing'}\nIts whole log: {server.log_path}")
         if server is not None and (cause := engine.doomed(log := server.log())):
             raise EngineError(f"{engine.title} cannot start: {cause}\nIts whole log: {server.log_path}")
         outcome = attempt.outcome(POLL_S)
@@ -220,13 +222,6 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
         refused = f"refuses a request for one token (HTTP {raw.status})"
         raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}")
     return reply
-
-
-def _why_it_ended(engine: Engine, server: Server) -> str:
-    how = server.how_it_ended()
-    known = engine.root_cause(server.log())
-    cause = known or log_message(server.last_line()) or "it printed nothing"
-    return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
 
 
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
