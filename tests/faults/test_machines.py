@@ -180,7 +180,8 @@ def test_a_link_that_drops_costs_only_the_requests_of_that_time(
     other_machine: tuple[str, str], tmp_path: Path
 ) -> None:
     here, _ = other_machine
-    drop = f"(sleep 5; ip -n {here} link set v0 down; sleep 3; ip -n {here} link set v0 up) >/dev/null 2>&1 &"
+    begun = "until ls out/*/plan.parquet >/dev/null 2>&1; do sleep 0.2; done; sleep 3"
+    drop = f"({begun}; ip -n {here} link set v0 down; sleep 3; ip -n {here} link set v0 up) >/dev/null 2>&1 &"
     load = ("--rate", "30", "--duration-s", "12", "--prompt-tokens", "8", "--output-tokens", "64")
     inside = f'{drop}\n[ -n "$INSIDE" ] || INSIDE=1 exec ip netns exec {here} "$@"'
     began_s = time.monotonic()
