@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from burstline import __version__
@@ -21,56 +21,8 @@ from burstline.servers.redact import learn_from
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
 
-TRACEBACK = "BURSTLINE_TRACEBACK"
 N_BETWEEN_COLLECTIONS = 20_000
 """New objects from one collection of the youngest to the next; Python's own 700 suit programs that last."""
-
-
-GONE: dict[str, str] = {
-    "accuracy": "in a clone, `make accuracy` checks the roofline model against measured data",
-    "completion": "use `burstline --print-completion bash` (or zsh, tcsh)",
-    "export": "use `burstline report RUN --to DIR --format csv`",
-    "show": "use `burstline report RUN --format text`",
-    "--arrival-times": "use --arrival file:FILE",
-    "--burstiness": "use --arrival gamma:SHAPE, e.g. --arrival gamma:0.5",
-    "--cancel-after": "write it after the share, e.g. --cancel-share 20%,after=4..12",
-    "--data-column": "write it after the file, e.g. --data FILE,prompt=question",
-    "--data-filter": "keep the rows you want in a file of their own",
-    "--data-order": "rows are shuffled by --seed; --arrival replay keeps the file's order",
-    "--data-split": "write it after the name, e.g. --data NAME,split=test",
-    "--enforce-eager": "use --cuda-graphs 0",
-    "--fan-out": "an agent's branches are not simulated",
-    "--groups": "write them after the prefix, e.g. --shared-prefix 256,groups=4",
-    "--max-rate": "give --rate R for R starts a second; --concurrency alone has no ceiling",
-    "--no-certify": "drop it: a run no longer certifies first; `burstline certify` does",
-    "--prefix-hit": "use --shared-prefix with a share, e.g. --shared-prefix 60%",
-    "--ramp-to": "use --arrival ramp:FIRST..LAST, e.g. --arrival ramp:2..20",
-    "--steps": "use --arrival steps:RxS,..., e.g. --arrival steps:5x30,10x30",
-    "--tool-s": "give all pauses with --think-s, e.g. --think-s lognormal:2,3",
-    "--tool-share": "give all pauses with --think-s, e.g. --think-s lognormal:2,3",
-    "--trace-speed": "write it after the file, e.g. --trace FILE,speed=2",
-    "--trace-window": "write it after the file, e.g. --trace FILE,window=600..1200",
-    "--worker-resources": "write it after the address, e.g. --ray HOST:PORT,client=1",
-    "--url-by": "requests take turns at several URLs, conversations stay at one",
-    "--vllm-python": "use --engine-python PATH",
-    "--warmup-handover": "drop it: what counts begins once the load has filled the server",
-    **{
-        f"run {flag}": f"the engine's settings say it; else `burstline report RUN {flag}` states it"
-        for flag in (
-            "--tp",
-            "--pp",
-            "--dp",
-            "--ep",
-            "--quant",
-            "--kv-dtype",
-            "--token-budget",
-            "--draft-tokens",
-            "--expert-share",
-        )
-    },
-    "run --usd-per-hour": "use `burstline report RUN --usd-per-hour USD`",
-}
-"""Commands and flags that earlier commits had (with a command: of that one only), and what replaces them."""
 
 
 PRINTED = ("certify", "compare", "engines", "verify", "report", "bound", "study")
@@ -115,8 +67,6 @@ def _main(argv: list[str]) -> int:
         parser = Parser(prog="burstline", description="")
         importlib.import_module("burstline.completion").add_completion(parser)
         parser.parse_args(argv)
-    if argv[0] in GONE:
-        return _fail(f"{argv[0]} is gone: {GONE[argv[0]]}", exit_codes.USAGE)
     if argv[0] not in VERBS:
         wanted = nearest(argv[0], VERBS) or f"; expected one of: {', '.join(VERBS)}"
         return _fail(f"unknown command {argv[0]!r}{wanted}", exit_codes.USAGE)
@@ -145,10 +95,6 @@ def _run_verb(name: str, argv: list[str]) -> int:
         at = argv.index("--")
         own = argv[:at]
         parser.set_defaults(engine_args=tuple(argv[at + 1 :]))
-    for flag in (word.partition("=")[0] for word in own if word.startswith("--")):
-        instead = GONE.get(flag) or GONE.get(f"{name} {flag}")
-        if instead is not None:
-            return _fail(f"{flag} is gone: {instead}", exit_codes.USAGE)
     for flag, value in zip(own, [*own[1:], "-"], strict=False):
         if (flag in NEVER_EMPTY and not value) or (flag.endswith("=") and flag[:-1] in NEVER_EMPTY):
             return _fail(f"{flag.rstrip('=')} '': expected a value; give one, or drop it", exit_codes.USAGE)
@@ -170,7 +116,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
     try:
         return int(verb.run(args))
     except Exception as error:
-        refused = _refused(args, error) or _damaged(args, error)
+        refused = _refused(args, error)
         code = exit_codes.USAGE if refused else exit_codes.of_error(error)
         if code == exit_codes.OUR_BUG and not isinstance(error, ChildLostError):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
@@ -192,29 +138,6 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
     return None
 
 
-def _damaged(args: argparse.Namespace, error: Exception) -> str | None:
-    """Which file of a run that the user named cannot be read; None where the error is another's, or ours."""
-    if exit_codes.of_error(error) != exit_codes.OUR_BUG or os.environ.get(TRACEBACK):
-        return None
-    from burstline.verbs.verify import checks_of
-
-    for run in _runs_in(args):
-        for check in checks_of(run, again=False):
-            if check.problem is not None:
-                return (
-                    f"{run} is damaged or from another version: {check.what}: {check.problem}; "
-                    f"`burstline verify` says what can still be read ({TRACEBACK}=1 shows where it failed)"
-                )
-    return None
-
-
-def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
-    for value in vars(args).values():
-        for path in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(path, Path) and (path / "manifest.json").is_file():
-                yield path
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean --rate?`, "" where nothing is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -233,7 +156,6 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = self._formatter
 
     def flags(self) -> list[str]:
-        """Every flag there is."""
         self.brief = frozenset()
         return re.findall(r"(?<!\S)--[a-z][a-z-]*", self.format_help())
 

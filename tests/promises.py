@@ -204,7 +204,6 @@ COMMANDS = (
     row(
         "predict speed and bottleneck of a model on a device; compare devices; predict a training step",
         f"{EXAMPLES}[bound]",
-        "tests/burstline/test_study.py::test_it_prints_three_analyses",
         "tests/roofline/test_training.py::test_the_study_prints_time_bounds_memory_and_other_methods",
     ),
     row(

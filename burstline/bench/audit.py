@@ -35,7 +35,6 @@ def check_audit(where: ServerOptions) -> None:
 
 
 def n_audited(load: Load, n: int) -> int:
-    """How many of n requests are audited."""
     return min(n, max(1, round((load.spec.audit or 0.0) * n)))
 
 

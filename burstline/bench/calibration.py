@@ -66,13 +66,14 @@ def measured(
         config_file, file = Path(name, "config.json"), Path(name, "device.toml")
         config_file.write_bytes(orjson.dumps(config))
         calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=most_s)
+        found, calibration = read_device_file(file.read_bytes(), file)
         if on_cpu:
             _check_quiet(beside)
-            host_overhead.add_host(file, config, threads)
+            of_host = host_overhead.host_fit(config, threads, found, calibration)
+            calibration = replace(calibration, host=of_host or calibration.host)
         others = _check_quiet(beside) if on_cpu else beside.others()[0]
         versions = f"Burstline {__version__}, numpy {libraries()['numpy']}, Linux {platform.release()}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        found, calibration = read_device_file(file.read_bytes(), file)
         return device_toml(found, replace(calibration, conditions=Conditions(now, others, model, versions)))
 
 

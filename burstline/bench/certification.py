@@ -111,7 +111,7 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
         tokenizer = _tokenizer(client, load, out)
         argv = _argv(client, load, truth, tokenizer, out)
         truth.reset()
-        ran = Ran(argv, out / "tool.log", cores[1:], limit_s)
+        ran = _Ran(argv, out / "tool.log", cores[1:], limit_s)
         rows = truth.log()
     if ran.code not in ((0,) if client else (0, 4)):  # ours says with 4 that a run is not VALID
         raise WorkloadError(
@@ -124,7 +124,7 @@ def certified(load: Load, script: str, client: Client | None, out: Path) -> Cert
     return certificate(rows, asked, script, printed, ran.cost, counted)
 
 
-class Ran:
+class _Ran:
     """A command, run to its end and watched; `log` is what it printed."""
 
     def __init__(self, argv: Sequence[str], log: Path, cores: Sequence[int], limit_s: float) -> None:

@@ -45,10 +45,6 @@ OnPids = Callable[[list[int]], None]
 Say = Callable[[str], None]
 
 
-class DriverDiedError(ChildLostError):
-    """A driver ended before the load began: our bug, or it was killed."""
-
-
 Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Sequence[Driver]]]
 """Starts one driver for each job."""
 
@@ -85,7 +81,7 @@ def fire(
 
     An interrupt asks the drivers to stop, so that all that was sent still gets its capture; a second one is
     raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
-    DriverDiedError where nothing was sent.
+    ChildLostError where nothing was sent.
     """
     with Counters.create(job.counters, n_workers) as counters:
         parts = job.split(n_workers) if n_workers > 1 else [job]
@@ -187,7 +183,7 @@ class _DriverControl:
     def _lose(self, k: int, why: str) -> None:
         del self._pending[k]
         if self._t0_ns is None and self._stopped_s is None:
-            raise DriverDiedError(f"{why}; nothing was sent")
+            raise ChildLostError(f"{why}; nothing was sent")
         n_sent = self._counters.row(k)[NAMES.index("sent")]
         why = f"{why}; {n_sent:,} of its {self._shares[k]:,} requests had been sent"
         at_s = (time.monotonic_ns() - self._t0_ns) / 1e9 if self._t0_ns else 0.0

@@ -17,15 +17,15 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from burstline.bench.fire import DriverDiedError, fire
+from burstline.bench.fire import fire
 from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.roofline_input import seen_in, setup_of, step_of
-from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, read_device_file
+from burstline.machine.roofline_input import seen_in, setup_of, step_of, timed_ops
+from burstline.roofline.device.calibration import Calibration, HostFit
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
@@ -33,6 +33,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
@@ -46,21 +47,11 @@ BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,
 N_CONTEXT_TOK: Final = 4096
 SOURCE: Final = "measured on this machine by a burst at the same model"
 LEAST_STEPS: Final = 16
+MOST_LOOKED: Final = 100
+"""So many steps tell how fast the machine was."""
 LONGEST_PROMPTS_S: Final = 8.0
 """Where the burst's prompts alone take longer, steps are so long that the host's part is lost in them."""
 Log = Mapping[str, Sequence[Any]]
-
-
-def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> HostFit | None:
-    """Measure, and write it into the file of the device that was calibrated for the model `config`.
-
-    None, and nothing written, where the burst failed or would take too long.
-    """
-    device, calibration = read_device_file(device_file.read_bytes(), device_file)
-    host = host_fit(config, threads, device, calibration)
-    if host is not None:
-        device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")
-    return host
 
 
 def host_fit(
@@ -74,8 +65,9 @@ def host_fit(
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
-            return fit_of(_burst_log(Path(name), config, threads, burst), kernels_s)
-    except (EngineError, WorkloadError, DriverDiedError, OSError, ValueError):
+            log = _burst_log(Path(name), config, threads, burst)
+        return fit_of(log, kernels_s, _slowness(log, deployment, calibration))
+    except (EngineError, WorkloadError, ChildLostError, OSError, ValueError):
         return None
 
 
@@ -105,8 +97,25 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     return log
 
 
-def fit_of(log: Log, kernels_s: Callable[[Step], float]) -> HostFit | None:
+def _slowness(log: Log, deployment: Deployment, calibration: Calibration) -> float:
+    """How many times as long as calibrated the burst's kernels took: it may have met a slower machine."""
+    found = []
+    wall_ns, cpu_ns = np.diff(log.get("start_ns", ())), np.diff(log.get("cpu_ns", ()))
+    for k in range(0, len(wall_ns), 1 + len(wall_ns) // MOST_LOOKED):
+        row = {name: column[k] for name, column in log.items()}
+        step = step_of(row["new_tok"], row["context_tok"], row["n_logits"])
+        timed = timed_ops(row)
+        names = {name for joined in timed for name in joined.split("+")}
+        predictions = deployment.predict(step, calibration)
+        predicted_s = sum(each.seconds for each in predictions if each.op.name in names)
+        found.append(min(1.0, cpu_ns[k] / wall_ns[k]) * sum(timed.values()) / predicted_s)
+    return float(np.median(found)) if found else 1.0
+
+
+def fit_of(log: Log, kernels_s: Callable[[Step], float], slowness: float = 1.0) -> HostFit | None:
     """From steps in a row, and what their kernels take; None where there are too few that only decode.
+
+    The machine was so many times slower than when the kernels were measured.
 
     A step lasts until the next begins, in wall or CPU time, whichever is less: in the one other processes
     count, in the other a second core. What it lasts beside its kernels is, where it only decodes, a part of
@@ -114,14 +123,14 @@ def fit_of(log: Log, kernels_s: Callable[[Step], float]) -> HostFit | None:
     steps is the prompts'.
     """
     rows = zip(log["new_tok"][:-1], log["context_tok"][:-1], log["n_logits"][:-1], strict=True)
-    spent_s = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])) / 1e9
+    spent_s = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])) / 1e9 / slowness
     return _fitted(ENGINE, [step_of(*row) for row in rows], spent_s, kernels_s, SOURCE)
 
 
 def host_of(run: Run) -> HostFit | None:
     """The host of a run's engine, from the steps of its load, as logged or as its tokens arrived.
 
-    LackingError or RooflineError where the run's hardware is not known; None where it shows too few steps.
+    RooflineError where the run's hardware is not known; None where it shows too few steps.
     """
     setup, assumed = setup_of(run)
     seen = [each for each in seen_in(run, assumed).steps or () if each.step.n_tok]

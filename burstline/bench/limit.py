@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,26 +13,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from burstline.bench.limit_start import forecast_rate
+from burstline.bench.load_options import checked
 from burstline.bench.progress import Snapshot, progress_for
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import ReadyLoad, carry_out
 from burstline.bench.run_settings import Settings
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.slo import is_spoilt, parse_goal
-from burstline.loadgen.metrics.slo_evidence import bounds_of, evidence_of
+from burstline.loadgen.metrics.slo import Goal, is_spoilt, parse_goal
+from burstline.loadgen.metrics.slo_evidence import bounds_of, evidence_of, latencies_of
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.decode import Share
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.record import Outcome
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.tables import RECORDS
 from burstline.loadgen.record.verdict import State, Use, withheld
 from burstline.loadgen.stats.figure import Result
 from burstline.loadgen.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
+from burstline.machine.forecast import read_forecast
+from burstline.machine.roofline_input import setup_of
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page, why_open
+from burstline.roofline.predict.forecast import Forecast, paced
+from burstline.roofline.predict.simulate import Asked, simulate
 from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
+from burstline.workloads.lengths import draw_both
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
@@ -48,6 +54,9 @@ MOST_REQUESTS: Final = 20_000
 """A probe is planned no longer than this: all of its prompts are made before its load begins."""
 BY_TIME: Final = 3.0
 """A closed loop is planned for so many times as many requests as its users made so far in the same time."""
+N_FORECAST: Final = 200
+RATES: Final = np.geomspace(1 / 64, 4096, 73)
+"""Requests per second, each 19% above the one before."""
 
 
 def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec:
@@ -123,12 +132,53 @@ def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
     return replace(settings, spec=replace(settings.spec, rate=rate, arrival=parse_arrival("poisson")))
 
 
+def forecast_rate(run: Run, goals: Sequence[Goal], spec: LoadSpec) -> float:
+    """The highest rate of Poisson arrivals at which the SLOs hold even if steps are as slow as they may be.
+
+    Steps are those of `run`, slower by as much as its forecast's E2E may be: probes below the limit are
+    shorter than an overload and its end. WorkloadError where there is no forecast: then a person must say
+    where to begin.
+    """
+    forecast = read_forecast(run)
+    unknown = sorted({goal.metric for goal in goals} - {"ttft", "tpot", "e2e", "attainment"})
+    if not isinstance(forecast, Forecast) or unknown:
+        why = (
+            f"{', '.join(unknown)} is not predicted"
+            if unknown
+            else getattr(forecast, "absent", "none was made")
+        )
+        raise WorkloadError(
+            f"limit: no forecast to begin at ({why}); say where the search begins: --rate R (requests per "
+            "second) or --concurrency N (users at a time)"
+        )
+    bounds, (setup, _) = bounds_of(goals), setup_of(run)
+    e2e, shape = forecast.figures["metrics.e2e.p50"], checked(replace(spec, requests=N_FORECAST)).shape
+    clock = paced(setup.clock(), e2e.high / e2e.point)
+    prompt_tok, output_tok = draw_both(shape.prompt_tok, shape.output_tok, N_FORECAST, spec.seed)
+    at = np.cumsum(np.random.default_rng(spec.seed).exponential(1.0, N_FORECAST))
+
+    def holds(rate: float) -> bool:
+        rows = zip((at / rate).tolist(), prompt_tok.tolist(), output_tok.tolist(), strict=True)
+        of = simulate([Asked(*row) for row in rows], forecast.limits, clock)
+        latencies = {"ttft": of.ttft_s, "tpot": np.nan_to_num(of.tpot_s), "e2e": of.e2e_s}
+        each = latencies_of(goals, lambda goal: latencies[goal.metric])
+        return all((s <= bound.most).mean() >= bound.p for s, bound in zip(each, bounds, strict=True))
+
+    low, high = 0, len(RATES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(float(RATES[middle])) else (low, middle)
+    return float(f"{RATES[low]:.2g}")
+
+
 class _Prober:
     """Runs what the search asks for, one run for each probe, on one server."""
 
     def __init__(self, settings: Settings, error: float, server: SharedServer, until_s: float) -> None:
         self.server, self.folders = server, dict[int, Path]()
         self.n_requests, self.load_s = 0, 0.0
+        self._looked_s = self._after_s = 0.0
+        """When a probe was looked at last; the longest that one took after that, within the budget."""
         self._settings, self._until_s = settings, until_s
         self._goals = tuple(map(parse_goal, settings.goals.slo))
         spec = settings.spec
@@ -150,7 +200,7 @@ class _Prober:
         """Probe until all is known or the time is up; whether a person interrupted."""
         while self._found is None and self._is_time:
             ask, self._at_n = self._ask, self._ask.n
-            progress = progress_for(self._settings.quiet)
+            progress, self._looked_s = progress_for(self._settings.quiet), time.monotonic()
             ended = carry_out(self._settings_of(ask), progress, self.server.serving, self._enough)
             if ended.error is not None:
                 raise ended.error
@@ -160,6 +210,7 @@ class _Prober:
             while self._found is None and self._ask.number == ask.number:
                 over = replace(self._evidence(ended.run), over=True)
                 self._tell(replace(over, lost=self._lost(ended.run, self._ask.look)))
+            self._after_s = max(self._after_s, time.monotonic() - self._looked_s)
         return False
 
     def _lost(self, run: RunDir, look: ProbeLook | None) -> str:
@@ -181,7 +232,7 @@ class _Prober:
 
     @property
     def _is_time(self) -> bool:
-        return time.monotonic() < self._until_s
+        return time.monotonic() + self._after_s < self._until_s
 
     def _settings_of(self, ask: Ask) -> Settings:
         """The run of a probe: prompts and arrivals of its own, warmed up where it is the first."""
@@ -206,7 +257,7 @@ class _Prober:
 
     def _enough(self, run: RunDir, ready: ReadyLoad, now: Snapshot) -> bool:
         """Look at the run where the search wants it; whether it wants no more of it."""
-        self._decode = ready.site.engine.decode
+        self._decode, self._looked_s = ready.site.engine.decode, time.monotonic()
         if not self._is_time:
             return True
         n_ended = now.done + now.failed

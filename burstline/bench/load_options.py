@@ -16,7 +16,7 @@ from burstline.workloads import arrivals, works
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import Materials, arrival_times, read_data
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, check_shared, with_sampling, with_warm_up
+from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, asking, check_shared, with_warm_up
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import Sampling, WorkloadError
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
@@ -101,10 +101,7 @@ class Load:
         return int((prompt_tok + output_tok).max())
 
     def plan(
-        self,
-        vocabulary: Vocabulary,
-        materials: Materials | None = None,
-        identity: Identity | None = None,
+        self, vocabulary: Vocabulary, materials: Materials | None = None, identity: Identity | None = None
     ) -> Plan:
         """The plan for a server; `materials` where text must be counted.
 
@@ -116,7 +113,7 @@ class Load:
         plan = work.plan(self.arrivals, server, self.spec.seed)
         sampling = sampling_of(self.spec)
         if sampling != work.shape.sampling:
-            plan = with_sampling(plan, sampling)
+            plan = asking(plan, sampling=sampling)
         warm_up = self.spec.warmup
         return plan if not warm_up else with_warm_up(plan, warm_up, vocabulary)
 
@@ -239,11 +236,7 @@ def _work(spec: LoadSpec) -> tuple[Work, int | None, tuple[float, ...] | None]:
     if spec.of_sessions:
         return works.Sessions(_session_shape(spec, prompt_tok, output_tok)), None, None
     shape = Shape(
-        prompt_tok,
-        output_tok,
-        sampling=sampling_of(spec),
-        kind=spec.request_kind,
-        sharing=spec.shared_prefix,
+        prompt_tok, output_tok, sampling=sampling_of(spec), kind=spec.request_kind, sharing=spec.shared_prefix
     )
     return works.Synthetic(shape), None, None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Materials
 from burstline.workloads.model_files import read_json
-from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, expected_hit_fraction
+from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, asking, expected_hit_fraction
 from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 from burstline.workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
@@ -51,7 +52,7 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
     vocabulary = vocabulary_for(tokenizer, load.spec.vocab_size, model, site) if takes_ids else ASSUMED
     counter = tokenizer_for(tokenizer, model, site) if load.work.needs_text or not takes_ids else None
     words = None if takes_ids or counter is None else words_of(counter)
-    n_extra_tok = 0 if words is None else _extra_tokens(site, words, say)
+    n_extra_tok = 0 if words is None else _extra_tokens(site, words, say, tokenizer)
     materials = None
     if load.work.needs_text and counter is not None:
         from burstline.workloads.chat import template_of  # here: it takes jinja2
@@ -63,6 +64,9 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
         speaks_chat, limit = site.engine.speaks == "chat", site.identity.max_model_len
         materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
+    if not site.capabilities.forced_output_length:  # the same work, of which no reply is too short
+        free = asking(plan, ignore_eos=False)
+        plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
     for reason, n in plan.dropped.items():
         say(f"{counted(n, 'row')} left out: {reason}")
     if words is not None:
@@ -111,6 +115,8 @@ def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokeniz
     tokenizer = local_tokenizer(folder, model)
     if tokenizer is None and folder is None and model is None:
         tokenizer = site.engine.tokenizer(site.identity)
+        if tokenizer is None:  # some servers name their model by its folder
+            tokenizer = local_tokenizer(local_folder(site.identity.model or site.target.model), None)
     if tokenizer is not None:
         return tokenizer
 
@@ -165,18 +171,21 @@ def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
         raise TimeoutError(f"{what}: no answer within {limit_s:g} s") from None
 
 
-def _extra_tokens(site: Site, words: Words, say: Say) -> int:
-    """Tokens that the server adds to a text, equal for two lengths."""
+def _extra_tokens(site: Site, words: Words, say: Say, given: Path | None) -> int:
+    """Tokens that the server adds to a text, equal for two lengths. `given` is the user's tokenizer."""
     texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
     first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
     if first is None or second is None:
         say("The server does not report prompt lengths: they come from the tokenizer only")
         return 0
     if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
-        raise WorkloadError(
-            f"texts of {PROBES_TOK[0]} and {PROBES_TOK[1]} tokens count {first} and {second} at the "
-            "server: it uses another tokenizer; pass --tokenizer DIR"
+        counts = (
+            f"the server counts {first} and {second} tokens in texts of {PROBES_TOK[0]} and {PROBES_TOK[1]}"
         )
+        if given is None:
+            raise WorkloadError(f"{counts}: it uses another tokenizer; pass --tokenizer DIR")
+        say(f"{counts}: only by {given} are prompts as long as asked")
+        return 0
     return first - PROBES_TOK[0]
 
 

@@ -156,8 +156,7 @@ def _live_line(snapshot: Snapshot) -> Table:
     from rich.table import Table
 
     line = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=1.0, completed=snapshot.share, width=16)
-    line.add_row("  ", bar, str(snapshot))
+    line.add_row("  ", ProgressBar(total=1.0, completed=snapshot.share, width=16), str(snapshot))
     return line
 
 
@@ -171,7 +170,8 @@ class LiveTelemetry:
         self._path = path
         self._offset = 0
         self._latest: dict[Key, tuple[int, float]] = {}
-        self._rate: float | None = None
+        self.tok_per_s: float | None = None
+        """Generated tokens per second between the engine's last two counts; None where it does not count."""
         self._first_tok: float | None = None
 
     def refresh(self) -> None:
@@ -194,11 +194,6 @@ class LiveTelemetry:
         return None if seen is None else seen[1]
 
     @property
-    def tok_per_s(self) -> float | None:
-        """Generated tokens per second between the engine's last two counts; None where it does not count."""
-        return self._rate
-
-    @property
     def tok(self) -> float | None:
         """Generated tokens since the first count of the engine; None where it does not count."""
         seen = self._latest.get(("engine", "generation_tokens"))
@@ -210,4 +205,4 @@ class LiveTelemetry:
         if key == ("engine", "generation_tokens") and before is None:
             self._first_tok = value
         elif key == ("engine", "generation_tokens") and before is not None and at_ns > before[0]:
-            self._rate = (value - before[1]) / ((at_ns - before[0]) / 1e9)
+            self.tok_per_s = (value - before[1]) / ((at_ns - before[0]) / 1e9)

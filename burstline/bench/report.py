@@ -14,7 +14,7 @@ from burstline.console.terminal import show
 from burstline.loadgen.metrics.audit import audit, compared
 from burstline.loadgen.metrics.slo import state_decides
 from burstline.loadgen.record.decode import Readings, decode_run, readings
-from burstline.loadgen.record.files import TRACES, write_json
+from burstline.loadgen.record.files import TRACES, write_bytes, write_json
 from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
 from burstline.loadgen.record.summary import Audit, Summary
 from burstline.loadgen.record.tables import keep_pandas_out
@@ -25,7 +25,7 @@ from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.replies import misread, replies_differ
 from burstline.machine.cpu_calibration import throw_away
 from burstline.machine.forecast import forecast_load, read_forecast, scored
-from burstline.machine.roofline_input import LackingError, seen_in, setup_of
+from burstline.machine.roofline_input import seen_in, setup_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.reports.page.page import render
@@ -35,12 +35,7 @@ from burstline.roofline.profile.attribute import Profile, profile_of
 from burstline.roofline.profile.compare import compare
 from burstline.roofline.profile.composition import SentRequest, first_difference
 from burstline.roofline.reconcile.reconcile import reconcile
-from burstline.roofline.reconcile.reconciliation import (
-    EXCEEDED,
-    NotReconciled,
-    Profiled,
-    Reconciliation,
-)
+from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled, Profiled, Reconciliation
 from burstline.servers.engine import Engine
 from burstline.servers.registry import ENGINES
 
@@ -69,7 +64,7 @@ def write_report(run: RunDir) -> Summary:
     run.save_summary(summary)
     page = open_run(run.path)  # with the summary that was just written
     page.columns = opened.columns
-    run.save_report(render(alone(view_of(page))))
+    write_bytes(run.report, render(alone(view_of(page))).encode())
     return summary
 
 
@@ -108,7 +103,7 @@ def reconciled(run: Run, forecast: Forecast | NoForecast | None) -> Reconciliati
     try:
         setup, assumed = setup_of(run)
         found = reconcile(seen_in(run, assumed), setup, forecast_load(forecast, run))
-    except (LackingError, RooflineError) as why:
+    except RooflineError as why:
         return NotReconciled(str(why))
     assert hardware is not None
     model = replace(found.model, config_from=hardware.model_from, device_from=hardware.device_from)
@@ -128,7 +123,7 @@ def profiled(run: Run) -> Profiled | NotReconciled | None:
         c = run.columns
         context_tok = np.nanmean(c.planned_prompt_tok) + np.nanmean(c.output_tok) / 2
         return compare(profile, setup, float(context_tok))
-    except (LackingError, RooflineError, MismatchError, ValueError) as why:
+    except (RooflineError, MismatchError, ValueError) as why:
         return NotReconciled(str(why))
 
 

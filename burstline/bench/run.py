@@ -22,14 +22,7 @@ from burstline.bench.profile import check_profile, check_profiler, profile_load
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
-from burstline.bench.server_session import (
-    Say,
-    Serving,
-    Site,
-    check_start,
-    choose_engine,
-    serving,
-)
+from burstline.bench.server_session import Say, Serving, Site, check_start, choose_engine, serving
 from burstline.bench.stages import job_at, send_stages
 from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
@@ -41,7 +34,7 @@ from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
-from burstline.machine.forecast import seal_forecast
+from burstline.machine.forecast import write_forecast
 from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
@@ -49,7 +42,7 @@ from burstline.servers.host.gpus import serving_gpus, shadowing
 from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
 from burstline.servers.host.serving import UNKNOWN
 from burstline.servers.host.telemetry import load_telemetry
-from burstline.servers.host.watch import Watcher
+from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.destination import Destination
@@ -77,24 +70,6 @@ class Ended:
     error: Exception | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The results of a load other than its captures. `engine_error` is why the server ended under it."""
-
-    done: DriveOutcome
-    engine_error: str | None
-
-    @property
-    def t0_ns(self) -> int:
-        return self.done.t0_ns or 0
-
-    @property
-    def status(self) -> Status:
-        if self.done.interrupted:
-            return "interrupted"
-        return "failed" if self.engine_error or self.done.error else "complete"
-
-
 def run_once(settings: Settings, serve: Serving = serving) -> int:
     """The whole run and its headline on standard output; its exit code."""
     ended = carry_out(settings, progress_for(settings.quiet), serve)
@@ -118,7 +93,7 @@ def carry_out(
     failure: BaseException | None = None
     with terminable():
         try:
-            fired = serve_and_fire(run, engine, load, settings, progress, serve, enough)
+            done, why = serve_and_fire(run, engine, load, settings, progress, serve, enough)
         except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
             if isinstance(error, WorkloadError) and not run.captures.exists():
                 shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
@@ -136,8 +111,7 @@ def carry_out(
     if failure is not None:
         print(f"Partial run: {run.path}", file=sys.stderr)
         raise failure
-    why = EngineError(fired.engine_error) if fired.engine_error else fired.done.error
-    return Ended(run, partial(said, run, summary), fired.done.interrupted, why)
+    return Ended(run, partial(said, run, summary), done.interrupted, why)
 
 
 def serve_and_fire(
@@ -148,8 +122,8 @@ def serve_and_fire(
     progress: Progress,
     serve: Serving,
     enough: EnoughOf | None,
-) -> RunOutcome:
-    """Everything that needs the server or the drivers; what is known at its end is on disk."""
+) -> tuple[DriveOutcome, Exception | None]:
+    """Everything that needs the server or the drivers, and why it failed; what is known is on disk."""
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with _cluster(settings.ray, run, load, progress) as fleet:
         progress.phase("Waiting until the server has generated a token")
@@ -165,23 +139,23 @@ def serve_and_fire(
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
-            seal_forecast(run, ready.plan, progress.phase)
+            write_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else lambda _: False
-            fired = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
-            whole, ended_ns = fired.status == "complete", time.monotonic_ns()
+            done, why = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
+            whole, t0_ns, ended_ns = run.manifest.status == "complete", done.t0_ns or 0, time.monotonic_ns()
             if whole:
                 try:
                     if load.spec.audit is not None:
                         audit_load(run, ready.site, ready.load, ready.plan, ready.vocabulary, progress.phase)
-                    if settings.where.profile is not None:
-                        took_s = (ended_ns - fired.t0_ns) / 1e9
+                    if where.profile is not None:
+                        took_s = (ended_ns - t0_ns) / 1e9
                         profile_load(run, ready.site, ready.load, settings.where, took_s, progress.phase)
                 except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
                     progress.phase(f"What follows the load ended: {str(error) or 'interrupted'}")
             recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
-        _keep_steps(run, site.launch, fired.t0_ns, ended_ns)
-    return fired
+        _keep_steps(run, site.launch, t0_ns, ended_ns)
+    return done, why
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
@@ -271,8 +245,11 @@ def fire_watched(
     truth: TruthProcess | None,
     progress: Progress,
     enough: Enough,
-) -> RunOutcome:
-    """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk."""
+) -> tuple[DriveOutcome, Exception | None]:
+    """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk.
+
+    With it comes why the load failed: the server ended under it, or the drivers' own error.
+    """
     site = ready.site
     if truth and site.launch and site.launch.n_cores:
         truth.leave_to_server(site.launch.n_cores)
@@ -299,34 +276,36 @@ def fire_watched(
         watcher.add_clients([*pids, *([truth.pid] if truth else ())])
 
     no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
-    watched = partial(watcher.watch, telemetry, site.processes, ready.gpus, no_gpu)
-    with watched(engine=site.engine.name, target=site.target):
+    task = WatchTask(
+        telemetry, site.processes, ready.gpus, no_gpu, engine=site.engine.name, target=site.target
+    )
+    with watcher.watch(task):
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)
         done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase, enough)
-    fired = RunOutcome(done, signs.death())
+    death = signs.death()
+    why = EngineError(death) if death else done.error
+    status: Status = "interrupted" if done.interrupted else "failed" if why else "complete"
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
     with uninterrupted():
-        error, code = fired.engine_error, None
-        if error is None and done.error is not None:
-            error, code = str(done.error), "client-failed"
-            if exit_codes.of_error(done.error) == exit_codes.OUR_BUG:
-                place = getattr(done.error, "__notes__", [""])[-1]
-                error = f"Internal error at {place}: {type(done.error).__name__}: {done.error}"
+        error, code = str(why) if why else None, "client-failed" if why and not death else None
+        if why and code and exit_codes.of_error(why) == exit_codes.OUR_BUG:
+            place = getattr(why, "__notes__", [""])[-1]
+            error = f"Internal error at {place}: {type(why).__name__}: {why}"
         ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost)
         ended = replace(ended, error=error, error_code=code)
         if done.ended_s is not None and not ready.load.has_sessions:
             n_sent = sum(report.n_sent for report in done.reports)
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
             ended = replace(ended, title=asked.title, ended_s=done.ended_s)
-        run.save_manifest(replace(ended, status=fired.status))  # a second interrupt may end all that follows
-        run.save_telemetry(load_telemetry(telemetry), fired.t0_ns)
+        run.save_manifest(replace(ended, status=status))  # a second interrupt may end all that follows
+        run.save_telemetry(load_telemetry(telemetry), done.t0_ns or 0)
         telemetry.unlink()
         job.counters.unlink()
-    return fired
+    return done, why
 
 
 def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int, ended_ns: int) -> None:

@@ -82,7 +82,6 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
 
 
 def gpu_facts(gpu: Gpu) -> GpuFacts:
-    """A GPU that serves, as the driver describes it."""
     size = gpu.value("memory_total_bytes")
     return GpuFacts(gpu.title, None if size is None else int(size), gpu.driver, gpu.is_slice or None)
 

@@ -39,7 +39,7 @@ Reader = Callable[[str, Call], Awaitable[Reading]]
 """Sends a call to the relay at a URL and reads the reply; raises where the client makes nothing of it."""
 
 
-class Relay:
+class _Relay:
     """Sends a client's body under the load's own head, and keeps the bytes of the reply that it hands back.
 
     The client's head names the relay as host, and may hold a token that is meant for the Hub.
@@ -86,7 +86,7 @@ async def _read_all(home: Connection, read: Reader, job: Job) -> None:
     pace, spool = Throttler(MOST_PER_S // 10, 0.1), CaptureWriter(job.captures)
     for request in job.requests:
         call = job.call(request, engine)
-        relay = Relay(destination, call, reply_limit_bytes(request.n_prompt_tok, request.n_output_tok))
+        relay = _Relay(destination, call, reply_limit_bytes(request.n_prompt_tok, request.n_output_tok))
         listener = await asyncio.start_server(relay.pass_on, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}{call.path}"
         began_ns, reading = time.monotonic_ns(), Reading(error="no reply in time")

@@ -362,9 +362,8 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
-        startup = wait_ready(
-            engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
-        )
+        limit_s = where.ready_s or launch.ready_timeout_s
+        startup = wait_ready(engine, server, target, timeout_s=limit_s, progress=_every(10.0, say))
         identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), server.log())
         if launch.fixed is not None:
             identity = identity.completed_by(launch.fixed)
@@ -394,7 +393,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
         yield
     finally:
         grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}; killing it after {grace_s:.0f} s is killed"
+        text = f"Stopping {engine.title}: it is killed after {grace_s:.0f} s"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()
@@ -436,11 +435,13 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             # What /v1/models lists is not always the model's own name or folder.
             listed = first_model(identity.raw.get("models")).get("id")
             target = replace(target, model=str(listed or identity.model or "default"))
-        startup = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+            if not (listed or identity.model):
+                say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
+        startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
     except RefusalError:
         raise  # it runs, and its own words say what it lacks
     except EngineError as error:
-        hint = "`burstline engines` lists the servers on this machine"
+        hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)
         what = f"nothing answers at {target.url} ({error.__cause__})" if is_closed else str(error)
         raise EngineError(

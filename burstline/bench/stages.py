@@ -31,8 +31,7 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> tuple[StageFa
     """
     facts: list[StageFacts] = []
     for stage in plan.stages:
-        known = LoadFacts(stages=tuple(facts)).warm_up
-        if stage.name.startswith("warm-up ") and known is not None and known.agree:
+        if stage.name.startswith("warm-up ") and LoadFacts(stages=tuple(facts)).warm_up_agrees:
             continue
         say(f"Sending {stage.name}: {counted(len(stage.requests), 'request')}, not measured")
         # Prefixes are wanted in the cache of every replica.
@@ -44,13 +43,12 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> tuple[StageFa
         facts.append(StageFacts(stage.name, len(came), len(ok), median(took) if took else None))
         if not facts[-1].ok:
             say(f"  none of them succeeded: {came[0].outcome if came else 'nothing was captured'}")
-    if (warm_up := LoadFacts(stages=tuple(facts)).warm_up) is not None:
-        say(warm_up.sentence)
+    if (known := LoadFacts(stages=tuple(facts))).warm_up:
+        say(known.warm_up_sentence)
     return tuple(facts)
 
 
 def sent(stage: Stage, job: Job, engine: Engine) -> list[Record]:
-    """The records of the stage's requests."""
     folder = job.captures.with_name("stage")
     asked = {request.index: request for request in stage.requests}
     try:

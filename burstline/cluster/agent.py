@@ -1,7 +1,7 @@
 """An agent on a cluster node: connects to the run and relays between it and one load driver.
 
     agent -> WorkerFacts       once, and once on a second connection, for the clock
-    agent <- Reach             answered by why not, None where this node can connect
+    agent <- the server's URL  answered by why not, None where this node can connect
     agent <- Job               the driver starts
     agent <- Go, Stop          passed on
     agent -> Tail              counters and new captures, several times a second
@@ -54,13 +54,6 @@ class WorkerFacts:
     host: str
     token: bytes
     is_clock: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Asks whether this node can connect to the server."""
-
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +131,8 @@ class _Agent:
 
     def _obey(self, message: object) -> None:
         match message:
-            case Reach(url):
-                self._home.send(_refusal(url))
+            case str():
+                self._home.send(_refusal(message))
             case Job():
                 self._start(message)
             case Go() | Stop() if self._driver is not None:

@@ -68,7 +68,7 @@ def parse_ray(text: str) -> tuple[str, dict[str, float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class _Placement:
     """The child's task: agents that dial the port of this machine, each with the key."""
 
     options: RayOptions
@@ -107,7 +107,7 @@ def placed(options: RayOptions, most: int, port: int, key: bytes) -> Iterator[tu
     """
     knock(options.address)
     with Child("burstline.cluster.placement", "Ray") as child:
-        child.send(Placement(options, most, port, key))
+        child.send(_Placement(options, most, port, key))
         try:
             child.receive(IMPORT_S)
             answer = child.receive(CONNECT_S)
@@ -120,7 +120,7 @@ def placed(options: RayOptions, most: int, port: int, key: bytes) -> Iterator[tu
 # In the child.
 
 
-def main(home: Connection, task: Placement) -> None:
+def main(home: Connection, task: _Placement) -> None:
     imported()
     home.send(None)
     ray = connected(task.options.address)

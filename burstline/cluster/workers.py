@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, deliver_challenge
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from burstline.cluster.agent import Reach, Tail, WorkerFacts
+from burstline.cluster.agent import Tail, WorkerFacts
 from burstline.cluster.placement import RayOptions, placed
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockClient
 from burstline.loadgen.driver.job import Counters, Done, Go, Job
@@ -153,7 +153,7 @@ class Fleet:
     def check_reach(self, url: str) -> None:
         """EngineError where a node cannot connect to the server."""
         for driver in self.drivers:
-            driver.send(Reach(url))
+            driver.send(url)
         for driver in self.drivers:
             refusal = _answer(driver.connection, driver.name)
             if refusal is not None:
@@ -163,7 +163,6 @@ class Fleet:
 
     @contextmanager
     def connected(self, jobs: Sequence[Job], counters: Counters) -> Iterator[Sequence[RemoteDriver]]:
-        """Start one driver for each job."""
         rows = [counters.row(job.worker) for job in jobs]
         for driver, job, row in zip(self.drivers, jobs, rows, strict=True):
             driver.start(job, row)

@@ -64,6 +64,9 @@ class ServerOptions:
         parse=lambda text: tuple(filter(None, text.split(","))),
         metavar="NAME,...",
     )
+    ready_s: float | None = option(
+        "how long the server may take until its first token, e.g. to load a model", parse=float, metavar="S"
+    )
     ca_bundle: str | None = option("additional certificates to trust", metavar="FILE")
     insecure: bool = option("do not verify TLS certificates", False, parse=bool)
     gpus: str | None = option(
@@ -96,7 +99,6 @@ def add_settings(group: argparse._ActionsContainer) -> None:
 
 
 def server_of(args: argparse.Namespace) -> ServerOptions:
-    """The server's options, from the flags."""
     return read_options(
         ServerOptions,
         args,

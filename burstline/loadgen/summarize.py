@@ -17,12 +17,7 @@ from burstline.loadgen.metrics.prefix_cache import CacheUse, prefix_cache, uses_
 from burstline.loadgen.metrics.server_histograms import agreement
 from burstline.loadgen.metrics.sessions import Turns, session_figures, turns_of
 from burstline.loadgen.metrics.slo import NO_CRITERION, Goal, attainment, judge_goals, missed, parse_goal
-from burstline.loadgen.metrics.steady_state import (
-    NOT_STEADY,
-    Steady,
-    cold_start,
-    steady_part,
-)
+from burstline.loadgen.metrics.steady_state import NOT_STEADY, Steady, cold_start, steady_part
 from burstline.loadgen.metrics.throughput import Lives, good_rates, good_rates_in, throughputs_in
 from burstline.loadgen.metrics.token_accounting import conservation, counts, lengths
 from burstline.loadgen.record.columns import Columns
@@ -102,10 +97,8 @@ def _numbers(
     client = instrument(
         planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores, started=manifest.server_here
     )
-    graded = {
-        name: _by_interval(name, rows, c, steady)
-        for name, rows in grades(c, known(client.canary_beyond_p99_s) or 0.0).items()
-    }
+    beyond_s = known(client.canary_beyond_p99_s) or 0.0
+    graded = {name: _by_interval(name, rows, c, steady) for name, rows in grades(c, beyond_s).items()}
     rates = (
         throughputs_in(
             inside,
@@ -118,6 +111,9 @@ def _numbers(
         if steady
         else throughput.throughputs(inside)
     )
+    late = throughput.read_error(inside, window, beyond_s)
+    share = known(late) or 0.0
+    rates = rates.mapped(lambda rate: widened(rate, share * (known(rate) or 0.0)))
     metrics = {
         name: figures(metric, c, steady, graded.get(name), known(client.canary_p99_s))
         for name, metric in METRICS.items()
@@ -135,7 +131,7 @@ def _numbers(
         interactivity=Quantiles(
             **{p: inverse(metrics["ntpot"].figure(p), "tok/s") for p in map(label, QUANTILES)}
         ),
-        throughput=rates,
+        throughput=replace(rates, read_error_fraction=late),
         goodput=_goodput(part, goals, rates),
         window=_window(whole, steady),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
@@ -172,11 +168,7 @@ def _verdict(
     """The verdict on these numbers, with its reasons and warnings."""
     concurrency = manifest.asked.concurrency
     cold, slow_start = _cold(part, concurrency, turns, summary)
-    warnings = (
-        *caveats(summary, manifest, status),
-        *(() if cold else slow_start),
-        *part.ran_out,
-    )
+    warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
     return judge(
         summary,
         manifest,
@@ -214,7 +206,6 @@ class Part:
 
 
 def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns | None) -> Part:
-    """Which of all planned requests count for what."""
     asked = manifest.asked
     ran_out: tuple[Reason, ...] = ()
     if manifest.may_end_early:
@@ -302,8 +293,9 @@ def figures(
         quantiles = {p: noted(figure, steady.too_short) for p, figure in quantiles.items()}
         average = noted(average, steady.too_short)
     graded = graded or {}
+    moved_s = {p: each.read_effect_s for p, each in graded.items()}
     return MetricFigures(
-        **{label(p): widened(figure, graded.get(label(p))) for p, figure in quantiles.items()},
+        **{label(p): widened(figure, moved_s.get(label(p))) for p, figure in quantiles.items()},
         mean=average,
         **extremes(samples, metric.unit),
         instrument_error=most_moved(graded, canary_s),

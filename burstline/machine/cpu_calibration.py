@@ -28,7 +28,7 @@ from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
-from burstline.servers.host.wishes import allowed_cores
+from burstline.servers.host.control_group import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 
@@ -55,7 +55,7 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
         )
     if server is None or not started:
         return 1
-    return server.n_cores or len(allowed_cores())
+    return server.n_cores or usable_cores()
 
 
 def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:

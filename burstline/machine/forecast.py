@@ -1,4 +1,4 @@
-"""A run's forecast: made and sealed before its first request, read back and scored after its last."""
+"""A run's forecast: made before its first request, read back and scored after its last."""
 
 from __future__ import annotations
 
@@ -19,15 +19,9 @@ from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
 from burstline.loadgen.stats.figure import Estimate
 from burstline.machine.hints import DEVICE_FILE
-from burstline.machine.roofline_input import LackingError, limits_of, setup_of
+from burstline.machine.roofline_input import limits_of, setup_of
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.predict.forecast import (
-    Forecast,
-    NoForecast,
-    PlannedLoad,
-    Score,
-    predicted_figures,
-)
+from burstline.roofline.predict.forecast import Forecast, NoForecast, PlannedLoad, Score, predicted_figures
 from burstline.roofline.predict.simulate import Asked, Limits
 from burstline.roofline.reconcile.inputs import Setup
 from burstline.workloads.arrivals import STEADY_PATTERNS
@@ -42,29 +36,25 @@ MOST_STEADY: Final = 200
 Ints = NDArray[np.int64]
 
 
-def seal_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
-    """Write the forecast of the run that is about to begin, with its hash in the manifest."""
+def write_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
+    """Write the forecast of the run that is about to begin."""
     try:
         forecast: Forecast | NoForecast = _forecast(Run(run.path, run.manifest), plan)
-    except (LackingError, RooflineError, WorkloadError) as why:
+    except (RooflineError, WorkloadError) as why:
         forecast = NoForecast(str(why))
     write_json(run.path / FORECAST, to_json(forecast))
-    sha256 = _sha256_of(run)
-    run.save_manifest(replace(run.manifest, forecast_sha256=sha256))
     if isinstance(forecast, Forecast):
         e2e = forecast.figures["metrics.e2e.p50"]
-        say(f"Forecast: E2E p50 {e2e.low:.3g} to {e2e.high:.3g} s; sealed (sha256 {sha256[:12]})")
+        say(f"Forecast: E2E p50 {e2e.low:.3g} to {e2e.high:.3g} s")
     elif run.manifest.hardware is None or run.manifest.hardware.absent is None:  # which the page says
         say(f"No forecast: {forecast.absent}")
 
 
 def read_forecast(run: Run) -> Forecast | NoForecast | None:
-    """The sealed forecast; None where the run is older than forecasts, or ended before its own was made."""
-    if run.manifest.forecast_sha256 is None:
+    """The forecast; None if the run ended before it was made."""
+    if not (run.path / FORECAST).exists():
         return None
     try:
-        if _sha256_of(run) != run.manifest.forecast_sha256:
-            return NoForecast(f"{FORECAST} was changed after it was sealed: its hash is not the manifest's")
         row = orjson.loads((run.path / FORECAST).read_bytes())
         if "absent" in row:
             return from_json(NoForecast, row, FORECAST)
@@ -101,7 +91,7 @@ def forecast_load(forecast: Forecast | NoForecast | None, run: Run) -> tuple[Pla
 def _forecast(run: Run, plan: Plan) -> Forecast:
     spec = run.manifest.asked
     if run.manifest.hardware is None:  # nothing can be added to a run before its first request
-        raise LackingError("the hardware is not known")
+        raise RooflineError("the hardware is not known")
     setup, assumed = setup_of(run)
     _check_modelled(run, plan, setup)
     prompt_tok, output_tok = plan.prompt_tok, plan.output_tok
@@ -114,7 +104,7 @@ def _forecast(run: Run, plan: Plan) -> Forecast:
     load = _planned(run, prompt_tok, output_tok, due_ns, limits)
     in_burst = spec.concurrency is None and not due_ns.any()
     if in_burst and len(prompt_tok) > MOST_BURST:
-        raise LackingError(f"a burst of more than {MOST_BURST:,} requests is not simulated")
+        raise RooflineError(f"a burst of more than {MOST_BURST:,} requests is not simulated")
     most = max(MOST_STEADY, 4 * (spec.concurrency or 0))
     whole = in_burst or len(prompt_tok) <= most
     if not whole:
@@ -133,7 +123,7 @@ def _forecast(run: Run, plan: Plan) -> Forecast:
 
 
 def _check_modelled(run: Run, plan: Plan, setup: Setup) -> None:
-    """LackingError where the load or the server does what the simulator does not."""
+    """RooflineError where the load or the server does what the simulator does not."""
     facts, spec = run.manifest.load or LoadFacts(), run.manifest.asked
     reasons = {
         "sessions are not simulated: replies decide when the next turn comes": facts.expected_cached_fraction
@@ -147,10 +137,10 @@ def _check_modelled(run: Run, plan: Plan, setup: Setup) -> None:
     }
     for reason, holds in reasons.items():
         if holds:
-            raise LackingError(reason)
+            raise RooflineError(reason)
     first = plan.requests[0]
     if not first.ignore_eos or first.n_prompt_tok < 1:
-        raise LackingError("the lengths of prompts or replies are not known before the run")
+        raise RooflineError("the lengths of prompts or replies are not known before the run")
 
 
 def _planned(run: Run, prompt_tok: Ints, output_tok: Ints, due_ns: Ints, limits: Limits) -> PlannedLoad:
@@ -166,7 +156,3 @@ def _hardware_hash(run: Run) -> str:
     """Of all that a person can state anew with `burstline report`: model, device and facts of the engine."""
     hardware = orjson.dumps(to_json(run.manifest.hardware), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(hardware + (run.path / DEVICE_FILE).read_bytes()).hexdigest()
-
-
-def _sha256_of(run: Run | RunDir) -> str:
-    return hashlib.sha256((run.path / FORECAST).read_bytes()).hexdigest()

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
 from burstline.loadgen.record.rundir import RunDir
@@ -25,18 +23,14 @@ from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.roofline.device.calibration import device_table, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.families import bundled_config, bundled_models, quant_of
+from burstline.roofline.model.families import bundled_config, bundled_models, config_file, quant_of
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 
 
-class UnknownHardwareError(Exception):
-    """Why something about the hardware is not known, and which flag helps."""
-
-
-class UncalibratedError(UnknownHardwareError):
+class UncalibratedError(RooflineError):
     """The engine computes on `n_cores` of this CPU, which was never measured for its model."""
 
     def __init__(self, text: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
@@ -86,17 +80,19 @@ def note_hardware(
         known_by = manifest.hardware.device_from if manifest.hardware else None
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
             facts = replace(facts, device_from=known_by)  # only the model was named anew
+            data = (run.path / DEVICE_FILE).read_bytes()
         else:
             if not force:
                 _refuse_another(run, hints)
             text, device_from = _device(manifest, config, hints, run)
-            write_bytes(run.path / DEVICE_FILE, text.encode())
+            data = text.encode()
+            write_bytes(run.path / DEVICE_FILE, data)
             facts = replace(facts, device_from=device_from)
-        usd = device_table((run.path / DEVICE_FILE).read_bytes(), run.path / DEVICE_FILE).get("usd_per_hour")
+        usd = device_table(data, run.path / DEVICE_FILE).get("usd_per_hour")
         # Without the file's price for what was known before, somebody has stated another.
         if usd and (hints.device is not None or manifest.usd_per_hour == usd * _n_devices(manifest, earlier)):
             manifest = replace(manifest, usd_per_hour=usd * _n_devices(manifest, facts.stated))
-    except (UnknownHardwareError, RooflineError) as why:
+    except RooflineError as why:
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
         lacking = why if isinstance(why, UncalibratedError) else None
@@ -146,14 +142,15 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     own = engine.model_config(identity) if engine else None
     if own is not None:
         return own, "the engine"
-    names = [name for name in (server.model_asked, identity.model, server.model) if name]
+    tokenizer = manifest.asked.tokenizer and str(manifest.asked.tokenizer)
+    names = [name for name in (server.model_asked, identity.model, server.model, tokenizer) if name]
     for name in names:
         try:
             return config_at(name), name
         except RooflineError:
             continue
     said = f"no config.json of {names[0]!r}" if names else "no model's name"
-    raise UnknownHardwareError(f"{said} is available: name its folder or a bundled model with --model-config")
+    raise RooflineError(f"{said} is available: name its folder or a bundled model with --model-config")
 
 
 def config_at(name: str) -> dict[str, Any]:
@@ -163,25 +160,19 @@ def config_at(name: str) -> dict[str, Any]:
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix == ".gguf":  # a GGUF file is gigabytes: its folder has the config
         path = (path if path.is_dir() else path.parent) / "config.json"
-    if not path.is_file():
-        path = host_facts.cached_config(name) or path
-    try:
-        config = orjson.loads(path.read_bytes())
-    except OSError:
+    found = path if path.is_file() else host_facts.cached_config(name)
+    if found is None:
         known = ", ".join(bundled_models())
-        raise RooflineError(f"no config.json at {name!r}, nor is it a bundled model ({known})") from None
-    except orjson.JSONDecodeError as error:
-        raise RooflineError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise RooflineError(f"{path} is not a JSON object")
-    return config
+        raise RooflineError(f"no config.json at {name!r}, nor is it a bundled model ({known})")
+    return config_file(found)
 
 
 def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:
     if hints.device not in (None, "cpu"):
         return device_text(str(hints.device)), f"--device {hints.device}"
     server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
-    n_cores = cores_of(manifest, quant_of(config).activations, named=hints.device == "cpu")
+    quant = QUANTS[hints.stated.quant] if hints.stated.quant else quant_of(config)
+    n_cores = cores_of(manifest, quant.activations, named=hints.device == "cpu")
     if n_cores is not None:
         known = kept(n_cores, config, manifest.engine)
         if known is None:
@@ -193,12 +184,12 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
             )  # fmt: skip
         return known, "having been measured for this model"
     if not manifest.on_this_machine:
-        raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")
+        raise RooflineError(f"the device behind {server.url} is not known: name it with --device")
     names = list(dict.fromkeys(device.name for device in manifest.devices))
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
         part = " (a slice)" if names and manifest.devices[0].is_slice else ""
-        raise UnknownHardwareError(
+        raise RooflineError(
             f"the device is not known, for {seen}{part}: name it with --device (an id, or cpu)"
         )
     return device_text(names[0]), f"its driver calls it {names[0]}"

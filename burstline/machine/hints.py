@@ -41,7 +41,6 @@ class Stated:
 
     @property
     def ranks(self) -> bool:
-        """Whether any kind of rank is stated."""
         return any(n is not None for n in (self.tp, self.pp, self.dp, self.ep))
 
     def to_json(self) -> dict[str, Any]:

@@ -21,8 +21,7 @@ import psutil
 from huggingface_hub import constants
 
 from burstline.loadgen.record.manifest import HostFacts
-from burstline.servers.host.control_group import cpu_quotas, memory_limit
-from burstline.servers.host.wishes import allowed_cores
+from burstline.servers.host.control_group import cpu_quotas, memory_limit, usable_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -39,7 +38,7 @@ def host() -> HostFacts:
         platform=platform.platform(),
         cpu=_cpu_model(),
         cores=psutil.cpu_count(logical=True),
-        cores_allowed=len(allowed_cores()),
+        cores_allowed=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         load_average=os.getloadavg(),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE),

@@ -17,7 +17,7 @@ from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import quant_of, read_config
 from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits
@@ -39,10 +39,6 @@ KV_DTYPES: Final = {
 }  # fmt: skip
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """Names of attention in the embedded engine's step log."""
-
-
-class LackingError(Exception):
-    """Why a run cannot be compared with its hardware."""
 
 
 def setup_of(run: Run) -> tuple[Setup, list[str]]:
@@ -68,7 +64,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     calibration = with_host(calibration, "default" if admission is None or admission.ahead else "synchronous")
     facts = _Facts(run, Stated.from_json(hardware.stated or {}))
     model = read_config(config, str(identity.model if identity else "") or None)
-    quant, weights, kv = facts.quant(config)
+    quant, weights, kv = facts.quant(config, model)
     parallel, known = facts.layout(device)
     # How weights are stored says nothing of how a CPU multiplies: one may have no fast 16-bit products.
     compute = device.arch != "measured" or facts.dtype is not None or facts.self_describing
@@ -93,7 +89,6 @@ class _Facts:
 
     @property
     def dtype(self) -> str | None:
-        """The data type that the engine reports."""
         identity = self.run.manifest.identity
         return DTYPES.get(str(identity.dtype if identity else None))
 
@@ -112,15 +107,15 @@ class _Facts:
         self.assumed.append("speculative decoding is not stated: none")
         return None
 
-    def quant(self, config: Mapping[str, Any]) -> tuple[Quant, bool, bool]:
+    def quant(self, config: Mapping[str, Any], model: ModelShape) -> tuple[Quant, bool, bool]:
         """How numbers are kept, and whether weights and KV cache are certain to be kept so."""
         identity = self.run.manifest.identity
         ours = self.dtype
         if self.stated.quant is not None:
             stored, certain = QUANTS[self.stated.quant], True
         else:
-            stored = quant_of(config)
-            if ours and config.get("quantization_config") is None:
+            stored = quant_of(config, model)
+            if ours and stored == stored.plain:
                 stored = Quant(ours, ours, ours)
             elif ours:
                 stored = replace(stored, kv=ours)
@@ -177,9 +172,9 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     c = run.columns
     n_replies = int(np.count_nonzero(c.n_events))
     if not n_replies:
-        raise LackingError("no request got a token")
+        raise RooflineError("no request got a token")
     if n_replies > MOST_REQUESTS:
-        raise LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
+        raise RooflineError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
     replies = list(_replies(c))
     most = _most_at_once(replies, run.manifest.block_tok)
     limits = limits_of(run, most, "the most that were seen at once", assumed)
@@ -283,19 +278,22 @@ def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
 
 def _logged_step(row: Mapping[str, Any]) -> StepSeen:
     """A step lasts until the next begins, where that follows at once: the host's part is in it."""
+    seconds = (row["until_ns"] - row["start_ns"]) / 1e9
+    step = step_of(row["new_tok"], row["context_tok"], int(row["n_logits"]))
+    return StepSeen(step, seconds, timed_ops(row))
+
+
+def timed_ops(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a step's log timed, in seconds by our op names."""
     gemms = {
         name.removesuffix("_ns").removesuffix("_proj"): float(ns) / 1e9
         for name, ns in row.items()
         if name.endswith("_proj_ns") or name == "lm_head_ns"
     }
-    seconds = (row["until_ns"] - row["start_ns"]) / 1e9
-    timed = gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
-    step = step_of(row["new_tok"], row["context_tok"], int(row["n_logits"]))
-    return StepSeen(step, seconds, timed)
+    return gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
 
 
 def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -> Step:
-    """A step of the embedded engine's log."""
     # Only the last request's chunk can have been cut by the budget, so that it has no logits yet.
     logits = [1] * (len(new_tok) - 1) + [n_logits - len(new_tok) + 1]
     return Step.of(zip(new_tok, context_tok, logits, strict=True))

@@ -79,8 +79,20 @@ def error(value_s: float) -> str:
     return duration(value_s) if value_s >= 1e-6 else "below 1 µs"
 
 
+def prefixed(value: float, unit: str = "") -> str:
+    """`1.23 TFLOP/s`: three digits and a decimal prefix."""
+    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= power:
+            return f"{number(value / power)} {prefix}{unit}"
+    return f"{number(value)} {unit}".rstrip()
+
+
+def changed(share: float) -> str:
+    """`+12%`, `−3%`, `0%`."""
+    return f"{share:+.0%}".replace("-", "−") if round(100 * share) else "0%"
+
+
 def count(value: float) -> str:
-    """A whole number with thousands separators."""
     return f"{value:,.0f}"
 
 

@@ -132,7 +132,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "equally-long": "{one} and {other} take the same time (E2E p50){ends}",
     "undecided": (
         "No significant difference between {one} and {other} (E2E p50): {one} was {times}, "
-        "95% CI {ends}; with this many runs, only differences of {percent} or more can be detected"
+        "{ends}; with this many runs, only differences of {percent} or more can be detected"
     ),
     "faster": "{one} is {times} than {other} (E2E p50){ends}",
     "fastest": "{first} is fastest in {n} of {cases} cases: {by} faster than {next} (E2E p50).",
@@ -237,5 +237,4 @@ def say_next(advice: str) -> str:
 
 
 def uncapitalised(sentence: str) -> str:
-    """The sentence as it follows a colon."""
     return f"{sentence[:1].lower()}{sentence[1:]}"

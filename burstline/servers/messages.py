@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Self
+from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from burstline.servers.redact import learn, printable, redacted
@@ -33,9 +33,10 @@ class Read:
 
 
 class Kind(IntEnum):
-    """The kind of a stream's event. Only ANSWER, REASONING and TOOL events carry tokens.
+    """The kind of a stream's event. Only those of `WITH_TOKENS` carry tokens.
 
-    EMPTY has no text and no count: it may hold a token whose UTF-8 is not complete yet, or nothing.
+    EMPTY has no text and no count: it may hold a token whose UTF-8 is not complete yet, or nothing. OTHER has
+    text in a field of an unknown name, UNKNOWN is no event of the dialect: a heartbeat, say.
     """
 
     ROLE = 0
@@ -46,6 +47,11 @@ class Kind(IntEnum):
     FINISH = 5
     ERROR = 6
     EMPTY = 7
+    OTHER = 8
+    UNKNOWN = 9
+
+
+WITH_TOKENS: Final = (Kind.ANSWER, Kind.REASONING, Kind.TOOL, Kind.OTHER)
 
 
 @dataclass(slots=True)
@@ -74,6 +80,11 @@ class HttpReply:
     body: bytes
     complete: bool = True
 
+    @property
+    def ok(self) -> bool:
+        """Whether the status says that it succeeded: some gateways answer 201."""
+        return 200 <= self.status < 300
+
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
@@ -96,7 +107,8 @@ class Reply:
     Counts are the server's own, None where it gave none: `n_output_ids` counts token ids that came
     back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
     dialect's own end was seen (`[DONE]`, `finished: true`, a final event with details). `error` is the
-    server's message where it sent one, in whatever status. `text` is what was generated, to count its
+    server's message where it sent one, in whatever status. `n_reasoning_tok` is how much of the output is
+    reasoning, shown or not. `text` is what was generated, to count its
     tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
     on beyond the asked length by its own rules; what is beyond is no part of the request. `overloaded`: it
     refused because it has too many requests.
@@ -107,6 +119,7 @@ class Reply:
     n_output_ids: int | None = None
     n_output_usage: int | None = None
     n_cached_tok: int | None = None
+    n_reasoning_tok: int | None = None
     finish_reason: str | None = None
     terminated: bool = False
     error: str | None = None

@@ -50,7 +50,7 @@ _OF_THE_DIALECT = (
 """What belongs to the dialect; all else is the engine's."""
 
 
-class Spoken(Engine):
+class _Spoken(Engine):
     """An engine that is asked through another dialect than its own: `vllm+chat`, `tgi+completions`.
 
     `engine` is for starting, watching and reading its facts, `dialect` for requests and replies.
@@ -70,9 +70,9 @@ class Spoken(Engine):
         self._dialect = dialect
         self._made_of = (name, engine, dialect, style)
 
-    def __reduce__(self) -> tuple[type[Spoken], tuple[str, Engine, Engine, str]]:
+    def __reduce__(self) -> tuple[type[_Spoken], tuple[str, Engine, Engine, str]]:
         # Decoders are other processes, and the settings that were copied hold functions that cannot be sent.
-        return Spoken, self._made_of
+        return _Spoken, self._made_of
 
     def encode(self, request: Request, target: Target) -> Call:
         call = self._dialect.encode(request, target)
@@ -101,7 +101,7 @@ def _made(point: EntryPoint) -> Engine:
     return engine
 
 
-class Registry(MutableMapping[str, Engine]):
+class _Registry(MutableMapping[str, Engine]):
     """Engines by name. Names are known at once; an engine of `built_in` is imported when it is asked for.
 
     The processes of a run ask for one engine: they must not pay for the others' imports.
@@ -113,7 +113,9 @@ class Registry(MutableMapping[str, Engine]):
     def __getitem__(self, name: str) -> Engine:
         base, plus, style = name.partition("+")
         if name not in self._engines and name in self:
-            made = Spoken(name, self[base], self[STYLES[style]], style) if plus else _made(_installed()[name])
+            made = (
+                _Spoken(name, self[base], self[STYLES[style]], style) if plus else _made(_installed()[name])
+            )
             self._engines[name] = made
         engine = self._engines[name]
         if isinstance(engine, str):
@@ -141,7 +143,7 @@ class Registry(MutableMapping[str, Engine]):
         return len(list(iter(self)))
 
 
-ENGINES: Final = Registry(_BUILT_IN)
+ENGINES: Final = _Registry(_BUILT_IN)
 
 UNKNOWN = "openai"
 """The registry's name for a server that does not say what it is."""

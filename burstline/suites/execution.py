@@ -16,6 +16,7 @@ from typing import Final
 
 import orjson
 
+from burstline.bench.limit import CODES, RESULT
 from burstline.bench.load_options import checked
 from burstline.bench.report import of_summary
 from burstline.bench.server_session import check_model, check_requests
@@ -24,7 +25,7 @@ from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.loadgen.record.rundir import Run, open_run, originals
 from burstline.machine.hints import DTYPES
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
@@ -32,7 +33,7 @@ from burstline.reports.model.contenders import differing_factors, settled_in
 from burstline.reports.number_format import counted
 from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
-from burstline.reports.page.limit_page import answer_of
+from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
@@ -43,7 +44,6 @@ from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import redacted
 from burstline.servers.settings import Settings
-from burstline.suites.limits import limit_in, report_limits
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import (
     SCHEMA,
@@ -288,13 +288,15 @@ def _report(folder: Path) -> bool:
 
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
-    """Every finished run of a suite's folder, one case for each model and workload; None without any."""
+    """Each finished run of a suite's folder once, one case for each model and workload; None without any."""
     suite = orjson.loads((folder / MANIFEST).read_bytes())
     members: dict[str, list[Member]] = {}
     missing = []
+    found = {slot["id"]: finished_in(folder / slot["id"]) for slot in suite["slots"]}
+    copies = [copy for copy, _ in originals(filter(None, found.values()))[1]]
     for slot in suite["slots"]:
-        run = finished_in(folder / slot["id"])
-        if run is None:
+        run = found[slot["id"]]
+        if run is None or run in copies:
             missing.append(f"{slot['engine']}, {slot['cell']}, repeat {slot['repeat']}")
             continue
         href = f"{slot['id']}/{run.name}/report.html"
@@ -328,6 +330,27 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
     return Comparison(
         suite["description"] or suite["name"], cases, tuple(filter(None, facts)), tuple(missing)
     )
+
+
+def limit_in(folder: Path) -> tuple[str, LimitResult] | None:
+    """The place of a finished search's page in the suite's folder, and what it found."""
+    for path in folder.glob(f"*/{RESULT}"):
+        href = f"{folder.name}/{path.parent.name}/report.html"
+        return href, LimitResult.from_json(orjson.loads(path.read_bytes()))
+    return None
+
+
+def report_limits(slots: Sequence[Slot], folder: Path, title: str) -> list[int]:
+    """Print what the searches found and write the page over all; the exit code of each."""
+    if not slots:
+        return []
+    found = [(f"{slot.engine.name}, {slot.cell}", limit_in(folder / slot.id)) for slot in slots]
+    searches = [(name, *one) for name, one in found if one is not None]
+    page = folder / "limits.html"
+    page.write_text(limits_page(title, searches, [name for name, one in found if one is None]), "utf-8")
+    show(limits_blocks(searches))
+    print(f"Limits: {page}")
+    return [CODES[one[1].state] if one else exit_codes.INCONCLUSIVE for _, one in found]
 
 
 def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:

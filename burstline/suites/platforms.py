@@ -36,7 +36,7 @@ WORK_FOLDER: Final = Path("~/.cache/burstline/cluster")
 """Where a node keeps models that a suite has made, and what relative paths of a suite start from."""
 
 
-class NodeActor:
+class _NodeActor:
     """Runs one `burstline` command on its node, under a keeper that leaves nothing behind."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class NodeActor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class PlatformRunner:
+class _PlatformRunner:
     """Runs commands on nodes of one platform, one after another."""
 
     def __init__(self, ray: Any, platform: Platform) -> None:
@@ -112,7 +112,9 @@ class PlatformRunner:
         """
         if self._interrupted.is_set():
             raise KeyboardInterrupt
-        actor = self._ray.remote(NodeActor).options(max_concurrency=3, **self.platform.ray_options()).remote()
+        actor = (
+            self._ray.remote(_NodeActor).options(max_concurrency=3, **self.platform.ray_options()).remote()
+        )
         try:
             self._get(actor.facts.remote(), PLACE_TIMEOUT_S)
             self._get(actor.prepare.remote(model), MAKE_TIMEOUT_S)
@@ -166,9 +168,9 @@ def run_by_platform(
         groups.setdefault(slot.platform or Platform(), []).append(k)
     codes: dict[int, int] = {}
     errors: list[BaseException] = []
-    runners = [PlatformRunner(ray, platform) for platform in groups]
+    runners = [_PlatformRunner(ray, platform) for platform in groups]
 
-    def work(runner: PlatformRunner, places: Sequence[int]) -> None:
+    def work(runner: _PlatformRunner, places: Sequence[int]) -> None:
         def call(argv: Sequence[str], slot: Slot) -> int:
             return runner.call(argv, environments[slot.engine.name], slot.model, folder / slot.id)
 

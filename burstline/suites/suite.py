@@ -159,7 +159,6 @@ class Slot:
         return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
 
     def argv(self, out: Path) -> tuple[str, ...]:
-        """The command-line arguments of this run."""
         server, load = self.engine.at(self.model, self.platform), self.workload
         spec = replace(load.spec, tokenizer=self.model.tokenizer, vocab_size=self.model.vocab_size)
         if load.limit is not None:
@@ -199,7 +198,7 @@ def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1).decode()
+            text = file.read(MOST_BYTES + 1).decode("utf-8-sig")
         if len(text) > MOST_BYTES or any(
             len(word) > MOST_DOTTED for word in re.findall(r"[^\s\"']*\.[^\s\"']*", text)
         ):
@@ -219,7 +218,6 @@ def load_suite(path: Path) -> Suite:
 
 
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
-    """The suite that a parsed TOML document describes."""
     top = TomlTable(raw, source)
     top.only("name", "description", "repeats", "engine", "model", "workload", "limit", "platform", "settings")
     shared = top.raw.get("settings", {})
@@ -275,7 +273,7 @@ def _engine(table: TomlTable, of_all: Settings) -> Contender:
         )
     keys = [name for name in options_of(ServerOptions) if name != "model"]
     table.only("name", "args", "api_key_env", *keys, *SETTINGS)
-    engine = table.get("engine", str, None)
+    engine = table.get("engine", str, None) if "url" in table.raw else table.need("engine", str)
     name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
     if engine is not None and engine not in ENGINES:
         near = difflib.get_close_matches(engine, ENGINES, n=1, cutoff=0.5)
@@ -344,7 +342,6 @@ def make_where_missing(model: Model) -> None:
 
 
 def platform_of(table: TomlTable) -> Platform:
-    """A [[platform]] table of a suite."""
     table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
     name = table.need("name", str)
     amounts = _mapping(table, "resources", float)

@@ -68,7 +68,6 @@ class TomlTable:
         return self.get(key, kind, None)
 
     def tables(self, key: str, *, required: bool = False) -> list[TomlTable]:
-        """The tables of an array of tables, [[key]]."""
         found = self.raw.get(key, [])
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise WorkloadError(f"{self.where}: {key} must be written as [[{key}]], once for each")

@@ -32,13 +32,15 @@ from burstline.roofline.predict.deployment import (
     phase_bounds,
     ridge_tok,
 )
-from burstline.roofline.predict.generations import GENERATIONS
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.profile.attribute import profile_of
 from burstline.roofline.profile.compare import compare
 from burstline.roofline.reconcile.inputs import Setup
 from burstline.workloads.options import flag_of, option, options_of
+
+GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
+"""The devices of the what-ifs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +71,30 @@ class BoundOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     models = f"a bundled model ({', '.join(bundled_models())}) or a folder or file with a config.json"
-    parser.add_argument("--model", required=True, help=models)
-    parser.add_argument(
+    add("--model", required=True, help=models)
+    add(
         "--device",
         required=True,
         nargs="+",
         help="one device, or several to compare: an id, the driver's name, your own .toml file, or cpu",
     )
     add_options(parser, BoundOptions)
-    parser.add_argument(
+    add(
         "--figure",
         type=Path,
         metavar="FILE",
         help="write a figure (SVG): rooflines, and decoding by batch size",
     )
-    parser.add_argument(
+    add(
         "--trace",
         type=Path,
         metavar="FILE",
         help="compare each GEMM in a trace of PyTorch's profiler (a file, or a folder with one per rank) "
         "with the prediction; --prompt and --output give context lengths that a trace lacks",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,8 +104,7 @@ def run(args: argparse.Namespace) -> int:
         raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
     if args.trace is not None:
         return _profile(options, args)
-    analysed = _analyse_or_say_why if len(args.device) > 1 else analyse
-    found = [analysed(options, args.model, name) for name in args.device]
+    found = [analyse(options, args.model, name, several=len(args.device) > 1) for name in args.device]
     if args.json:
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
@@ -124,7 +126,7 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     if ignored or len(args.device) > 1:
         what = ", ".join(ignored) or "--device with several names"
         raise RooflineError(f"--trace compares one device with what was measured: {what} would be ignored")
-    deployment, known = _set_up(options, args.model, args.device[0])
+    deployment, known = _set_up(options, args.model, *_known(args.device[0], args.model))
     setup = Setup(deployment, known)
     profile = profile_of(args.trace, deployment.model, deployment.parallel)
     found = compare(profile, setup, options.prompt + options.output / 2)
@@ -137,15 +139,15 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _set_up(options: BoundOptions, model_name: str, device_name: str) -> tuple[Deployment, Calibration]:
+def _set_up(
+    options: BoundOptions, model_name: str, device: Device, shipped: Calibration
+) -> tuple[Deployment, Calibration]:
     """The model on its devices, and the constants in force."""
-    model, stored = load_model(model_name)
-    device, known = _known(device_name, model_name)
+    model, quant = load_model(model_name, options.quant)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
-    quant = QUANTS[options.quant] if options.quant else stored
     parallel = Parallel(options.tp, options.pp, options.ep, options.dp)
-    return Deployment(model, quant, parallel, device), known.changed(_constants(options.constant))
+    return Deployment(model, quant, parallel, device), shipped.changed(_constants(options.constant))
 
 
 def check(options: BoundOptions) -> None:
@@ -162,17 +164,24 @@ def check(options: BoundOptions) -> None:
         raise RooflineError("--network-gb-per-s would be ignored: one device needs no network; add --tp")
 
 
-def _analyse_or_say_why(options: BoundOptions, model: str, name: str) -> dict[str, Any]:
-    device, _ = _known(name, model)
+def analyse(
+    options: BoundOptions, model_name: str, device_name: str, *, several: bool = False
+) -> dict[str, Any]:
+    """Everything the verb says of one device, ready for JSON. Times are seconds unless the key says µs.
+
+    Of `several` devices one that is impossible says why.
+    """
+    device, shipped = _known(device_name, model_name)
     try:
-        return analyse(options, model, name)
+        return _analysis(options, model_name, device, shipped)
     except RooflineError as error:
+        if not several:
+            raise
         return {"device": _device_facts(device), "impossible": str(error)}
 
 
-def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[str, Any]:
-    """Everything the verb says of one device, ready for JSON. Times are seconds unless the key says µs."""
-    deployment, known = _set_up(options, model_name, device_name)
+def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: Calibration) -> dict[str, Any]:
+    deployment, known = _set_up(options, model_name, device, shipped)
     model, quant, parallel, device = (
         deployment.model, deployment.quant, deployment.parallel, deployment.device,
     )  # fmt: skip
@@ -180,7 +189,6 @@ def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[st
     n_tok = options.prompt + options.output
     kv_room = room(model, quant, parallel, device, utilisation=options.utilisation)
     check_batch(model, quant, parallel, kv_room, options.batch, n_tok)
-    _, shipped = _known(device_name, model_name)
     phases = phase_bounds(deployment, asked, known)
     latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
     n_out = options.batch * options.output * parallel.dp
@@ -197,8 +205,8 @@ def analyse(options: BoundOptions, model_name: str, device_name: str) -> dict[st
         "decode_s_by_batch": _by_batch(deployment, asked, kv_room, known),
         "latency_s": latency,
         "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
-        "memory": asdict(kv_room)
-        | {
+        "memory": {
+            **asdict(kv_room),
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
         },
@@ -394,5 +402,8 @@ def _assumed(options: BoundOptions, device: Device) -> list[str]:
 def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
     yield f"predicted by {known}: {known.source}"
     yield host_sentence(known)
+    if quant.held != 1:
+        said = f"the weight files hold {quant.held:.0%} of the bytes that config.json says ({quant.weights})"
+        yield f"{said}: bytes are as in the files, products as config.json says"
     if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
         yield f"{quant.weights} weights count as fewer bytes of {quant.activations} products, untested"

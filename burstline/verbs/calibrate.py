@@ -14,7 +14,6 @@ from burstline.loadgen.record.rundir import Run, open_run
 from burstline.machine.cpu_calibration import path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
-from burstline.machine.roofline_input import LackingError
 from burstline.roofline.device.calibration import (
     cache_folder,
     cached_file,
@@ -27,25 +26,24 @@ from burstline.roofline.errors import RooflineError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu (numpy), or a torch device such as cuda:0")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--device", default="cpu", help="cpu (numpy), or a torch device such as cuda:0")
+    add(
         "--model",
         default="reference",
         help="model whose matrix products to measure: a bundled name, a folder or a config.json",
     )
-    parser.add_argument(
-        "--threads", type=int, default=1, help="number of cores, as many as the engine will use (1)"
-    )
-    parser.add_argument("--quick", action="store_true", help="measure for 15 seconds instead of 2 minutes")
-    parser.add_argument(
+    add("--threads", type=int, default=1, help="number of cores, as many as the engine will use (1)")
+    add("--quick", action="store_true", help="measure for 15 seconds instead of 2 minutes")
+    add(
         "--from-run",
         type=Path,
         metavar="RUN",
         help="measure nothing: add the host time of the engine of this run, from the steps of its load on a "
         "CPU that is calibrated already; later runs of this engine and model use it",
     )
-    parser.add_argument("--list", action="store_true", help="measure nothing: list what was kept for runs")
-    parser.add_argument("--out", type=Path, help="device file to write (default: in the user's cache)")
+    add("--list", action="store_true", help="measure nothing: list what was kept for runs")
+    add("--out", type=Path, help="device file to write (default: in the user's cache)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kept() -> Iterator[str]:
-    """What is kept for runs, a line each."""
     for path in sorted(cache_folder().glob("device-*.toml")):
         yield _line(path)
 
@@ -109,7 +106,7 @@ def _from_run(run: Run, out: Path | None) -> int:
     """Keep the run's device file with the host of its engine."""
     try:
         host = host_overhead.host_of(run)
-    except LackingError as why:
+    except RooflineError as why:
         raise RooflineError(f"{run.path}: {why}") from why
     if host is None:
         raise RooflineError(f"{run.path} shows too few steps that only decode; send a longer load")

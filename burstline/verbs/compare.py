@@ -16,7 +16,8 @@ from burstline.workloads.request import WorkloadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "runs",
         nargs="+",
         type=Path,
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other tools (JSON files of vllm bench serve, guidellm, aiperf, SGLang, ...) are shown beside "
         "them, but not ranked",
     )
-    parser.add_argument(
+    add(
         "--vary",
         action="append",
         default=[],
@@ -34,15 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "devices, dtype, kv-cache-dtype, quantization, tensor-parallel-size, model, cpu, placement "
         "(repeatable); a single difference is recognised by itself",
     )
-    parser.add_argument(
+    add(
         "--anyway",
         action="store_true",
         help="compare even if the runs differ or were disturbed; the result says so",
     )
-    parser.add_argument(
-        "--format", choices=("text", "markdown", "html", "json"), default="text", help="html writes a page"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
+    add("--format", choices=("text", "markdown", "html", "json"), default="text", help="html writes a page")
+    add("--out", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
 
 
 def run(args: argparse.Namespace) -> int:

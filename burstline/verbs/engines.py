@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from burstline.console import exit_codes
 from burstline.servers.engine import Engine
@@ -19,28 +18,9 @@ TIMEOUT_S = 3.0
 COLUMNS = ("engine", "installed", "answers at", "container image")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRow:
-    """One engine and where it answers.
-
-    `installed` is its version here, "yes" where it tells none, "no" where it is not, "-" where it never is.
-    """
-
-    name: str
-    installed: str
-    urls: Sequence[str]
-    image: str
-    how_to_get: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline engines [--ports N,...]"
-    parser.add_argument(
-        "--ports",
-        default="",
-        metavar="N,...",
-        help="additional local ports to look at",
-    )
+    parser.add_argument("--ports", default="", metavar="N,...", help="additional local ports to look at")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,31 +35,31 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def rows(ports: Iterable[int]) -> list[EngineRow]:
-    """Every engine but the tests' own, in the registry's order; asked all at once, for some are slow."""
+def rows(ports: Iterable[int]) -> list[tuple[Engine, str, list[str]]]:
+    """Every engine but the tests' own, whether it is installed, and where it answers; asked all at once.
+
+    Installed is its version here, "yes" where it tells none, "no" where it is not, "-" where it never is.
+    """
     with ThreadPoolExecutor(16) as pool:
         answering = pool.map(_engine_at, urls := [f"http://{HOST}:{port}" for port in ports])
         engines = [engine for engine in ENGINES.values() if engine.is_public]
         installed = pool.map(_installed, engines)
         there = dict(zip(urls, answering, strict=True))
         return [
-            EngineRow(
-                engine.name,
-                version,
-                [url for url, name in there.items() if name == engine.name],
-                engine.image.name if engine.image else "-",
-                engine.how_to_get,
-            )
+            (engine, version, [url for url, name in there.items() if name == engine.name])
             for engine, version in zip(engines, installed, strict=True)
         ]
 
 
-def table(rows: Sequence[EngineRow]) -> list[str]:
+def table(rows: Sequence[tuple[Engine, str, list[str]]]) -> list[str]:
     """The lines to show: the rows, then how to get each engine that is not here."""
-    cells = [COLUMNS, *((row.name, row.installed, ", ".join(row.urls) or "-", row.image) for row in rows)]
+    cells = [COLUMNS]
+    for engine, installed, urls in rows:
+        image = engine.image.name if engine.image else "-"
+        cells.append((engine.name, installed, ", ".join(urls) or "-", image))
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in cells]
-    missing = [f"{row.name}: {row.how_to_get}" for row in rows if row.installed == "no" and not row.urls]
+    missing = [f"{own.name}: {own.how_to_get}" for own, found, urls in rows if found == "no" and not urls]
     told = ["", "Not installed; how to get them:", *(f"  {line}" for line in missing)] if missing else []
     return [line.rstrip() for line in lines] + told
 

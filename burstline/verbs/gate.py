@@ -12,37 +12,30 @@ MOST_RUNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     parser.usage = (
         "burstline gate [OPTIONS] BASELINE CANDIDATE [-- FLAGS OF BOTH RUNS]\n"
         "       burstline gate --history FOLDER [OPTIONS] [CANDIDATE] [-- FLAGS OF THE RUN]"
     )
-    parser.add_argument(
+    add(
         "contenders",
         nargs="*",
         metavar="CONTENDER",
         help="a URL, or a command in quotes such as 'run --engine vllm --model DIR'; the baseline may be the "
         "folder of a run, or of several",
     )
-    parser.add_argument(
+    add(
         "--history",
         type=Path,
         metavar="FOLDER",
         help="compare the newest run in FOLDER, or the candidate, with the older ones",
     )
-    parser.add_argument(
-        "--metric", action="append", choices=tuple(NUMBERS), help="number to compare (e2e.p50); repeatable"
-    )
-    parser.add_argument(
-        "--margin", type=float, default=5.0, metavar="PERCENT", help="less is called the same (5)"
-    )
-    parser.add_argument(
-        "--max-runs", type=int, default=20, metavar="N", help="maximum runs of both contenders (20)"
-    )
-    parser.add_argument("--budget-s", type=float, metavar="S", help="start no pair that would end later")
-    parser.add_argument("--anyway", action="store_true", help="use disturbed runs and runs of different work")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs/)"
-    )
+    add("--metric", action="append", choices=tuple(NUMBERS), help="number to compare (e2e.p50); repeatable")
+    add("--margin", type=float, default=5.0, metavar="PERCENT", help="less is called the same (5)")
+    add("--max-runs", type=int, default=20, metavar="N", help="maximum runs of both contenders (20)")
+    add("--budget-s", type=float, metavar="S", help="start no pair that would end later")
+    add("--anyway", action="store_true", help="use disturbed runs and runs of different work")
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs/)")
     parser.set_defaults(engine_args=())
 
 

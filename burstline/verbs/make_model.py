@@ -10,29 +10,24 @@ from burstline.models.random_weights import FORMATS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline make-model DIR --like NAME [--weights] [OPTIONS]"
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to create")
-    parser.add_argument(
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="folder to create")
+    add(
         "--like",
         required=True,
         metavar="NAME",
         help="tiny, llama-2-7b, ... (`burstline bound --help` lists them), or a folder with a config.json",
     )
-    parser.add_argument(
-        "--weights", action="store_true", help="write random weights, for engines that need files"
-    )
-    parser.add_argument(
+    add("--weights", action="store_true", help="write random weights, for engines that need files")
+    add(
         "--format",
         choices=("safetensors", "gguf", "both"),
         help="write random weights in this format: gguf for llama.cpp, safetensors (the default) for "
         "others, or both (needs burstline[gguf])",
     )
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float16", "float32"), help="data type of config and weights"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (0)")
-    parser.add_argument(
-        "--unless-exists", action="store_true", help="do nothing if DIR already contains a model"
-    )
+    add("--dtype", choices=("bfloat16", "float16", "float32"), help="data type of config and weights")
+    add("--seed", type=int, default=0, help="seed of the weights (0)")
+    add("--unless-exists", action="store_true", help="do nothing if DIR already contains a model")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,13 @@ from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.rundir import Run, RunDir, open_run, originals
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.reports.blocks import Note
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import FILES
-from burstline.reports.page.forecast_tables import predictions
-from burstline.roofline.predict.forecast import Score
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
@@ -38,62 +34,43 @@ OF_PAGE: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="a folder that `burstline run` wrote"
-    )
-    parser.add_argument(
-        "--predictions",
-        type=Path,
-        nargs="+",
-        metavar="RUNS",
-        help="sum up how the forecasts of these runs, or of all runs in these folders, came true: how many "
-        "figures were inside their 80%% intervals, and the bias, by engine and device",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    add(
         "--format",
         action="append",
         choices=(*PRINTED, *WRITTEN),
         help="text and json are printed; the others need --to. parquet, csv: one row per request; "
-        "markdown: for a pull request; junit: SLOs and verdict for CI; trace: for ui.perfetto.dev; figures: "
-        "SVG and PNG; vllm: as `vllm bench serve --save-result`; llm-d: its benchmark report; openmetrics: "
-        "for Prometheus. Repeatable; --to alone writes all",
+        "markdown: for a pull request; junit: SLOs and verdict for CI; figures: SVG and "
+        "PNG. Repeatable; --to alone writes all",
     )
-    parser.add_argument("--to", type=Path, metavar="DIR", help="folder for the other formats")
+    add("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)
     add_options(parser, Stated)
-    parser.add_argument(
+    add(
         "--usd-per-hour",
         type=float,
         metavar="USD",
         help="price of the server's hardware; the page then shows the cost of a million tokens",
     )
-    parser.add_argument(
+    add(
         "--profile",
         type=Path,
         metavar="TRACE",
         help="show each GEMM of this server in a trace of PyTorch's profiler: a file, or a folder with "
         "one for each rank",
     )
-    parser.add_argument("--force", action="store_true", help="replace the device of the run")
-    parser.add_argument("--decode", action="store_true", help="decode the captures again first")
+    add("--force", action="store_true", help="replace the device of the run")
+    add("--decode", action="store_true", help="decode the captures again first")
 
 
 def run(args: argparse.Namespace) -> int:
-    if (args.run is None) == (args.predictions is None):
-        raise WorkloadError("report: expected a RUN, or --predictions RUNS, and not both")
-    of_page = [name for name in OF_PAGE if (given := getattr(args, name)) is not None and given is not False]
-    if args.predictions is not None:
-        of_page += [name for name in ("format", "to") if getattr(args, name)]
-        if of_page:
-            raise WorkloadError(
-                f"--predictions sums up runs: {flag_of(of_page[0])} would be ignored; drop it"
-            )
-        return _sum_up(args.predictions)
     if (args.run / "comparison.json").is_file() and not (args.run / "manifest.json").exists():
         raise WorkloadError(
             f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
             f"of these runs: for repeats they are beside it, in {args.run.parent}"
         )
+    of_page = [name for name in OF_PAGE if (given := getattr(args, name)) is not None and given is not False]
     if args.format or args.to:
         if of_page:
             other = "--format" if args.format else "--to"
@@ -120,22 +97,6 @@ def run(args: argparse.Namespace) -> int:
         folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     write_report(folder)
     print(f"Report: {folder.report}")
-    return exit_codes.DONE
-
-
-def _sum_up(paths: Sequence[Path]) -> int:
-    """Print how the forecasts of all runs came true, and count the runs that have none by reason."""
-    folders = [each.parent for path in paths for each in sorted(path.glob("**/manifest.json"))]
-    if not folders:
-        raise WorkloadError(f"{paths[0]} holds no run; expected folders that `burstline run` wrote")
-    scores, reasons = [], Counter[str]()
-    for run in originals(map(open_run, folders))[0]:
-        score = run.summary.forecast if run.summary else None
-        if isinstance(score, Score):
-            scores.append((run.manifest.engine, run.manifest.asked.kind, score))
-        else:
-            reasons[score.absent if score else "no forecast was made"] += 1
-    show([predictions(scores), *(Note(f"{n} without a score: {why}.") for why, n in reasons.most_common())])
     return exit_codes.DONE
 
 

@@ -181,10 +181,5 @@ def _run_suite(args: argparse.Namespace) -> int:
         flags = ", ".join("--" + name.replace("_", "-") for name in beside)
         raise WorkloadError(f"{args.suite} defines the runs; {flags} would be ignored: put it into the file")
     return run_suite(
-        args.suite,
-        args.out,
-        dry_run=args.dry_run,
-        ray=args.ray,
-        platform=args.platform,
-        quiet=args.quiet,
+        args.suite, args.out, dry_run=args.dry_run, ray=args.ray, platform=args.platform, quiet=args.quiet
     )

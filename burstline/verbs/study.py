@@ -1,213 +1,346 @@
-"""`burstline study`: the bottleneck of inference across devices and generations; the cost of training."""
+"""`burstline study training`: how long a training step takes, what bounds it, what fits in memory."""
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from burstline.console import exit_codes
 from burstline.reports.formats.text import columns
-from burstline.roofline.device.device import load_device
+from burstline.roofline.device.calibration import load_calibration
+from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
-from burstline.roofline.model.ops import Op, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.bound import ceiling
-from burstline.roofline.predict.deployment import UniformBatch, latency_s
-from burstline.roofline.predict.generations import (
-    GENERATIONS,
-    DramPoint,
-    Generation,
-    dram_scaling,
-    generations,
-)
-from burstline.verbs import study_training
+from burstline.roofline.model.shapes import ELEMENT_BYTES
+from burstline.roofline.training.memory import training_memory
+from burstline.roofline.training.recipe import EAGER, FUSED, MEGATRON, Recipe, Recompute
+from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
+from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.workloads.options import flag_of
 
-TP = (1, 8)
-
-
-_INFERENCE = {"prompt": 200, "output": 200, "batch": 1}
+SHARDINGS = ("0", "1", "2", "3", "++", "++16", "three-level")
+KERNELS = {"fused": FUSED, "megatron": MEGATRON, "eager": EAGER, "eager-flash": replace(EAGER, fused=True)}
+HOST_MS = 7.8  # a layer of eager code: set on one LoRA run of 7B on an MI210 (tests/data/papers)
+_RING = {"regather": True, "flat_ring": True}
+RECIPES: dict[str, dict[str, Any]] = {
+    "megatron": {"kernels": "megatron", "overlap": 0.0},
+    "deepspeed": {"kernels": "megatron", **_RING},
+    "eager": {"kernels": "eager", "overlap": 0.0, "host_ms": HOST_MS, "states": "bf16"},
+}
+# How far steps with them were off measured ones (python -m research.training).
+OFF_BY = {
+    "megatron": "4% in the mean of 24 runs of Megatron-LM; 3 of MT-NLG took a third longer",
+    "deepspeed": "7% in the mean of 6 ZeRO-3 runs, of which 3 set the overlap; 28% in 2 on MI210",
+    "eager": "11% in the mean of 12 LoRA runs at batch 1; one at batch 8 took twice as long",
+}
+WIDER = 1.25  # chosen: the LoRA and MT-NLG runs then lie inside
+# Without a recipe the step lies between these two, each times its factor.
+_ENDS = (({"overlap": 1.0}, 1.0), ({**RECIPES["eager"], "states": "fp32", **_RING}, WIDER))
+_INT, _FLOAT, _YES = {"type": int}, {"type": float}, {"action": "store_true", "default": None}
+_OFFLOAD = {"nargs": "?", "const": "optimizer", "choices": ("optimizer", "all")}
+# By flag: its default, its help, how argparse reads it.
+_FLAGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "recipe": (None, "how the code trains: sets the flags from --kernels on", {"choices": RECIPES}),
+    "devices": (8, "number of devices; default 8", _INT),
+    "tp": (1, "tensor-parallel devices; default 1", _INT),
+    "pp": (1, "pipeline stages; default 1", _INT),
+    "virtual_stages": (1, "interleaved chunks per pipeline stage; default 1", _INT),
+    "zero": ("0", "ZeRO stage; default 0 (DDP); ++16: 16-bit gradients", {"choices": SHARDINGS}),
+    "seq": (2048, "tokens per sequence; default 2048", _INT),
+    "micro_batch": (1, "sequences per micro-batch; default 1", _INT),
+    "sequences": (None, "sequences per step; default a micro-batch per replica", _INT),
+    "recompute": ("none", "recomputed activations; default none", {"choices": get_args(Recompute)}),
+    "sequence_parallel": (False, "also split norms over tensor ranks", _YES),
+    "lora": (None, "train only LoRA adapters of this rank", {**_INT, "metavar": "RANK"}),
+    "qlora": (None, "the same, with frozen 4-bit weights", {**_INT, "metavar": "RANK"}),
+    "offload": ("none", "keep optimizer states in host memory; `all`: weights too", _OFFLOAD),
+    "network_gb_per_s": (None, "between nodes: GB/s per device and direction", _FLOAT),
+    "no_p2p": (False, "devices of a node exchange through the host: 11.3 GB/s, 15 us", _YES),
+    "products": ("", "dtype of the layers' products; default 16 bits", {"choices": ("fp8", "fp4")}),
+    "wires": ("", "dtype of what devices exchange; default 16 bits", {"choices": ("fp8", "fp4")}),
+    "kernels": ("fused", "how layers are written; default fused", {"choices": KERNELS}),
+    "host_ms": (0.0, "ms that the host adds to each layer of a micro-batch; default 0", _FLOAT),
+    "overlap": (0.5, "share of data-parallel collectives behind computing, 0 to 1; default 0.5", _FLOAT),
+    "states": ("fp32", "dtype of Adam's states; default fp32", {"choices": ("fp32", "bf16")}),
+    "regather": (False, "gather weights again for recomputation (DeepSpeed)", _YES),
+    "flat_ring": (False, "data-parallel collectives run as one ring over all ranks", _YES),
+}
+DEFAULTS = {name: default for name, (default, *_) in _FLAGS.items()}
+_FASTEST_MFU = 0.642  # of measured runs: llm-foundry's, 7B on 8 A100 (tests/data/papers)
+_GB = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", nargs="?", choices=("inference", "training"), default="inference", help="default inference"
-    )
-    parser.add_argument(
-        "--model", default="llama-2-13b", help=f"a bundled model ({', '.join(bundled_models())}) or a path"
-    )
-    parser.add_argument(
-        "--device", nargs="+", default=list(GENERATIONS), help="devices to compare, or to train on"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--figures", type=Path, help="folder for the figures (SVG)")
-    inference = parser.add_argument_group("inference")
-    inference.add_argument("--prompt", type=int, help="prompt tokens; default 200")
-    inference.add_argument("--output", type=int, help="output tokens; default 200")
-    inference.add_argument("--batch", type=int, help="batch size; default 1")
-    study_training.add_arguments(parser.add_argument_group("training"))
+    add = parser.add_argument
+    add("what", choices=("training",), help="what to predict")
+    models = f"a bundled model ({', '.join(bundled_models())}) or a path"
+    add("--model", default="llama-2-13b", help=models)
+    add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
+    add("--json", action="store_true", help="print JSON")
+    add("--figures", type=Path, help="folder for the figures (SVG)")
+    for name, (_, words, how) in _FLAGS.items():
+        add(flag_of(name), help=words, **how)
+
+
+def given_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, without model and device."""
+    return {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
 
 
 def run(args: argparse.Namespace) -> int:
-    others = study_training.DEFAULTS if args.what == "inference" else _INFERENCE
-    for name in others:
-        if getattr(args, name) is not None:
-            raise RooflineError(
-                f"--{name.replace('_', '-')} is not for `study {args.what}`; see `study --help`"
-            )
-    if args.what == "training":
-        if len(args.device) > 1 and args.device != list(GENERATIONS):
-            raise RooflineError("`study training` takes one --device; run it once for each")
-        given = {name: getattr(args, name) for name in study_training.DEFAULTS}
-        device = "a100-sxm4-80g" if args.device == list(GENERATIONS) else args.device[0]
-        return study_training.run(args.model, device, given, as_json=args.json, figures=args.figures)
-    for name, default in _INFERENCE.items():
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-    return _run_inference(args)
-
-
-def _run_inference(args: argparse.Namespace) -> int:
-    asked = UniformBatch(args.batch, args.prompt, args.output)
-    scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
-    compared = generations(args.model, asked, args.device)
+    """Print one recipe: its time, bounds and memory, and what other methods would give."""
+    model, device, given = args.model, args.device, given_of(args)
+    if given.get("regather") and given.get("recompute") != "full":
+        raise RooflineError("--regather would be ignored: it gathers for recomputation; add --recompute full")
+    recipe = recipe_of(model, device, given)
+    calibration = load_calibration(recipe.device)
+    step = training_step(recipe, calibration)
+    ends_s = [
+        times * training_step(recipe_of(model, device, {**end, **given}), calibration).seconds
+        for end, times in _ENDS
+        if "recipe" not in given
+    ]
+    others = [(name, training_step(other, calibration)) for name, other in _methods(model, device, given)]
     if args.figures:
-        from burstline.reports.figures.study_figures import write_figures  # matplotlib takes a second
+        from burstline.reports.figures.study_figures import write_training  # matplotlib takes a second
 
-        write_figures(args.figures, scaling, compared)
+        write_training(args.figures / "training.svg", {"as asked": step, **dict(others)})
     if args.json:
-        print(json.dumps(_facts(args, asked, scaling, compared), indent=2))
+        methods = {name: _facts(other) for name, other in others}
+        print(json.dumps({**_facts(step), "range_s": ends_s or None, "methods": methods}, indent=2))
     else:
-        print("\n\n".join(_told(args, asked, scaling, compared)))
+        print("\n\n".join(_report(step, others, _trust(step, ends_s, given.get("recipe", "")))))
     return exit_codes.DONE
 
 
-def _products(args: argparse.Namespace, asked: UniformBatch) -> dict[str, list[Op]]:
-    model = load_model(args.model)[0]
-    return {
-        name: [
-            op for op in ops(model, QUANTS["fp16"], Parallel(), step) if op.kind in ("matmul", "attention")
-        ]
-        for name, (step, _) in asked.steps().items()
-    }
-
-
-def _told(
-    args: argparse.Namespace,
-    asked: UniformBatch,
-    scaling: dict[int, list[DramPoint]],
-    compared: Sequence[Generation],
-) -> list[str]:
-    what = f"{args.model}, batch {asked.batch}, {asked.n_prompt_tok} in, {asked.n_output_tok} out, fp16"
-    parts = [_answer(args, scaling, compared)]
-    parts += [f"1. What bounds each product: {what}", _bound_table(args, asked)]
-    for tp, points in scaling.items():
-        parts += [f"2. One A100's compute with other memories: {what}, tp {tp}", _dram_table(points)]
-    return [*parts, f"3. Generations: {what}, one device", _generation_table(compared)]
-
-
-def _answer(
-    args: argparse.Namespace,
-    scaling: dict[int, list[DramPoint]],
-    compared: Sequence[Generation],
-) -> str:
-    first, *others = [g for g in compared if g.phases]
-    limits = "; ".join(
-        f"{g.device.name} {g.quant}: "
-        + ", ".join(f"{name} {phase.limit()}-bound" for name, phase in g.phases.items())
-        for g in (first, *others)
+def recipe_of(model_name: str, device_name: str, given: dict[str, Any]) -> Recipe:
+    """The recipe that the flags describe; raises what is wrong with it."""
+    asked = {**DEFAULTS, **RECIPES.get(given.get("recipe", ""), {}), **given}
+    for name in (name for name, (*_, how) in _FLAGS.items() if how.get("type") is int):
+        if asked[name] is not None and asked[name] < 1:
+            raise RooflineError(f"{flag_of(name)} must be at least 1, not {asked[name]}")
+    gb_per_s = asked["network_gb_per_s"]
+    if gb_per_s is not None and not 0 < gb_per_s < math.inf:
+        raise RooflineError(f"--network-gb-per-s {gb_per_s:g}: expected a number above 0")
+    if not 0 <= asked["overlap"] <= 1:
+        raise RooflineError(f"--overlap {asked['overlap']:g}: expected a share from 0 to 1")
+    if not 0 <= asked["host_ms"] < math.inf:
+        raise RooflineError(f"--host-ms {asked['host_ms']:g}: expected 0 or more")
+    if asked["virtual_stages"] > 1 and asked["pp"] == 1:
+        raise RooflineError(
+            f"--virtual-stages {asked['virtual_stages']} would be ignored: it splits stages; add --pp"
+        )
+    if asked["sequence_parallel"] and asked["tp"] == 1:
+        raise RooflineError("--sequence-parallel would be ignored: it splits over tensor ranks; add --tp")
+    if asked["lora"] and asked["qlora"]:
+        raise RooflineError("--lora and --qlora are two methods; give one of them")
+    model, device = load_model(model_name)[0], load_device(device_name)
+    if asked["no_p2p"]:
+        device = without_p2p(device)
+    if gb_per_s is not None:
+        device = device.with_network(gb_per_s * _GB)
+    in_replica = asked["tp"] * asked["pp"]
+    if asked["devices"] % in_replica:
+        raise RooflineError(
+            f"--tp {asked['tp']} x --pp {asked['pp']} = {in_replica} does not divide --devices"
+            f" {asked['devices']}"
+        )
+    n_ranks = asked["devices"] // in_replica
+    return Recipe(
+        model,
+        device,
+        asked["sequences"] or asked["micro_batch"] * n_ranks * asked["pp"],
+        asked["seq"],
+        asked["micro_batch"],
+        sharding_of(asked, n_ranks, device),
+        asked["tp"],
+        asked["pp"],
+        asked["virtual_stages"],
+        asked["sequence_parallel"],
+        asked["recompute"],
+        KERNELS[asked["kernels"]],
+        adapter_rank=asked["lora"] or asked["qlora"] or 0,
+        frozen="int4" if asked["qlora"] else "bf16",
+        offload=asked["offload"],
+        overlap=asked["overlap"],
+        host_layer_s=asked["host_ms"] / 1e3,
+        products=asked["products"],
+        wires=asked["wires"],
     )
-    points = scaling[TP[0]]
-    gains = points[0].latency_s / points[-1].latency_s
-    binds = max(points[-1].bound_s, key=lambda part: points[-1].bound_s[part])
-    return "\n".join(
-        [
-            f"{args.model}: {limits}.",
-            (
-                f"{points[-1].technology} instead of {points[0].technology} makes one A100 {gains:.1f} times"
-                f" as fast; {binds} binds then."
-            ),
-        ]
+
+
+def without_p2p(device: Device) -> Device:
+    """What devices of a node exchange crosses the host's memory, as with NCCL_P2P_DISABLE=1.
+
+    Rate and latency were measured on two RTX 3090 behind PCIe 4 x16.
+    """
+    through_host = [link for link in device.links if link.kind == "PCIe via host"]
+    if not through_host:
+        raise RooflineError(f"--no-p2p: {device.name} has no link over PCIe and the host; leave --no-p2p out")
+    slow = (replace(link, bytes_per_s=11.28e9, latency_s=15.2e-6) for link in through_host)
+    return replace(device, links=tuple(slow))
+
+
+def sharding_of(asked: dict[str, Any], n_ranks: int, device: Device) -> Sharding:
+    """ZeRO's stage 0 to 3, ZeRO++ ("++") or the three-level scheme, on this device's package and node."""
+    name, states = asked["zero"], asked["states"]
+    reach = {link.scope: link.n_devices for link in device.links}
+    if name.isdigit():
+        sharding = zero(int(name), n_ranks, states=states)
+    elif states != "fp32":
+        raise RooflineError(f"--states {states} is for --zero 0 to 3, not for {name}; try --states fp32")
+    elif name.startswith("++"):
+        sharding = zero_plus_plus(n_ranks, reach.get("node", 1), 0.5 if name == "++" else 2)
+    else:
+        sharding = three_level(n_ranks, reach.get("package", 1), reach.get("node", 1))
+    most = ELEMENT_BYTES[asked["wires"] or "fp32"]
+    reduced = 4 if asked["qlora"] else sharding.reduce_bytes  # QLoRA's adapters are kept in fp32
+    return replace(
+        sharding,
+        flat=asked["flat_ring"],
+        regathers=asked["regather"],
+        gather_bytes=min(sharding.gather_bytes, most),
+        reduce_bytes=min(reduced, most),
     )
 
 
-def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
-    devices = [load_device(name) for name in args.device]
-    rows = [["phase", "product", "FLOP/B", *(f"{d.name} (ridge {d.ridge('fp16'):.0f})" for d in devices)]]
-    for phase, found in _products(args, asked).items():
-        for op in found:
-            cells = [ceiling(op, device).limit for device in devices]
-            rows.append([phase, op.name, f"{op.intensity:.1f}", *cells])
-    return columns(rows, range(2))
+def _methods(model: str, device: str, given: dict[str, Any]) -> Iterator[tuple[str, Recipe]]:
+    """The recipe with other shardings and recomputation."""
+    for stage in "0123":
+        for recompute in ("none", "full"):
+            flags = {**given, "zero": stage, "recompute": recompute}
+            if stage != "3" and "offload" in given:
+                flags["offload"] = "optimizer"
+            recipe = recipe_of(model, device, flags)
+            yield f"{recipe.sharding.name}, recompute {recompute}", recipe
 
 
-def _dram_table(points: Sequence[DramPoint]) -> str:
-    parts = list(points[0].bound_s)
-    header = ["memory", "GB/s", "latency s", "speed-up", *parts, "most"]
+def _trust(step: TrainingStep, ends_s: list[float], name: str) -> Iterator[str]:
+    """How far to believe the answer, and what it assumes."""
+    recipe, flat = step.recipe, step.recipe.sharding.flat
+    if name:
+        yield f"Steps with --recipe {name} are off measured ones by {OFF_BY[name]}."
+    else:
+        yield "Range: {:.3g} s (tuned, all hidden) to {:.3g} s (eager code and a quarter more).".format(
+            *ends_s
+        )
+    if step.mfu > _FASTEST_MFU:
+        yield f"No measured run here reached more than {_FASTEST_MFU:.0%} MFU: expect less speed."
+    dtype, kernels = recipe.dtype, next(k for k, known in KERNELS.items() if known == recipe.kernels)
+    host_ms = recipe.host_layer_s * 1e3
+    yield (
+        f"Assumed: {kernels} kernels, {recipe.products or dtype} products, {recipe.wires or dtype} on wires,"
+        f" {recipe.sharding.optimizer.bytes_:g} bytes of Adam's states a parameter, {host_ms:g}"
+        f" ms of host time a layer;\nof data-parallel collectives ({'one flat ring' if flat else 'by tier'})"
+        f" {recipe.overlap:.0%} of what computing can hide, of tensor-parallel ones nothing."
+    )
+
+
+def _report(
+    step: TrainingStep, others: list[tuple[str, TrainingStep]], trust: Iterator[str]
+) -> Iterator[str]:
+    yield "\n".join([_answer(step, others), *trust])
+    yield "\n".join(["1. Where a step's time goes", columns(_time_rows(step), (0,))])
+    yield "\n".join(
+        ["2. What bounds each product (one micro-batch, all stages)", columns(_op_rows(step), (0, 1, 5))]
+    )
+    yield "\n".join(["3. Memory of the fullest device", columns(_memory_rows(step), (0,))])
+    header = ["method", "s a step", "tok/s", "MFU", "exposed", "GB a device", "fits"]
     rows = [
         [
-            point.technology,
-            f"{point.bytes_per_s / 1e9:,.0f}",
-            f"{point.latency_s:.3f}",
-            f"{points[0].latency_s / point.latency_s:.1f}×",
-            *(f"{point.bound_s[part] / point.latency_s:.0%}" for part in parts),
-            max(parts, key=lambda part: point.bound_s[part]),
+            name,
+            f"{other.seconds:.3g}",
+            f"{other.tok_per_s:,.0f}",
+            f"{other.mfu:.0%}",
+            f"{other.exposed_s / other.seconds:.0%}",
+            f"{other.memory.total / _GB:.1f}",
+            "yes" if other.fits else "no",
         ]
-        for point in points
+        for name, other in others
     ]
-    return columns([header, *rows], range(1))
+    yield "\n".join(["4. The same with other methods", columns([header, *rows], (0,))])
+    yield "Measured sets and errors, in a clone: docs/howto/train-a-model.md."
 
 
-def _generation_table(compared: Sequence[Generation]) -> str:
-    header = [
-        "device",
-        "quant",
-        "prefill ms",
-        "by",
-        "decode ms",
-        "by",
-        "ceiling s",
-        "predicted s",
-        "speed-up",
-    ]
-    rows = []
-    first = next((latency_s(g.phases) for g in compared if g.phases), 0.0)
-    for g in (g for g in compared if g.phases):
-        phases = [cell for p in g.phases.values() for cell in (f"{p.ceiling_s * 1e3:.2f}", p.limit())]
-        predicted = latency_s(g.phases)
-        times = [f"{latency_s(g.phases, ceiling=True):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
-        rows.append([g.device.name, g.quant, *[*phases, "", ""][:4], *times])
-    left_out = [f"{g.device.name} {g.quant}: {g.impossible}" for g in compared if not g.phases]
-    return "\n".join([columns([header, *rows], range(2)), *left_out])
+def _answer(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> str:
+    recipe, capacity = step.recipe, step.recipe.device.memory.capacity_bytes
+    sizes = f"{step.memory.total / _GB:.1f} of {capacity / _GB:.1f} GB a device"
+    fitting = [(other.tok_per_s, name) for name, other in others if other.fits]
+    if step.fits:
+        room = f"It fits: {sizes}; micro-batches of up to {largest_micro_batch(recipe)} fit."
+    elif fitting:
+        speed, name = max(fitting)
+        room = f"It does not fit: {sizes}. Fastest that does: {name} ({speed:,.0f} tok/s)."
+    else:
+        room = f"It does not fit: {sizes}. No sharding or recomputation of this many devices makes it fit;"
+        room += " try more devices or --qlora."
+    return (
+        f"{recipe.model.name} on {recipe.n_devices} x {recipe.device.name}, {recipe.sharding.name}:"
+        f" {step.seconds:.3g} s a step of {recipe.n_seq} x {recipe.n_seq_tok:,} tokens,"
+        f" {step.tok_per_s:,.0f} tok/s, {step.flops_per_s / 1e12:.0f} TFLOP/s a device"
+        f" ({step.mfu:.0%} MFU).\n{room}"
+    )
 
 
-def _facts(
-    args: argparse.Namespace,
-    asked: UniformBatch,
-    scaling: dict[int, list[DramPoint]],
-    compared: Sequence[Generation],
-) -> dict[str, Any]:
-    limits = {
-        phase: {op.name: {name: ceiling(op, load_device(name)).limit for name in args.device} for op in found}
-        for phase, found in _products(args, asked).items()
+def largest_micro_batch(recipe: Recipe) -> int:
+    """The largest power of two that fits; 0 where 1 does not."""
+    n = recipe.sharding.n_ranks * recipe.n_micro
+    tried = (replace(recipe, micro_batch=2**power, n_seq=2**power * n) for power in range(20))
+    fitting = (each.micro_batch for each in tried if training_memory(each).fits(recipe.device))
+    return max(fitting, default=0)
+
+
+def _time_rows(step: TrainingStep) -> list[list[str]]:
+    by_pass = dict.fromkeys(("forward", "backward", "recompute"), 0.0)
+    for each in step.work:
+        if each.op.kind != "collective":
+            by_pass[each.during] += each.seconds
+    whole = sum(by_pass.values())
+    parts = {
+        **{
+            f"compute, {name}": step.compute_s * seconds / whole
+            for name, seconds in by_pass.items()
+            if seconds
+        },
+        "tensor-parallel collectives": step.tensor_s,
+        "pipeline bubble": step.bubble_s,
+        "other communication, exposed": step.exposed_s,
+        "optimizer": step.optimizer_s,
+        "host": step.host_s,
     }
+    rows = [
+        [name, f"{seconds:.4g}", f"{seconds / step.seconds:.1%}"]
+        for name, seconds in parts.items()
+        if seconds
+    ]
+    hidden = [["(communication behind computing)", f"{step.hidden_s:.4g}", ""]] if step.hidden_s else []
+    return [["part", "s", "share"], *rows, *hidden]
+
+
+def _op_rows(step: TrainingStep) -> list[list[str]]:
+    whole = sum(each.seconds for each in step.work)
+    rows = [["op", "during", "M x N x K", "runs", "FLOP/B", "bound by", "s", "share"]]
+    for each in step.work:
+        op = each.op
+        if op.kind not in ("matmul", "attention") or each.seconds < 0.005 * whole:
+            continue
+        size = f"{op.m:,.0f} x {op.n:,.0f} x {op.k:,.0f}"
+        cells = [op.name, each.during, size, str(op.count), f"{op.intensity:.0f}", each.prediction.limit]
+        rows.append([*cells, f"{each.seconds:.4g}", f"{each.seconds / whole:.1%}"])
+    return rows
+
+
+def _memory_rows(step: TrainingStep) -> list[list[str]]:
+    rows = [[name, f"{value / _GB:.2f}"] for name, value in asdict(step.memory).items()]
+    return [["kind", "GB"], *rows, ["total", f"{step.memory.total / _GB:.2f}"]]
+
+
+def _facts(step: TrainingStep) -> dict[str, Any]:
+    names = ("seconds", "tok_per_s", "flops_per_s", "mfu", "compute_s", "tensor_s", "bubble_s", "exposed_s")
     return {
-        "model": args.model,
-        "asked": asdict(asked),
-        "limits": limits,
-        "dram": {tp: [asdict(point) for point in points] for tp, points in scaling.items()},
-        "generations": [
-            {
-                "device": g.device.id,
-                "quant": g.quant,
-                "impossible": g.impossible or None,
-                "ceiling_s": latency_s(g.phases, ceiling=True) if g.phases else None,
-                "predicted_s": latency_s(g.phases) if g.phases else None,
-                "limits": {name: phase.limit() for name, phase in g.phases.items()},
-            }
-            for g in compared
-        ],
+        **{name: getattr(step, name) for name in (*names, "hidden_s", "optimizer_s", "host_s", "fits")},
+        "memory_bytes": {**asdict(step.memory), "total": step.memory.total},
     }

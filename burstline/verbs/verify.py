@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,12 +28,8 @@ from burstline.workloads.request import WorkloadError
 MADE_AGAIN: Final = ("records.parquet", "summary.json", "report.html")
 
 
-@dataclass(frozen=True, slots=True)
-class PartCheck:
-    """One thing that was checked; `problem` is None where it is as it should be."""
-
-    what: str
-    problem: str | None = None
+PartCheck = tuple[str, str | None]
+"""What was checked, and the problem; None where it is as it should be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(args.run)
     checks = list(checks_of(args.run))
-    for check in checks:
-        print(f"ok   {check.what}" if check.problem is None else f"BAD  {check.what}: {check.problem}")
-    bad = [check for check in checks if check.problem is not None]
-    if not bad:
+    for what, problem in checks:
+        print(f"ok   {what}" if problem is None else f"BAD  {what}: {problem}")
+    if all(problem is None for _, problem in checks):
         print("Records, summary and page follow from the captures.")
         return exit_codes.DONE
     if manifest.version not in (None, __version__):
@@ -55,33 +49,28 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.INCONCLUSIVE
 
 
-def checks_of(path: Path, *, again: bool = True) -> Iterator[PartCheck]:
-    """Every check, in the order in which the files build on each other; stops where nothing can follow.
-
-    Not `again`: whether files can be read and belong together, without a summary and page that are made anew.
-    """
+def checks_of(path: Path) -> Iterator[PartCheck]:
+    """Every check, in the order in which the files build on each other; stops where nothing can follow."""
     try:
         opened = open_run(path, check_records=False)
-        yield PartCheck("manifest")
+        yield "manifest", None
     except WorkloadError as error:
-        yield PartCheck("manifest", str(error))
+        yield ("manifest", str(error))
         return
     try:
         yield _plan(opened)
     except Exception as error:  # a file of unknown origin can make a library raise anything
-        yield PartCheck("plan", _why(error))
+        yield ("plan", _why(error))
         return
     damage: list[str] = []
     records = None
     try:
         n_captured, records = _decoded(opened, damage)
-        yield PartCheck(f"captures ({n_captured:,} can be read)", "; ".join(damage[:5]) or None)
+        yield (f"captures ({n_captured:,} can be read)", "; ".join(damage[:5]) or None)
     except Exception as error:
-        yield PartCheck("captures", _why(error))
+        yield ("captures", _why(error))
         return
     yield _records(opened, records)
-    if not again:
-        return
     with tempfile.TemporaryDirectory(prefix="burstline-") as folder:
         yield from _made_again(opened, records, Path(folder, path.resolve().name))
 
@@ -92,7 +81,7 @@ def _plan(run: Run) -> PartCheck:
     differs = contents != (plan.contents_sha256 or plan.sha256)
     differs |= run.manifest.plan_sha256 not in (None, plan.sha256)
     problem = "its contents do not match its hash" if differs else None
-    return PartCheck(f"plan ({len(plan.requests):,} requests)", problem)
+    return (f"plan ({len(plan.requests):,} requests)", problem)
 
 
 def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
@@ -113,19 +102,19 @@ def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
 def _records(run: Run, records: pa.Table) -> PartCheck:
     what = "records follow from the captures"
     if not (run.path / "records.parquet").exists():
-        return PartCheck(what, "there is no records.parquet: `burstline report` makes it")
+        return (what, "there is no records.parquet: `burstline report` makes it")
     try:
         n_rows = pq.read_metadata(run.path / "records.parquet").num_rows
         if n_rows != len(records):
-            return PartCheck(what, f"records.parquet has {n_rows:,} rows, the plan {len(records):,} requests")
+            return (what, f"records.parquet has {n_rows:,} rows, the plan {len(records):,} requests")
         kept = run.record_table
     except Exception as error:
-        return PartCheck(what, _why(error))
+        return (what, _why(error))
     if set(kept.schema.names) != set(records.schema.names):
         names = sorted(set(kept.schema.names) ^ set(records.schema.names))
-        return PartCheck(what, f"records.parquet has other columns ({', '.join(names[:5])})")
+        return (what, f"records.parquet has other columns ({', '.join(names[:5])})")
     differ = [name for name in records.schema.names if kept.column(name) != records.column(name)]
-    return PartCheck(what, f"they differ in {', '.join(differ[:5])}" if differ else None)
+    return (what, f"they differ in {', '.join(differ[:5])}" if differ else None)
 
 
 def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck]:
@@ -139,13 +128,13 @@ def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck
         folder.save_records(records)
         write_report(folder)
     except Exception as error:
-        yield PartCheck("summary and page", f"they cannot be recomputed from these files: {_why(error)}")
+        yield ("summary and page", f"they cannot be recomputed from these files: {_why(error)}")
         return
     for name in MADE_AGAIN[1:]:
         kept, made = run.path / name, beside / name
         there = kept.exists()
         differs = _first_difference(kept.read_bytes(), made.read_bytes()) if there else f"there is no {name}"
-        yield PartCheck(f"{name} follows from the records", differs)
+        yield (f"{name} follows from the records", differs)
 
 
 def _first_difference(kept: bytes, made: bytes) -> str | None:

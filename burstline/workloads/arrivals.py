@@ -29,17 +29,13 @@ MAX_REQUESTS: Final = 10_000_000
 """What no load of one client can mean: beyond it the plan alone would not fit into memory."""
 
 
-def burst(rate_per_s: float | None, n: int, rng: np.random.Generator, _: object = None) -> Times:
+def burst(_rate: float | None, n: int, _rng: np.random.Generator, _: object = None) -> Times:
     """Everything at once; MLPerf calls it Offline."""
-    del rate_per_s, rng
-
     return np.zeros(n)
 
 
-def constant(rate_per_s: float, n: int, rng: np.random.Generator, _: object = None) -> Times:
+def constant(rate_per_s: float, n: int, _rng: np.random.Generator, _: object = None) -> Times:
     """One request every 1/rate, the first at 0."""
-    del rng
-
     return np.arange(n) / rate_per_s
 
 

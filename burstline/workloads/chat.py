@@ -6,6 +6,7 @@ Source: transformers 5, utils/chat_template_utils.py (the sandbox, its two optio
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +20,16 @@ from burstline.workloads.data_sets import Message, Template
 from burstline.workloads.model_files import read_json
 from burstline.workloads.request import WorkloadError
 
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TRAINED = re.compile(r"({%[-+]?\s*(?:end)?)generation(?=\s*[-+]?%})")
+
 
 def template_of(folder: Path) -> Template | None:
     """The chat template of a model's or tokenizer's folder; None where it has none."""
     config = read_json(folder / "tokenizer_config.json")
     file = folder / "chat_template.jinja"
-    source = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
+    other = read_json(folder / "chat_template.json")
+    source = file.read_text("utf-8") if file.is_file() else (config | other).get("chat_template")
     if isinstance(source, list):  # several, by name
         source = next((row["template"] for row in source if row.get("name") == "default"), None)
     if not isinstance(source, str):
@@ -32,16 +37,24 @@ def template_of(folder: Path) -> Template | None:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
-    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    environment.filters["tojson"] = lambda value, ensure_ascii=False, **more: json.dumps(
+        value, ensure_ascii=ensure_ascii, **more
+    )
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-    template = environment.from_string(source)
-    special = {name: _text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    try:
+        # Marks of what a model was trained on, which count only in training: a block like any other.
+        template = environment.from_string(_TRAINED.sub(r"\1with", source))
+    except TemplateError as error:
+        raise WorkloadError(f"{folder}'s chat template is not Jinja: {error}") from None
+    special = {name: _text(config[name]) for name in _SPECIAL if config.get(name)}
 
     def rendered(messages: Sequence[Message]) -> str:
         try:
-            return template.render(messages=messages, add_generation_prompt=True, **special)
-        except TemplateError as error:
+            return template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **special
+            )
+        except Exception as error:  # whatever a template does with a chat that it does not expect
             raise WorkloadError(f"{folder}'s chat template refuses a chat: {error}") from None
 
     return rendered

@@ -36,7 +36,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "documents": ("documents",),
 }
 """What a row may hold, and the names under which it is looked for, first one first."""
-_ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user"}
+_ROLES: Final = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")}
 _N_AT_ONCE: Final = 256
 MOST_TOK: Final = 1 << 24
 """Tokens of one reply: as many as a trace may have."""
@@ -156,23 +156,22 @@ def as_plain_text(item: Item) -> Item:
     return replace(item, prompt="\n".join(texts), messages=())
 
 
-def _prompts(items: Sequence[Item], materials: Materials) -> list[list[int] | None]:
-    """The token ids of each prompt; None of a chat that only the server can count."""
-    texts = [item.prompt if item.prompt is not None else _rendered(item, materials) for item in items]
-    known = [text for text in texts if text is not None]
-    # A template writes the special tokens itself.
+def _prompts(items: Sequence[Item], materials: Materials) -> list[list[int] | str | None]:
+    """The token ids of each prompt; None of a chat that only the server can count, or why there are none."""
+    known = [item.prompt for item in items if item.prompt is not None]
     encoded = iter(materials.tokenizer.encode_batch(known, add_special_tokens=True))
-    ids = [None if text is None else next(encoded).ids for text in texts]
-    for k, item in enumerate(items):
-        if item.prompt is None and texts[k] is not None:
-            ids[k] = materials.tokenizer.encode(texts[k] or "", add_special_tokens=False).ids
-    return ids
+    return [_chat_ids(item, materials) if item.prompt is None else next(encoded).ids for item in items]
 
 
-def _rendered(item: Item, materials: Materials) -> str | None:
+def _chat_ids(item: Item, materials: Materials) -> list[int] | str | None:
     if materials.template is None or any(not isinstance(m.get("content"), str) for m in item.messages):
         return None
-    return materials.template(item.messages)
+    try:
+        text = materials.template(item.messages)
+    except WorkloadError:
+        return "refused by the model's chat template"
+    # A template writes the special tokens itself.
+    return materials.tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def _replies(items: Sequence[Item], materials: Materials) -> list[int | None]:
@@ -181,8 +180,12 @@ def _replies(items: Sequence[Item], materials: Materials) -> list[int | None]:
     return [n or None for n in counts]
 
 
-def _request(index: int, item: Item, ids: list[int] | None, n_output: int, m: Materials) -> Request | str:
+def _request(
+    index: int, item: Item, ids: list[int] | str | None, n_output: int, m: Materials
+) -> Request | str:
     """The request, or why the row does not fit."""
+    if isinstance(ids, str):
+        return ids
     if m.kind is RequestKind.RERANK:
         if not item.documents or item.prompt is None:
             return "no documents to rank"
@@ -257,16 +260,11 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
     n_output = _number(value("output_tokens"), "output_tokens", where, whole=True)
     session = value("session")
     return Item(
-        number,
-        prompt,
-        messages,
-        reply if isinstance(reply, str) else None,
-        None if n_output is None else int(n_output),
-        _number(value("timestamp"), "timestamp", where),
-        None if session is None else str(session),
-        _number(value("pause_s"), "pause_s", where),
+        number, prompt, messages, reply if isinstance(reply, str) else None,
+        None if n_output is None else int(n_output), _number(value("timestamp"), "timestamp", where),
+        None if session is None else str(session), _number(value("pause_s"), "pause_s", where),
         tuple(documents),
-    )
+    )  # fmt: skip
 
 
 def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
@@ -274,15 +272,18 @@ def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
     if not isinstance(chat, list) or not all(isinstance(message, dict) for message in chat):
         raise WorkloadError(f"{where}: messages: expected a list of objects with role and content")
     messages = []
-    for message in chat:
-        role = message.get("role") or _ROLES.get(str(message.get("from")), message.get("from"))
+    named = any(message.get("role") or message.get("from") for message in chat)
+    for k, message in enumerate(chat):
+        # SGLang's own format names no roles: they alternate.
+        role = message.get("role") or message.get("from") if named else ("user", "assistant")[k % 2]
+        role = _ROLES.get(str(role).lower(), role)
         content = message.get("content", message.get("value"))
         if not isinstance(role, str) or (content is None and not message.get("tool_calls")):
             raise WorkloadError(f"{where}: a message without role or content: {str(message)[:60]!r}")
         if not isinstance(content, str | list | None):
             raise WorkloadError(f"{where}: a message's content is {content!r}; expected text or a list")
-        messages.append({**{k: v for k, v in message.items() if k not in ("from", "value")}})
-        messages[-1] |= {"role": role, "content": content}
+        own = {key: value for key, value in message.items() if key not in ("from", "value")}
+        messages.append(own | {"role": role, "content": content})
     users = [k for k, message in enumerate(messages) if message["role"] in ("user", "tool")]
     if not users:
         return (), None

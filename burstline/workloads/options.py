@@ -42,7 +42,6 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
         return self.parse is bool
 
     def words(self, value: Any) -> tuple[str, ...]:
@@ -96,7 +95,6 @@ def words_of(value: object, but: Collection[str] = ()) -> tuple[str, ...]:
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option."""
     return "--" + name.replace("_", "-")
 
 

@@ -209,12 +209,10 @@ class Plan:
 
     @property
     def prompt_tok(self) -> NDArray[np.int64]:
-        """How many tokens the prompt of each request has."""
         return self._lengths("n_prompt_tok")
 
     @property
     def output_tok(self) -> NDArray[np.int64]:
-        """How many tokens each request asks for."""
         return self._lengths("n_output_tok")
 
     def _lengths(self, name: str) -> NDArray[np.int64]:
@@ -286,17 +284,16 @@ def plan_of(requests: Sequence[Request], due_ns: array[int], seed: int) -> Plan:
     return Plan(requests, due_ns, seed, fingerprint(requests, due_ns))
 
 
-def with_sampling(plan: Plan, sampling: Sampling) -> Plan:
-    """The same requests, their tokens chosen in this way."""
+def asking(plan: Plan, **fields: Any) -> Plan:
+    """The same requests with these fields of `Request`, `sampling` or `ignore_eos`."""
     if isinstance(plan.requests, DrawnRequests):
-        requests: Sequence[Request] = replace(plan.requests, sampling=sampling)
+        requests: Sequence[Request] = replace(plan.requests, **fields)
     else:
-        requests = tuple(replace(request, sampling=sampling) for request in plan.requests)
+        requests = tuple(replace(request, **fields) for request in plan.requests)
     return replace(plan, requests=requests, sha256=fingerprint(requests, plan.due_ns))
 
 
 def due_ns_of(due_s: ArrayLike) -> array[int]:
-    """Seconds as whole nanoseconds."""
     return array("q", (np.asarray(due_s, dtype=np.float64) * 1e9).round().astype(np.int64).tobytes())
 
 

@@ -32,7 +32,7 @@ N_SALT_TOK = 8
 OF_GROUP: Final = 1 << 62
 """Added to a group's number, the key of a prefix that the group shares; a private segment has its index."""
 OF_HASH: Final = 1 << 61
-"""Added to a trace's own block hash, cut to 60 bits."""
+"""Added to the number of a trace's block hash, counted by first use."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,11 +54,8 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     if kind == ".csv":
         return _csv(path, what)
     if kind in (".json", ".jsonl", ".ndjson"):
-        return (
-            _json_list(path, what)
-            if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-            else _json_lines(path, what)
-        )
+        is_list = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        return _json_list(path, what) if is_list else _json_lines(path, what)
     if kind in ("", ".txt", ".text", ".md"):
         return ((number, {"prompt": text}) for number, text in _lines(path, what))
     raise WorkloadError(

@@ -250,7 +250,6 @@ class LoadSpec:
 
     @property
     def of_sessions(self) -> bool:
-        """Whether the load consists of conversations."""
         return self.sessions is not None or self.turns is not None
 
     @property

@@ -3,12 +3,14 @@
 | format | recognised by | prefixes |
 |---|---|---|
 | Mooncake (JSON lines) | `timestamp` (ms), `input_length`, `output_length` | `hash_ids`, 512 tokens each |
+| Qwen-Bailian (JSON lines) | the same with `chat_id`; `timestamp` in seconds | `hash_ids`, 16 tokens each |
 | Azure LLM 2023, 2024 (CSV) | `TIMESTAMP`, `ContextTokens`, `GeneratedTokens` | none |
 | BurstGPT (CSV) | `Timestamp` (s), `Request tokens`, `Response tokens` | none |
 | Burstline (JSON lines) | `timestamp` (s), `prompt_tokens`, `output_tokens` | `hash_ids`, `block_tokens` |
 
-Sources: Mooncake FAST'25 traces, README; AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md;
-BurstGPT README. Prompts are synthesised to the recorded lengths; equal hashes become equal tokens.
+Sources: READMEs of Mooncake's FAST'25 traces, qwen-bailian-usagetraces-anon and BurstGPT;
+AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md. Prompts are synthesised to the recorded
+lengths; equal hashes become equal tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +30,12 @@ from burstline.workloads.request import WorkloadError
 from burstline.workloads.rows import Row, number_in, read_rows
 
 MOONCAKE_BLOCK_TOK: Final = 512
-_HASH_MASK: Final = (1 << 60) - 1
 _MAX_TOK: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format: its columns for time, prompt and output, and how its times are written."""
+    """One format: its columns for time, prompt and output, how its times are written, what else it has."""
 
     title: str
     time: str
@@ -42,9 +43,11 @@ class Format:
     output: str
     unit_s: float | None  # None: a date
     block_tok: int = 0
+    sign: str | None = None
 
 
 FORMATS: Final = (
+    Format("Qwen-Bailian", "timestamp", "input_length", "output_length", 1.0, 16, "chat_id"),
     Format("Mooncake", "timestamp", "input_length", "output_length", 1e-3, MOONCAKE_BLOCK_TOK),
     Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
     Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
@@ -83,16 +86,11 @@ class Trace:
             )
         part = slice(int(low), int(high))
         starts = self.starts[int(low) : int(high) + 1]
-        return Trace(
-            self.title,
-            self.at_s[part] - begin_s,
-            self.n_prompt_tok[part],
-            self.n_output_tok[part],
-            self.hashes,
-            starts,
-            self.block_tok[part],
-            self.dropped,
+        n_prompt, n_output, block_tok = (
+            of[part] for of in (self.n_prompt_tok, self.n_output_tok, self.block_tok)
         )
+        at_s = self.at_s[part] - begin_s
+        return Trace(self.title, at_s, n_prompt, n_output, self.hashes, starts, block_tok, self.dropped)
 
     def requests(self, vocabulary: Vocabulary, seed: int) -> DrawnRequests:
         """A request for each, with prompts of the recorded lengths and prefixes."""
@@ -134,6 +132,7 @@ def read_trace(source: str) -> Trace:
     prompt_tok: list[int] = []
     output_tok: list[int] = []
     hashes: list[list[int]] = []
+    numbered: dict[int | str, int] = {}
     block_tok: list[int] = []
     dropped: Counter[str] = Counter()
     for number, row in chain([first], rows):
@@ -142,12 +141,12 @@ def read_trace(source: str) -> Trace:
         if not n_prompt or not n_output:
             dropped["no prompt tokens" if not n_prompt else "no output tokens (a failed request)"] += 1
             continue
-        keys, size = _hashes(row, form, n_prompt, where)
+        blocks, size = _hashes(row, form, n_prompt, where)
         numbers.append(number)
         times.append(_time(row, form, where))
         prompt_tok.append(n_prompt)
         output_tok.append(n_output)
-        hashes.append(keys)
+        hashes.append([OF_HASH + numbered.setdefault(block, len(numbered)) for block in blocks])
         block_tok.append(size)
     if not numbers:
         raise WorkloadError(f"--trace {source} row {number}: no row has both prompt and output tokens")
@@ -162,7 +161,7 @@ def read_trace(source: str) -> Trace:
 
 def _format_of(row: Row, source: str, number: int) -> Format:
     for form in FORMATS:
-        if all(name in row for name in (form.time, form.prompt, form.output)):
+        if all(name in row for name in (form.time, form.prompt, form.output, form.sign or form.time)):
             return form
     known = "; ".join(f"{form.title}: {form.time}, {form.prompt}, {form.output}" for form in FORMATS)
     raise WorkloadError(
@@ -214,19 +213,21 @@ def _ascending(at_s: NDArray[np.float64], numbers: list[int], source: str) -> ND
     return at_s
 
 
-def _hashes(row: Row, form: Format, n_prompt_tok: int, where: str) -> tuple[list[int], int]:
-    """The keys of the prompt's blocks, and how many tokens a block has."""
+def _hashes(row: Row, form: Format, n_prompt_tok: int, where: str) -> tuple[list[int | str], int]:
+    """The hashes of the prompt's blocks, and how many tokens a block has."""
     block_tok, given = form.block_tok, row.get("hash_ids")
     if not block_tok or given is None:
         return [], max(block_tok, 1)
     if row.get("block_tokens") is not None:
         block_tok = _count(row, "block_tokens", where)
-    if not isinstance(given, list) or any(type(k) is not int for k in given) or not block_tok:
-        raise WorkloadError(f"{where}: hash_ids is {str(given)[:60]!r}; expected a list of whole numbers")
+    if not isinstance(given, list) or any(type(k) not in (int, str) for k in given) or not block_tok:
+        raise WorkloadError(
+            f"{where}: hash_ids is {str(given)[:60]!r}; expected a list of whole numbers (64 bits) or texts"
+        )
     most = -(-n_prompt_tok // block_tok)
     if len(given) > most:
         raise WorkloadError(
             f"{where}: {len(given)} hash_ids of {block_tok} tokens for a prompt of {n_prompt_tok}; "
             f"expected at most {most}"
         )
-    return [OF_HASH + (k & _HASH_MASK) for k in given], block_tok
+    return given, block_tok

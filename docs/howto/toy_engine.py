@@ -53,7 +53,7 @@ class Toy(Engine):
         """Read one event: what it adds to the reply, and how many tokens came with it."""
         tally.n_output_ids = (tally.n_output_ids or 0) + 1
         tally.terminated = answer["last"]
-        tally.n_prompt = answer["prompt"]
+        tally.n_prompt_tok = answer["prompt"]
         tally.finish_reason = "length" if answer["last"] else None
         return Event(end, Kind.ANSWER, 1)
 

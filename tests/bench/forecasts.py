@@ -1,8 +1,9 @@
-"""Runs of two engines, three models and four kinds of load, whose sealed forecasts are then scored.
+"""Runs of two engines, three models and four kinds of load, whose forecasts are then scored.
 
 `python -m tests.bench.forecasts OUT --engine reference [--model small ...] [--round 2]`, on an idle machine:
 ten runs a minute, each of some 4 s, one server for each model. A round has its own seed, lengths and
-loads. Then `burstline report --predictions OUT`. The CPU must be calibrated for each model (`--calibrate`).
+loads. The last line says how many figures of all runs in OUT were inside their intervals. The CPU must be
+calibrated for each model (`--calibrate`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.stats.figure import Estimate
 from burstline.models.model_folder import make_model
 from burstline.roofline.model.families import bundled_config
+from burstline.roofline.predict.forecast import Score
 from burstline.servers.settings import Settings as EngineSettings
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
@@ -106,3 +108,10 @@ if __name__ == "__main__":
             main(["calibrate", "--device", "cpu", "--quick", "--model", str(model)])
         else:
             fire(args.engine, model, args.out / f"{args.engine}-{name}-{args.round}", args.round)
+    scores = [
+        score
+        for path in sorted(args.out.glob("*/*/manifest.json"))
+        if (summary := open_run(path.parent).summary) and isinstance(score := summary.forecast, Score)
+    ]
+    inside = [score.inside(name) for score in scores for name in score.measured]
+    print(f"{sum(inside)} of {len(inside)} figures of {len(scores)} runs were inside their intervals")

@@ -57,7 +57,7 @@ def _hopeless(folder: Path) -> Run:
     run = synthetic.finished_run(
         folder, [replace(row, outcome=reset.outcome, error=reset.error) for row in rows]
     )
-    RunDir(run.path).server_log.write_text("\n".join(LOG))
+    (run.path / "server.log").write_text("\n".join(LOG))
     return open_run(run.path)
 
 

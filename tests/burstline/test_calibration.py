@@ -48,7 +48,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(NO_CALIBRATE, raising=False)
     monkeypatch.setattr(calibration, "calibrate_pinned", pinned)
-    monkeypatch.setattr(host_overhead, "add_host", lambda *_: None)
+    monkeypatch.setattr(host_overhead, "host_fit", lambda *_: None)
     monkeypatch.setattr(calibration, "LOOK_S", 0.0)
     monkeypatch.setattr(Beside, "others", lambda _: (Machine.others, "python (pid 7) 48%"))
     return Machine
@@ -268,5 +268,5 @@ def test_a_real_first_run_measures_this_cpu_and_a_second_does_not_or_each_says_w
         assert "cannot be compared with its hardware" in told[0]
     elif "thrown away" not in told[0]:
         assert len(kept) == 1
-        assert re.search("-bound: M[FB]U .+ of the measured .+ of what these shapes reach", told[0])
+        assert re.search("-bound.*: M[FB]U .+ of the measured .+ these shapes", told[0])
         assert "Measuring this CPU" not in told[1]

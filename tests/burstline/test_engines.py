@@ -6,17 +6,17 @@ from burstline import cli
 from burstline.servers.engines.transformers_serve import PYTHON_VARIABLE
 from burstline.servers.registry import ENGINES
 from burstline.verbs import engines
-from burstline.verbs.engines import EngineRow, rows, table
+from burstline.verbs.engines import rows, table
 
 
 def test_every_engine_is_listed_with_how_to_get_those_that_are_not_here():
-    there = EngineRow("vllm", "0.32.0", ["http://127.0.0.1:8000"], "image:v1", "pip install it")
-    gone = EngineRow("tgi", "no", [], "image:v2", "build it")
-    running = EngineRow("sglang", "no", ["http://127.0.0.1:30000"], "-", "find it")
+    there = ENGINES["vllm"], "0.32.0", ["http://127.0.0.1:8000"]
+    gone = ENGINES["tgi"], "no", []
+    running = ENGINES["sglang"], "no", ["http://127.0.0.1:30000"]
     lines = table([there, gone, running])
     assert lines[0].split() == ["engine", "installed", "answers", "at", "container", "image"]
-    assert lines[1].split() == ["vllm", "0.32.0", "http://127.0.0.1:8000", "image:v1"]
-    assert lines[-2:] == ["Not installed; how to get them:", "  tgi: build it"]
+    assert lines[1].split() == ["vllm", "0.32.0", "http://127.0.0.1:8000", ENGINES["vllm"].image.name]
+    assert lines[-2:] == ["Not installed; how to get them:", f"  tgi: {ENGINES['tgi'].how_to_get}"]
     assert table([there])[-1].startswith("vllm")
 
 
@@ -35,18 +35,18 @@ def test_an_engine_that_answers_is_found_by_its_own_words():
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         port = server.server_address[1]
-        found = {row.name: row for row in rows([port])}
+        found = {engine.name: told for engine, *told in rows([port])}
         server.shutdown()
     assert set(found) == set(ENGINES) - {"truth"}
-    assert found["sglang"].urls == [f"http://127.0.0.1:{port}"]
-    assert found["vllm"].urls == []
-    assert found["reference"].installed == "yes"
-    assert found["openai"].installed == "-"
+    assert found["sglang"][1] == [f"http://127.0.0.1:{port}"]
+    assert found["vllm"][1] == []
+    assert found["reference"][0] == "yes"
+    assert found["openai"][0] == "-"
 
 
 def test_a_named_interpreter_that_does_not_run_is_said_and_breaks_nothing(monkeypatch):
     monkeypatch.setenv(PYTHON_VARIABLE, "/no/python")
-    broken = {row.name: row.installed for row in rows([])}["transformers"]
+    broken = {engine.name: installed for engine, installed, _ in rows([])}["transformers"]
     assert broken.startswith("broken (/no/python does not run as a Python interpreter")
 
 

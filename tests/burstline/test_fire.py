@@ -54,7 +54,7 @@ def a_driver(first: Callable[[Connection], None], pid: int | None = None) -> fir
 def test_drivers_that_prepare_nothing_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fire, "STARTING_LIMIT_S", 0.1)
     silent = a_driver(lambda conn: None)
-    with pytest.raises(fire.DriverDiedError, match=r"made no progress for 0\.1 s; nothing was sent"):
+    with pytest.raises(fire.ChildLostError, match=r"made no progress for 0\.1 s; nothing was sent"):
         fire.fire(job_in(tmp_path), 1, lambda pids: None, lambda snapshot: None, silent)
 
 
@@ -161,6 +161,6 @@ def test_a_driver_that_is_given_up_is_killed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fire, "STARTING_LIMIT_S", 0.1)
     with subprocess.Popen(["sleep", "600"]) as process:
         silent = a_driver(lambda conn: None, process.pid)
-        with pytest.raises(fire.DriverDiedError):
+        with pytest.raises(fire.ChildLostError):
             fire.fire(job_in(tmp_path), 1, lambda pids: None, lambda snapshot: None, silent)
         assert process.wait(20) == -signal.SIGKILL

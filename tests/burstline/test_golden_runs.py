@@ -98,7 +98,7 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
     assert '<section id="requests"' in page
     header = page[page.index("<header>") : page.index("</header>")]
     assert all(f"<span>{fact}</span>" in header for fact in ("reference 0.1.0", "float32"))
-    formats = ("parquet", "csv", "markdown", "junit", "trace")
+    formats = ("parquet", "csv", "markdown", "junit")
     flags = [word for name in formats for word in ("--format", name)]
     assert main(["report", str(copied), "--to", str(tmp_path / "out"), *flags]) == 0
     assert len(list((tmp_path / "out").iterdir())) == len(formats)
@@ -111,8 +111,6 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
         ("RUN --to OUT --usd-per-hour 2", "--usd-per-hour changes the page, which --to does not write"),
         ("RUN --format csv --to OUT --decode", "--decode changes the page"),
         ("RUN --format json --to OUT", "--format json is printed: --to OUT would be ignored"),
-        ("--predictions RUN --device h100", "--device would be ignored"),
-        ("--predictions RUN --format text", "--format would be ignored"),
         ("RUN --to=", "--to '': expected a value"),
         ("RUN --profile /nope", "--profile /nope: No such file"),
         ("RUN --device cpu --force", "--device cpu: this CPU is not calibrated for this model: run `burst"),
@@ -201,9 +199,7 @@ def test_page_and_exports_are_the_same_bytes_whatever_the_surroundings(tmp_path)
         assert json.loads(said)["counts"]["ok"] == 64
         files = sorted(path for path in [*run.rglob("*"), *out.rglob("*")] if path.is_file())
         made.append({str(path.relative_to(tmp_path / str(k))): path.read_bytes() for path in files})
-    assert {"run/report.html", "run/summary.json", "out/figures/ttft-cdf.png", "out/trace.json"} <= set(
-        made[0]
-    )
+    assert {"run/report.html", "run/summary.json", "out/figures/ttft-cdf.png"} <= set(made[0])
     for other in made[1:]:
         assert other.keys() == made[0].keys()
         assert [name for name in other if other[name] != made[0][name]] == []

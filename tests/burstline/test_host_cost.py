@@ -9,9 +9,9 @@ import pytest
 
 from burstline.bench import host_overhead
 from burstline.bench.fire import DriveOutcome
-from burstline.bench.host_overhead import BURST, add_host, fit_of, host_fit, host_of
+from burstline.bench.host_overhead import BURST, _slowness, fit_of, host_fit, host_of
 from burstline.loadgen.record.manifest import HardwareFacts
-from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
+from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
@@ -42,6 +42,7 @@ def log(*, cpu=1.0, wall=1.0, n_decodes=80):
     for new_tok, prompt_tok in [*prefills, *decodes]:
         n = len(new_tok)
         counts = {"prefill_tok": prompt_tok, "n_logits": n, "new_tok": new_tok, "context_tok": [600] * n}
+        counts["attention_ns"] = 1000
         rows.append({**at, **counts})
         spent_ns = 1e9 * kernels_s(Step.of([(new, 600, 1) for new in new_tok]))
         spent_ns += STEP_NS + TOKEN_NS * n + PROMPT_TOK_NS * prompt_tok
@@ -64,6 +65,19 @@ def test_a_log_of_known_costs_gives_them_back(seen):
     assert found.step_s == pytest.approx(STEP_NS / 1e9, rel=0.02)
     assert found.prompt_tok_s == pytest.approx(PROMPT_TOK_NS / 1e9, rel=0.05)
     assert found.engine == "reference"
+
+
+def test_a_burst_on_a_machine_that_is_slower_than_when_it_was_calibrated_gives_the_same_host():
+    """Its own products tell how much slower."""
+    slow = log(cpu=1.7, wall=1.7)
+    each = [
+        SimpleNamespace(op=SimpleNamespace(name="norm"), seconds=9.0),
+        *(SimpleNamespace(op=SimpleNamespace(name=name), seconds=1e-6) for name in ("attention", "lm_head")),
+    ]
+    logged = slow | {"attention_ns": [1700] * 112, "lm_head_ns": [1700] * 112}
+    found = _slowness(logged, SimpleNamespace(predict=lambda *_: each), None)
+    assert found == pytest.approx(1.7)
+    assert fit_of(slow, kernels_s, found).token_s == pytest.approx(TOKEN_NS / 1e9, rel=0.02)
 
 
 @pytest.mark.parametrize("n_steps", [0, 32, 40], ids=["empty", "prompts-only", "too-few"])
@@ -93,14 +107,12 @@ def test_a_step_is_charged_for_itself_its_tokens_and_its_prompts():
     assert host.seconds(step, 100, 0.0) == pytest.approx(1.0 + 3 * 0.1 + 800 * 0.001)
 
 
-def test_a_server_that_does_not_start_leaves_the_device_without_a_host(tmp_path, monkeypatch):
+def test_a_server_that_does_not_start_leaves_the_device_without_a_host(monkeypatch):
     def fails(*_):
         raise EngineError("it ended")
 
     monkeypatch.setattr(host_overhead, "serving", fails)
-    before = device_file(tmp_path).read_text()
-    assert add_host(tmp_path / "device.toml", CONFIG, 1) is None
-    assert (tmp_path / "device.toml").read_text() == before
+    assert measured_host() is None
 
 
 def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
@@ -115,13 +127,11 @@ def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
     assert measured_host() is None
 
 
-def test_what_was_measured_is_kept_in_the_devices_file_with_its_source(tmp_path, monkeypatch):
+def test_what_was_measured_names_its_source(monkeypatch):
     monkeypatch.setattr(host_overhead, "_burst_log", lambda *_: log())
-    found = add_host(device_file(tmp_path), CONFIG, 1)
-    kept = load_calibration(str(tmp_path / "device.toml")).host
-    assert kept.token_s == pytest.approx(found.token_s, rel=1e-3)
-    assert (kept.engine, kept.source) == (found.engine, found.source)
-    assert "burst" in kept.source
+    found = measured_host()
+    assert found.engine == "reference"
+    assert "burst" in found.source
 
 
 def test_a_model_whose_steps_hide_the_host_is_not_started(monkeypatch):
@@ -133,13 +143,6 @@ def test_a_model_whose_steps_hide_the_host_is_not_started(monkeypatch):
 def measured_host(burst=BURST):
     device = load_device("h100")
     return host_fit(CONFIG, 1, device, load_calibration(device), burst)
-
-
-def device_file(folder):
-    device = load_device("h100")
-    path = folder / "device.toml"
-    path.write_text(device_toml(device, load_calibration(device)))
-    return path
 
 
 @pytest.mark.slow

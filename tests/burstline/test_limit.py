@@ -1,19 +1,34 @@
 """The page of a search for the highest load, and searches in suites."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from burstline.bench.limit import CODES, run_limit
+from burstline.bench import limit as searching
+from burstline.bench.limit import CODES, _Prober, run_limit
+from burstline.bench.progress import Snapshot
+from burstline.bench.repeats import SharedServer
 from burstline.bench.run import Ended
 from burstline.bench.run_settings import Settings
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.typed_json import to_json
 from burstline.loadgen.stats.figure import Result
-from burstline.loadgen.stats.limit_search import Found, LatencyBound, LateShare, LoadProbe, ProbeLook, Purpose
+from burstline.loadgen.stats.limit_search import (
+    Ask,
+    Evidence,
+    Found,
+    LatencyBound,
+    LateShare,
+    LoadProbe,
+    ProbeLook,
+    Purpose,
+)
 from burstline.reports.formats.text import text
 from burstline.reports.page.limit_page import (
     LimitResult,
@@ -22,7 +37,7 @@ from burstline.reports.page.limit_page import (
     limits_blocks,
     limits_page,
 )
-from burstline.suites.limits import limit_in, report_limits
+from burstline.suites.execution import limit_in, report_limits
 from burstline.suites.suite import parse_suite, schedule
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
@@ -102,6 +117,65 @@ def test_what_limits_the_server_stands_at_the_upper_end(result, burst_run):
     probes = (replace_probe(PROBES[1], 1, 2.0), replace_probe(PROBES[0], 2, 2.2))
     shown = text(limit_blocks(replace(result, found=replace(FOUND, probes=probes)), (burst_run, burst_run)))
     assert re.search(r"At 2.2 req/s: the server had room .+\.\nNext: ", shown)
+
+
+def test_a_search_does_not_advise_to_search(result, burst_run, monkeypatch):
+    """It has tried other loads: what is left is another server, or another SLO."""
+    probes = (replace_probe(PROBES[1], 1, 2.0), replace_probe(PROBES[0], 2, 2.2))
+    result = replace(result, found=replace(FOUND, probes=probes))
+    for code in ("overloaded", "load", "concurrency", "concurrency-unwatched", "one-in-flight", "too-short"):
+        told = {"load": "3", "most": "3", "n": "3", "reason": "", "waits": "", "all": "all"}
+        limited = (f"limit.{code}", told)
+        monkeypatch.setattr(
+            "burstline.reports.page.bottleneck._limited_by", lambda *_, one=limited, **__: one
+        )
+        shown = text(limit_blocks(result, (burst_run, burst_run)))
+        assert "Next: try a faster device, a smaller data type or more devices." in shown, code
+
+
+class Clock:
+    """A clock that stands still until something takes time."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def prober(spec: LoadSpec, out, until_s: float = 240.0) -> _Prober:
+    settings = Settings(ServerOptions(), spec, Goals(slo=("ttft.p90<=1s",)), out, quiet=True)
+    return _Prober(settings, 0.05, SharedServer(), until_s)
+
+
+def test_what_a_probe_takes_after_its_load_is_a_part_of_the_budget(tmp_path, monkeypatch):
+    """Replies in flight end, are decoded and judged: 30 s after each load here."""
+    clock = Clock()
+    monkeypatch.setattr(searching, "time", clock)
+    search = prober(LoadSpec(rate=10.0, salt="5eed"), tmp_path)
+    undecided = Evidence((np.full(200, 0.5),), np.ones(200))
+    monkeypatch.setattr(search, "_evidence", lambda _: undecided)
+    monkeypatch.setattr(search, "_lost", lambda *_: "")
+
+    def carry_out(settings, progress, serving, enough):
+        site = SimpleNamespace(site=SimpleNamespace(engine=SimpleNamespace(decode=None)))
+        for k in itertools.count():
+            clock.now_s += 1.0
+            if enough(None, site, Snapshot(10_000, 10 * k, 10 * k, 10 * k, 0, float(k))) or k > 1000:
+                break
+        clock.now_s += 30.0
+        return Ended(RunDir(tmp_path), lambda: 0, interrupted=False, error=None)
+
+    monkeypatch.setattr(searching, "carry_out", carry_out)
+    search.run()
+    assert len(search.folders) > 1
+    assert clock.now_s <= 241
+
+
+def test_no_probe_of_a_search_repeats_another_ones_plan(tmp_path):
+    """Each has prompts and arrivals of its own, also one that is repeated at the same load."""
+    search = prober(LoadSpec(rate=10.0, salt="5eed", seed=3), tmp_path, until_s=1e12)
+    plans = [search._settings_of(Ask(number, 10.0, 100, 1000)).spec for number in range(1, 9)]
+    assert len({plan.seed for plan in plans}) == len({plan.salt for plan in plans}) == len(plans)
 
 
 def test_a_search_says_whether_its_probes_are_valid(result, burst_run):

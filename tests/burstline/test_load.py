@@ -128,9 +128,9 @@ def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
     ids=lambda x: checked(x).name if isinstance(x, LoadSpec) else "",
 )
 def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(spec, n_workers, monkeypatch):
-    monkeypatch.setattr("burstline.loadgen.driver.job.allowed_cores", lambda: [*range(16)])
+    monkeypatch.setattr("burstline.loadgen.driver.job.usable_cores", lambda: 16)
     assert checked(replace(spec, workers="auto")).n_workers == n_workers
-    monkeypatch.setattr("burstline.loadgen.driver.job.allowed_cores", lambda: [0])
+    monkeypatch.setattr("burstline.loadgen.driver.job.usable_cores", lambda: 1)
     assert checked(replace(spec, workers="auto")).n_workers == 1
 
 
@@ -170,7 +170,8 @@ def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
     load = checked(LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"), 2.0, 0.5, 1.5)))
     due_s = load.arrivals.due_s(rng(0, "arrivals"))
     assert 0 <= due_s[0] < due_s[-1] < 0.5
-    assert load.title.endswith("Burstline trace at 2 times its speed, arrivals at recorded times")
+    title = "Burstline trace of 14 requests/s at 2 times its speed, arrivals at recorded times"
+    assert load.title.endswith(title)
 
 
 def test_rows_with_timestamps_are_due_at_them():

@@ -14,15 +14,17 @@ from burstline.cli import main
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
 from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.verdict.served_work import quantization_of
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
-from burstline.machine.roofline_input import _logged, seen_in
+from burstline.machine.roofline_input import _logged, seen_in, setup_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import bundled_config
 from burstline.servers.identity import Identity
 from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
@@ -368,3 +370,41 @@ def test_a_price_in_a_device_file_counts_for_each_device_unless_another_is_state
     file.write_text(file.read_text().replace("usd_per_hour = 2.5", 'usd_per_hour = "2.5"'))
     with pytest.raises(RooflineError, match="usd_per_hour is"):
         load_device(str(file))
+
+
+@pytest.mark.parametrize("server", ["default", "name-of-a-gateway", None])
+def test_the_folder_of_the_tokenizer_names_the_model_where_the_server_does_not(run, tmp_path, server):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(bundled_config("llama-2-7b")))
+    asked = replace(run.manifest.asked, tokenizer=folder)
+    facts = {"asked": asked, "server": replace(LOCAL, model=server), "hardware": None}
+    run.save_manifest(replace(run.manifest, identity=Identity("vllm"), **facts))
+    note_hardware(run, Hints(device="h100-sxm5-80g"))
+    assert run.manifest.hardware.absent is None
+    assert run.manifest.hardware.model_from == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "beside", "weights", "others"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, {}, "int4", []),
+        (
+            {},
+            {"quantization": {"quant_algo": "FP8", "exclude_modules": ["self_attn"]}},
+            "fp8",
+            ["bf16", "bf16"],
+        ),
+        ({}, {}, "bf16", []),
+    ],
+)
+def test_a_run_is_judged_by_how_its_checkpoint_is_stored(run, tmp_path, part, beside, weights, others):
+    own = bundled_config("llama-2-7b") | {"torch_dtype": "bfloat16"} | part
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": own}))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    note_hardware(run, Hints(device="h100-sxm5-80g", model_config=str(tmp_path)))
+    quant = setup_of(open_run(run.path))[0].deployment.quant
+    assert quant.weights == weights
+    assert [other.weights for other in quant.others] == others
+    config = run.manifest.hardware.model_config
+    assert (quantization_of(Identity("vllm"), None, config) is None) == (weights == "bf16")

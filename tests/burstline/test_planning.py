@@ -1,6 +1,7 @@
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,30 @@ def test_a_server_that_does_not_count_is_trusted_and_the_user_is_told(folder: Pa
 def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:
     wrong = pytest.raises(WorkloadError, match="it uses another tokenizer; pass --tokenizer DIR")
     with counting(len) as site, wrong:
-        plan_for(load(folder), site, None, lambda words: None)
+        plan_for(load(), site, str(folder), lambda words: None)
+
+
+@pytest.mark.parametrize("count", [len, lambda text: 7, lambda text: 2 * len(text.split())])
+def test_a_server_that_counts_otherwise_is_sent_what_the_given_tokenizer_counts(
+    folder: Path, tokenizer: Tokenizer, count: Callable[[str], int]
+) -> None:
+    """Characters, a constant, twice as many: as mocks and gateways count."""
+    told: list[str] = []
+    with counting(count) as site:
+        plan, _, _ = plan_for(load(folder), site, None, told.append)
+    assert words_of(tokenizer).count(texts_of(plan)) == [request.n_prompt_tok for request in plan.requests]
+    assert "the server counts" in told[0]
+
+
+def test_of_a_server_whose_lengths_cannot_be_forced_no_end_is_too_early(folder: Path) -> None:
+    with counting(None) as site:
+        free = replace(site, capabilities=replace(site.capabilities, forced_output_length=False))
+        forced, _, _ = plan_for(load(folder), site, None, lambda words: None)
+        plan, _, _ = plan_for(load(folder), free, None, lambda words: None)
+    assert {request.ignore_eos for request in forced.requests} == {True}
+    assert {request.ignore_eos for request in plan.requests} == {False}
+    assert plan.sha256 == forced.sha256
+    assert plan.contents_sha256 != forced.contents_sha256
 
 
 def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:

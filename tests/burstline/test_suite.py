@@ -21,6 +21,7 @@ from burstline.suites.execution import finished_in, fits, run_suite
 from burstline.suites.suite import load_suite, parse_suite, schedule
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
+from tests.burstline.test_compare import another
 from tests.burstline.waiting import wait_until
 from tests.verdicts import done
 
@@ -148,6 +149,9 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"engine": []}, "there is no [[engine]]"),
         ({"engine": {"engine": "vllm"}}, "must be written as [[engine]]"),
         ({"workload": None}, "there is no [[workload]]"),
+        ({"engine": [{"name": "mine"}]}, "[[engine]] 1: engine is missing; expected a string"),
+        ({"engine": [{}]}, "[[engine]] 1: engine is missing"),
+        ({"engine": [{"name": "mine", "args": ["--max-num-seqs", "4"]}]}, "engine is missing"),
         ({"engine": [{"engine": "vlm"}]}, "[[engine]] 1: unknown engine 'vlm'; did you mean 'vllm'?"),
         ({"engine": [{**ENGINE, "arg": ["x"]}]}, "unknown key 'arg'; did you mean 'args'?"),
         ({"engine": [{**ENGINE, "args": "x"}]}, "args must be a list of strings, not str 'x'"),
@@ -192,9 +196,8 @@ def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
         (slot.model.name, slot.platform.name, after("--tensor-parallel-size", slot.argv(Path("o"))))
         for slot in slots
     }
-    of = {"a800": ("1", "1", "8"), "rtx-4090": ("1", "2", "8"), "rtx-3090": ("1", "2", "8")}
-    names = [model.name for model in paper.models]
-    assert devices == {(name, on, n) for on, ns in of.items() for name, n in zip(names, ns, strict=True)}
+    platforms = ("a800", "rtx-4090", "rtx-3090")
+    assert devices == {(model.name, on, "8") for model in paper.models for on in platforms}
     lines = list(fits(slots))
     assert len(lines) == 9
     assert all(": fits, " in line for line in lines), lines
@@ -205,12 +208,14 @@ def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
 
 def test_a_dry_run_says_what_does_not_fit_a_platform(tmp_path, capsys):
     text = (SUITES / "llm-serving-2311.03687.toml").read_text()
-    assert text.count(" tensor_parallel_size = 2 ") == 2
-    (tmp_path / "s.toml").write_text(text.replace(" tensor_parallel_size = 2 ", " tensor_parallel_size = 1 "))
+    there = "resources = { rtx4090 = 1 }\n"
+    assert there in text
+    one = there + "models = { llama-2-13b = { tensor_parallel_size = 1 } }\n"
+    (tmp_path / "s.toml").write_text(text.replace(there, one))
     assert cli.main(["run", str(tmp_path / "s.toml"), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "# llama-2-13b, burst, rtx-4090, 1 GPU: does not fit: " in said
-    (tmp_path / "s.toml").write_text(text.replace("models = { llama-2-13b", "models = { llama-3"))
+    (tmp_path / "s.toml").write_text(text.replace(there, one.replace("llama-2-13b", "llama-3")))
     assert cli.main(["run", str(tmp_path / "s.toml"), "--dry-run"]) == 2
     assert "no [[model]] is 'llama-3'" in capsys.readouterr().err
 
@@ -246,6 +251,12 @@ def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
     (tmp_path / "c").write_text(SMALL.replace("24", "25"))
     a, b, c = (load_suite(tmp_path / name).folder_name for name in "abc")
     assert a == b != c
+
+
+def test_a_suite_that_an_editor_marked_as_utf_8_is_read(tmp_path):
+    path = tmp_path / "suite.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SHIPPED[0].read_bytes())
+    assert load_suite(path).name == load_suite(SHIPPED[0]).name
 
 
 @pytest.mark.parametrize(
@@ -296,13 +307,13 @@ def test_a_missing_key_is_found_before_anything_is_started(tmp_path, monkeypatch
 
 @pytest.fixture
 def fake_runs(burst_run, monkeypatch):
-    """Every call of `burstline run` copies a finished run into its --out folder; the calls are returned."""
+    """Every call of `burstline run` leaves a finished run in its --out folder; the calls are returned."""
     calls = []
 
     def called(argv, environment, lock):
         calls.append((argv, environment))
         out = Path(argv[argv.index("--out") + 1])
-        shutil.copytree(burst_run.path, out / f"{burst_run.name}-{len(calls)}")
+        another(burst_run.path, out / f"{burst_run.name}-{len(calls)}", len(calls))
         return 0
 
     monkeypatch.setattr(execution, "called", called)

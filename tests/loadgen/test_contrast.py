@@ -237,3 +237,14 @@ def test_an_interval_excludes_no_difference_just_where_the_answer_is_different(s
     for each in against(runs(4, random), runs(4, random, ratio=1.08, noise=0.04)).values():
         excludes = not each.ratio.low <= 1 <= each.ratio.high
         assert each.answer == Answer.SAME or excludes == (each.answer == Answer.DIFFERENT)
+
+
+def test_an_interval_names_its_own_level_and_that_of_the_same_lies_within_the_margin():
+    """What Holm tests at 0.05 / 8 has an interval of 99.4%, and no "same" stands beside [0.93, 1.08]."""
+    differences = {str(k): Difference(0.2, 0.07, 8.0, 0.1, (5, 5), 10, "") for k in range(7)}
+    differences["same"] = Difference(0.0, 0.015, 8.0, 0.02, (5, 5), 10, "")
+    found = judged(differences)
+    assert found["0"].ratio.level == pytest.approx(1 - 0.05 / 8)
+    same = found["same"]
+    assert (same.answer, same.ratio.level) == (Answer.SAME, pytest.approx(0.9))
+    assert 1 / 1.03 < same.ratio.low < same.ratio.high < 1.03

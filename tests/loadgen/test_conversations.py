@@ -7,6 +7,7 @@ import pytest
 
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.conversations import Conversations
+from burstline.loadgen.record.record import in_words
 from burstline.servers.messages import ReplyContent
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.request import Request, Turn
@@ -105,6 +106,19 @@ def test_turns_after_a_refused_one_have_an_outcome_of_their_own():
     with truth_server([Script(), Script(status=500)], thread=True) as truth:
         played = fired(truth, requests, due_s=[0.0] * 3)
     assert [record.outcome for record in played.records] == ["ok", "http_500", "predecessor"]
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"), [(ReplyContent("a reply as text"), "no_ids"), (None, "predecessor")]
+)
+def test_turns_after_a_reply_that_cannot_be_continued_say_so(monkeypatch, content, outcome):
+    """A completions server that returns no token ids: the first turn is good, the outcome has the cause."""
+    monkeypatch.setattr(drive, "reply_content", lambda reply: content)
+    requests, _, _ = drawn_sessions(shape(3), 1, VOCABULARY, 0)
+    with truth_server(Script(), thread=True) as truth:
+        played = fired(truth, requests, due_s=[0.0] * 3)
+    assert [record.outcome for record in played.records] == ["ok", outcome, outcome]
+    assert "try --endpoint chat" in in_words({"no_ids": 2})
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from burstline.loadgen.stats.limit_search import (
     Evidence,
     LatencyBound,
     Purpose,
+    _would_miss,
     critical_tail,
     judge,
     search,
@@ -254,3 +255,10 @@ def test_searches_at_queues_err_as_often_as_they_say_and_cost_less_than_plain_bi
     assert stats.binomtest(n_wrong, n, 0.05, "greater").pvalue > 0.05
     assert stats.binomtest(n_bisections_wrong, n, 0.05, "greater").pvalue < 0.05
     assert n_open <= 0.05 * n
+
+
+@pytest.mark.parametrize(("failed", "misses"), [(0, False), (1, True), (3, True), (40, True)])
+def test_requests_that_fail_miss_their_bound(failed, misses):
+    """Where the percentile lies between two failures numpy's says NaN, which misses nothing."""
+    latencies = np.concatenate([np.full(400 - failed, 0.5), np.full(failed, math.inf)])
+    assert _would_miss(latencies, LatencyBound("ttft.p99<=1s", 0.99, 1.0), np.zeros(16)) is misses

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.loadgen.metrics.slo import is_spoilt, parse_goal
 from burstline.loadgen.metrics.throughput import (
     ONE_RUN,
     Window,
     burst,
     concurrency,
     in_flight_steps,
+    read_error,
     server_queue,
     stalls,
     throughputs,
@@ -19,9 +21,11 @@ from burstline.loadgen.metrics.throughput import (
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.tables import record_table, telemetry_table
 from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.verdict import State
 from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.summarize import summarize
 from burstline.servers.host.telemetry import Row
-from tests.loadgen.making import MS, failed, ok
+from tests.loadgen.making import MS, conditions, failed, ok
 
 
 def columns(*records):
@@ -47,6 +51,41 @@ def test_throughput_runs_from_the_first_request_sent_to_the_last_token():
     assert found.total_tok_per_s.point == pytest.approx(12.0)
     assert found.requests_per_s.point == pytest.approx(2.0)
     assert {(figure.low, figure.high, figure.note) for figure in figures_of(found)} == {(None, None, ONE_RUN)}
+
+
+def read_late(record, *bounds_ms):
+    return replace(record, read_error_ns=[round(ms * MS) for ms in bounds_ms])
+
+
+@pytest.mark.parametrize(
+    ("bounds_ms", "window", "share"),
+    [
+        ((0, 0), None, 0.0),
+        ((0, 20), None, 0.02),  # the last token may have come 20 ms of 1 s earlier
+        ((20, 0), None, 0.0),  # inside, it moves no edge
+        ((0, 30), Window(0.001, 0.98), 1 / 2),  # of the requests that end in the window there may be one more
+        ((0, 30), Window(0.001, 0.96), 0.0),  # it was behind the edge in any case
+        ((-1e-6, -1e-6), None, None),
+    ],
+)
+def test_late_reads_move_rates_by_what_they_move_over_the_windows_edges(bounds_ms, window, share):
+    c = columns(ok(0, 0.1, [0.1]), ok(1, 0.3, [0.1]), read_late(ok(2, 0.5, [0.501]), *bounds_ms))
+    found = read_error(c, window or whole_run(c), 0.0)
+    if share is None:
+        assert isinstance(found, Absent)
+    else:
+        assert found.point == pytest.approx(share, abs=1e-9)
+
+
+def test_rates_that_late_reads_may_have_changed_by_more_than_five_percent_decide_nothing():
+    """Each percentile may be right: the window is short, and its end unknown by as much."""
+    late = [read_late(ok(k, 0.2, [0.5, 0.301]), 0, 0, 60 if k == 39 else 0) for k in range(40)]
+    summary = summarize(columns(*late), **conditions())
+    assert summary.throughput.read_error_fraction.point == pytest.approx(0.06, abs=0.001)
+    assert (summary.verdict.state, summary.verdict.reasons[0].code) == (State.CLIENT_BOUND, "read-lag")
+    assert "may have changed the rates by 6%" in summary.verdict.reasons[0].text
+    assert is_spoilt(parse_goal("output_tok_per_s>=10"), summary)
+    assert not is_spoilt(parse_goal("ttft.p50<=1s"), summary)
 
 
 def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():

@@ -35,15 +35,16 @@ def test_too_short_a_series_cannot_be_judged():
 def test_a_drift_is_found_with_its_direction(sign):
     trend = mann_kendall(noise(60) + sign * np.linspace(0, 0.5, 60))
     assert trend is not None
-    assert trend.p < 0.001
-    assert np.sign(trend.tau) == sign
+    tau, p = trend
+    assert p < 0.001
+    assert np.sign(tau) == sign
 
 
 def test_a_monotone_series_has_the_largest_tau_and_a_constant_none():
     rising, flat = mann_kendall(np.arange(20.0)), mann_kendall(np.ones(20))
     assert rising is not None
-    assert flat is not None
-    assert (rising.tau, flat.tau, flat.p) == (1.0, 0.0, 1.0)
+    assert rising[0] == 1.0
+    assert flat == (0.0, 1.0)
 
 
 def false_alarms(phi, n_runs=300, n=60):
@@ -55,7 +56,7 @@ def false_alarms(phi, n_runs=300, n=60):
         for i in range(1, n + 50):
             series[i] = phi * series[i - 1] + shocks[i]
         trend = mann_kendall(series[50:])
-        alarms += trend is not None and trend.p < 0.05
+        alarms += trend is not None and trend[1] < 0.05
     return alarms / n_runs
 
 

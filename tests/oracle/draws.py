@@ -27,6 +27,16 @@ KINDS = (
 )
 WORDS = tuple(f"word{k}" for k in range(400))
 """The vocabulary of what is sent as text: a word is a token, for the tokenizer here and for the server."""
+BEATS = (
+    ": keep-alive",
+    "data:",
+    "data: ping",
+    'event: ping\ndata: {"type": "ping"}',
+    'data: {"choices": []}',
+    "data: {}",
+)
+FIELDS = ("content", "content", "reasoning_content", "reasoning_details", "novel")
+"""Where the text of a chat stands."""
 FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 500},
     {"status": 503},
@@ -121,6 +131,7 @@ def draw(seed: int) -> Draw:
     if of_text or kind == "shared prefixes":
         # Without usage the length of a chat's prompt, and what a cache served, are not known.
         base["usage"] = "final" if n_tok == 1 else "cumulative"
+    base |= _habits(seed, kind, n_tok)
     fails = "sessions" not in kind and not is_even and random.random() < 0.35
     scripts = []
     for k in range(400):
@@ -138,6 +149,20 @@ def draw(seed: int) -> Draw:
     slo_s = round(float(fast + slow) / 2, 4) if slow > fast else 1.0
     words += ["--slo", f"ttft<={slo_s:g}s", "--max-failures", "50%"]
     return Draw(seed, kind, tuple(words), tuple(scripts), n_servers, slo_s, times, rows, of_text)
+
+
+def _habits(seed: int, kind: str, n_tok: int) -> dict[str, Any]:
+    """What servers do in a stream that may change no figure: heartbeats, odd usage, text in other fields."""
+    random = np.random.default_rng([seed, 1])
+    own: dict[str, Any] = {}
+    if random.random() < 0.5:
+        times_s = np.sort(random.uniform(0.01, 0.3, 3)).round(4).tolist()
+        own |= {"beat": str(random.choice(BEATS)), "comments_s": times_s}
+    if kind in ("text", "chats", "chat sessions") and n_tok == 1:
+        own["usage"] = str(random.choice(["final", "zeros", "prompt", "choice", "stale"]))
+    if kind in ("text", "chats"):
+        own["field"] = str(random.choice(FIELDS))
+    return own
 
 
 def _chat(random: np.random.Generator) -> dict[str, Any]:

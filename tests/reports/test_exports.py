@@ -50,7 +50,7 @@ def targeted(tmp_path_factory):
 def test_all_formats_are_written_where_they_were_asked(lossy, tmp_path, capsys):
     assert main(["report", str(lossy.path), "--to", str(tmp_path / "out")]) == 0
     written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
-    assert {"records.parquet", "records.csv", "summary.md", "junit.xml", "trace.json"} <= written
+    assert {"records.parquet", "records.csv", "summary.md", "junit.xml"} <= written
     assert {"figures/ttft-cdf.svg", "figures/ttft-cdf.png"} <= written
     assert len(capsys.readouterr().out.splitlines()) == len(written)
     assert pq.read_table(tmp_path / "out" / "records.parquet").equals(lossy.record_table)

@@ -128,7 +128,7 @@ def test_text_in_a_figure_takes_the_font_of_the_page():
 
 
 def test_a_figure_says_the_same_number_as_its_table():
-    ratio = Ratio("TTFT p50", 1.08, 1.0005, 1.16, (), True, "1.08x faster", "[1.0005, 1.16]")
+    ratio = Ratio("TTFT p50", 1.08, 1.0005, 1.16, (), True, "1.08x faster", "99% CI [1.0005, 1.16]")
     plot = forest("f", ("a", "b"), [ratio], "", explain=False)
     assert all("[1.0005, 1.16]" in drawing.body for drawing in plot.drawings)
-    assert values_of(plot)[0][2] == "[1.0005, 1.16]"
+    assert values_of(plot)[0][2] == "99% CI [1.0005, 1.16]"

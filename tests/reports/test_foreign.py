@@ -99,6 +99,81 @@ def test_a_tool_that_is_known_by_its_source_alone_is_read_too(tool: str, tmp_pat
     assert foreign_results(file)[0].numbers["metrics", "e2e", "p90"] == 0.3, "of handleSummary"
 
 
+def stats(*values: float) -> dict[str, object]:
+    """Of guidellm: zeros where no request has such a number."""
+    whole = (
+        {"p50": values[0], "p90": values[0], "p99": values[0]}
+        if values
+        else {"p50": 0.0, "p90": 0.0, "p99": 0.0}
+    )
+    return {"successful": {"count": len(values), "mean": sum(values), "percentiles": whole}}
+
+
+def guidellm(requests: list[dict[str, float]], tpot_ms: float | None, incomplete: int) -> dict[str, object]:
+    seen = [] if tpot_ms is None else [tpot_ms] * 8
+    keys = ("time_to_first_token_ms", "inter_token_latency_ms")
+    metrics = {key: stats(*seen) for key in keys} | {"request_latency": stats(*[0.3] * 24)}
+    rates = ("output_tokens_per_second", "prompt_tokens_per_second", "requests_per_second")
+    metrics |= {key: stats(10.0) for key in rates}
+    metrics["request_totals"] = {
+        "successful": 24,
+        "errored": 0,
+        "incomplete": incomplete,
+        "total": 24 + incomplete,
+    }
+    return {
+        "metadata": {"guidellm_version": "0.8.1"},
+        "benchmarks": [{"metrics": metrics, "requests": {"successful": requests}}],
+    }
+
+
+AIPERF = dict.fromkeys(("time_to_first_token", "inter_token_latency", "request_latency"), NVIDIA) | {
+    "aiperf_version": "0.13.0", "request_count": {"avg": 18.0}, "total_osl": {"avg": 1024.0}
+}  # fmt: skip
+FAST_AND_SLOW = [{"inter_token_latency_ms": ms} for ms in (5.0, 10.0, 15.0)]
+
+
+def written(path: Path, *documents: object) -> Path:
+    path.write_text("\n".join(json.dumps(document) for document in documents))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("document", "n_planned", "tpot_ms", "says", "not_says"),
+    [
+        (guidellm([], 9.0, 8), 24, 9.0, "counts once for each gap", "tokenizer"),
+        (guidellm(FAST_AND_SLOW, 9.0, 0), 24, 10.0, "each request's mean", "for each gap"),
+        (guidellm([{"inter_token_latency_ms": 0.0}], None, 0), 24, None, "wall clock", "tokenizer"),
+        (AIPERF, 18, 210.0, "Its own tokenizer counts tokens.", "the server"),
+        (AIPERF | {"total_usage_completion_tokens": {"avg": 512.0}}, 18, 210.0,
+         "It counted 1,024 output tokens, the server 512.", "differ"),
+        (AIPERF | {"total_usage_completion_tokens": {"avg": 1024.0}}, 18, 210.0, "Its own", "the server"),
+        (BY_SOURCE["inference-perf"][0], 20, None, "Its own tokenizer counts tokens.", "server"),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_by_what_it_means(
+    document: object, n_planned: int, tpot_ms: float | None, says: str, not_says: str, tmp_path: Path
+) -> None:
+    """Requests that were cut are no failures, zeros of no request no latency; who counted tokens is said."""
+    (found,) = foreign_results(written(tmp_path / "x.json", document))
+    assert found.n_planned == n_planned
+    assert found.numbers.get(("metrics", "tpot", "p50")) == (tpot_ms and pytest.approx(tpot_ms / 1e3))
+    assert (("metrics", "ttft", "p50") in found.numbers) == (
+        tpot_ms is not None or "load_summary" in str(document)
+    )
+    assert says in found.means
+    assert not_says not in found.means
+
+
+def test_runs_that_sglang_appended_to_one_file_are_one_result_each(tmp_path: Path) -> None:
+    first = BY_SOURCE["SGLang bench_serving"][0]
+    found = foreign_results(written(tmp_path / "x.jsonl", first, first | {"completed": 7}, first))
+    assert [each.n_ok for each in found] == [18, 7, 18]
+    assert [Path(each.name).name for each in found] == ["x 1", "x 2", "x 3"]
+    with pytest.raises(WorkloadError, match="no result that is known"):
+        foreign_results(written(tmp_path / "x.jsonl", first, {"a": 1}))
+
+
 def test_they_are_shown_beside_a_run_and_never_ranked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", RUN, *FILES]) == 4
     text = capsys.readouterr().out

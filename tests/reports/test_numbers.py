@@ -2,8 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from burstline.loadgen.record.summary import MetricFigures
+from burstline.loadgen.stats.estimates import ONE_RUN
 from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.loadgen.stats.serial_correlation import NARROW
 from burstline.reports.number_format import Scale, interval, number, point, ratio_text, scale_for
+from burstline.reports.page.estimate_tables import latency_table
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,25 @@ def test_an_interval_without_an_upper_bound_is_open():
 def test_a_ratio_reads_as_1_only_where_it_is_1():
     values = (1.0, 1.0004, 0.9996, 0.998, 1.148, float("inf"))
     assert [ratio_text(value) for value in values] == ["1.00", "1.0004", "0.9996", "0.998", "1.15", "∞"]
+
+
+@pytest.mark.parametrize(
+    ("note", "remark"),
+    [
+        (
+            "1 run; 260 correlated values are worth 12 independent ones (" + NARROW + ")",
+            "too narrow; run longer.",
+        ),
+        (ONE_RUN, "three runs do (--repeats 3)."),
+        (
+            "1 run: the speed stays alike over 3 s; for an interval run 60 s",
+            "No confidence intervals: the speed stays alike over 3 s; for an interval run 60 s.",
+        ),
+        ("1 run; 2,000 correlated values are worth 700 independent ones", ""),
+    ],
+)
+def test_a_table_of_latencies_says_what_its_intervals_are_not(note, remark):
+    figures = MetricFigures(p50=Estimate(1.0, 0.9, 1.1, 0.95, 260, "s", note))
+    shown = latency_table("Latency", {"ttft": figures}, {}).remark
+    assert shown.endswith(remark)
+    assert bool(shown) == bool(remark)

@@ -312,7 +312,8 @@ def test_a_failed_run_says_so_before_its_numbers(lossy):
 
 def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopeless, tmp_path):
     copy = RunDir(shutil.copytree(hopeless.path, tmp_path / "run"))
-    copy.server_log.write_text("(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room")
+    log = "(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room"
+    (copy.path / "server.log").write_text(log)
     told = answer_of(open_run(copy.path), hopeless.summary)
     assert told.sentence.startswith("Nothing was served: the server's log says MemoryError: no room; all")
 

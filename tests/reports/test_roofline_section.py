@@ -8,9 +8,9 @@ import pytest
 
 from burstline.reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.number_format import number
+from burstline.reports.number_format import changed, number
 from burstline.reports.page.page import render
-from burstline.reports.page.roofline_section import REACHED, _changed
+from burstline.reports.page.roofline_section import REACHED
 from burstline.reports.page.roofline_section import metal as section
 from burstline.roofline.reconcile import reconcile
 from burstline.roofline.reconcile.reconciliation import Bar, NotReconciled
@@ -172,6 +172,6 @@ def test_a_short_name_between_two_long_ones_frees_no_room_under_it():
     assert _label_rows(dots, (0.25, 250.0), 900) == [0, 1, 1]
 
 
-@pytest.mark.parametrize(("ratio", "changed"), [(1.724, "+72%"), (0.85, "−15%"), (0.9999, "0%")])
-def test_what_rounds_to_nothing_has_no_sign(ratio, changed):
-    assert _changed(ratio) == changed
+@pytest.mark.parametrize(("share", "told"), [(0.724, "+72%"), (-0.15, "−15%"), (-0.0001, "0%")])
+def test_what_rounds_to_nothing_has_no_sign(share, told):
+    assert changed(share) == told

@@ -304,18 +304,19 @@ def test_a_comparison_says_each_ratio_in_one_direction(compared):
     """The first sentence, the figure, its numbers, the table and the findings name the faster one first."""
     html = (compared / "out.html").read_text()
     sentence = re.sub(r"<.*?>", "", re.search(r'<div class="answer"><p>(.*?)</p>', html)[1])
-    times, ends = re.match(r"vllm is (\S+)x faster than tgi \(E2E p50\), 95% CI (\[.*?\])", sentence).groups()
+    pattern = r"vllm is (\S+)x faster than tgi \(E2E p50\), (\S+% CI) (\[.*?\])"
+    times, level, ends = re.match(pattern, sentence).groups()
     figure = html[html.index('id="forest-0"') :]
     figure = figure[: figure.index("</svg>")]
     assert "<h3>vllm against tgi</h3>" in figure
     assert f"{times}x faster  {ends}" in figure
     tables = dict(html_tables(html))
     (e2e,) = (row for row in tables["vllm compared with tgi"] if row[0][0] == "E2E p50")
-    assert [text for text, _ in e2e[1:3]] == [f"{times}x faster", ends]
+    assert [text for text, _ in e2e[1:3]] == [f"{times}x faster", f"{level} {ends}"]
     head, *rows = next(rows for caption, rows in tables.items() if "Side by side" in caption)
     (column,) = (k for k, (title, _) in enumerate(head) if title == "vllm vs tgi")
     (e2e,) = (row for row in rows if row[0][0] == "E2E p50")
-    assert e2e[column] == (f"{times}x faster", f"{ends} different")
+    assert e2e[column] == (f"{times}x faster", f"{level} {ends} different")
 
 
 def test_a_sweeps_numbers_are_the_same_in_every_format(swept):

@@ -22,6 +22,7 @@ from burstline.loadgen.record.summary import (
     Audit,
     Concurrency,
     Instrument,
+    LengthFigures,
     LengthSummary,
     Memory,
     MetricFigures,
@@ -94,6 +95,9 @@ CACHES = {
     "none": PrefixCache(at(1000), at(500), at(400), replied_tok=at(0)),
     "none of the plan": PrefixCache(at(1000), at(500), replied_tok=at(0)),
     "restarted": PrefixCache(at(1000), at(500), at(400), replied_tok=at(300), restarted_s=at(2.5)),
+    "relayed": PrefixCache(
+        at(1000), at(500), at(400), replied_tok=at(300), restarted_s=replace(at(2.5), n=9)
+    ),
 }
 REPLIES: dict[str, list[tuple[str, str, str]]] = {
     "none": [],
@@ -148,7 +152,10 @@ def reasons() -> Iterator[Reason]:
     yield from caveats(warned({"planned": 5, "ok": 5}), MANIFEST)
     yield from caveats(warned({"planned": 200, "ok": 199, "reset": 1}), MANIFEST)
     lengths = LengthSummary(
+        output_tok=LengthFigures(served_mean=at(10)),
         prompt_mismatches=at(7),
+        output_mismatches=at(7),
+        hidden_tok=at(7),
         cut_behind=at(7),
         splits={"spread": 7},
         output_sources={"tokenizer": 7},

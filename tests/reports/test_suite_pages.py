@@ -1,5 +1,7 @@
 """A suite's page: one engine across platforms, and a suite of which one run is finished."""
 
+import shutil
+
 import pytest
 
 from burstline.reports.page.page import page_sections, render
@@ -25,3 +27,15 @@ def test_a_suite_with_one_finished_run_is_still_a_suites_page(tmp_path):
     assert comparison.run is None
     assert "<h1>One run</h1>" in render(comparison)
     assert "runs" in [section.id for section in page_sections(comparison)]
+
+
+def test_a_copy_of_another_slots_run_is_no_repeat(tmp_path):
+    """Three copies would agree with each other perfectly."""
+    kinds._write_suite(tmp_path, "one", "One run", [("vllm", "chat", k, {"n": 40}) for k in (1, 2, 3)])
+    for k in (1, 2):
+        shutil.rmtree(tmp_path / f"00{k}")
+        shutil.copytree(tmp_path / "000", tmp_path / f"00{k}")
+    comparison = comparison_of_suite(tmp_path)
+    (case,) = comparison.cases
+    assert [len(contender.views) for contender in case.contenders] == [1]
+    assert comparison.missing == ("vllm, chat, repeat 2", "vllm, chat, repeat 3")

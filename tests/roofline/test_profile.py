@@ -189,6 +189,24 @@ def two_ranks(folder, *, one_more=False):
     return folder
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("host_17.1716000000000.pt.trace.json", "host_17.1716000009999.pt.trace.json"),
+        ("rank0.1716000000000.pt.trace.json.gz", "rank0.1716000009999.pt.trace.json.gz"),
+        (
+            "dp0_tp0_rank0.1716000000000000001.pt.trace.json",
+            "dp0_tp0_rank0.1716000000000000009.pt.trace.json",
+        ),
+    ],
+)
+def test_two_captures_of_one_rank_are_no_two_ranks(tmp_path, first, second):
+    for name in (first, second, "rank7.1716000000000.pt.trace.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(RooflineError, match=r"holds 2 captures of one process .*: name one file"):
+        profile_of(tmp_path, MODEL, Parallel())
+
+
 def test_kernels_go_to_the_operator_that_launched_them_and_those_of_a_graph_by_their_order(tmp_path):
     profile = profile_of(two_ranks(tmp_path / "t"), MODEL, Parallel(tp=2))
     prefill, *decodes = profile.steps

@@ -151,6 +151,28 @@ def test_a_ceiling_may_be_exceeded_by_what_its_source_allows_and_no_more(spread,
     assert found.tolerance < found.excess < impossible - 1 + 0.005
 
 
+@pytest.mark.parametrize(
+    ("shares", "measured", "begins", "says"),
+    [
+        ({"memory": 0.7, "compute": 0.3}, 0.5, "memory-bound: MBU 40%", ", 50% of what these shapes reach"),
+        (
+            {"memory": 0.5, "compute": 0.5},
+            0.5,
+            "memory-bound for 50% of the time and compute-bound for 50%",
+            "",
+        ),
+        ({"memory": 1.0}, 1.24, "memory-bound: MBU", ", 24% faster than predicted for these shapes"),
+        ({"memory": 1.0}, None, "memory-bound: MBU 80%", " predicted; most goes to"),
+    ],
+)
+def test_a_phase_is_called_bound_by_what_has_most_of_its_time(shares, measured, begins, says):
+    found = reconcile(logged(2.0), SETUP)
+    use = replace(found.phases[0].mbu, reachable=0.8, measured=measured and 0.8 * measured)
+    told = replace(found.phases[0], limit_shares=shares, mfu=use, mbu=use).use(found.device)
+    assert told.startswith(begins)
+    assert says in told
+
+
 @pytest.mark.parametrize(("faster", "condemned"), [(0.9, set()), (1.3, {"the product gate_up"})])
 def test_one_product_above_its_ceiling_is_judged_as_a_whole_run_is(faster, condemned):
     """Though the steps that it is a part of are slow."""

@@ -2,8 +2,15 @@
 
 import pytest
 
-from burstline.roofline.predict.deployment import UniformBatch, latency_s
-from burstline.roofline.predict.generations import dram_scaling, generations
+from burstline.roofline.device.calibration import load_calibration, with_host
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
+from burstline.roofline.predict.predict import Deployment
+from burstline.verbs.bound import GENERATIONS
+from research.dram import dram_scaling
 from research.published import OTHERS, cells
 
 ASKED = UniformBatch(1, 200, 200)
@@ -40,27 +47,32 @@ def test_other_models_errors_on_the_same_cells_are_the_known_ones():
 def test_faster_dram_gives_way_to_the_cache_on_one_device_and_to_launches_on_eight():
     def most(tp: int) -> list[str]:
         return [
-            max(p.bound_s, key=lambda part: p.bound_s[part]) for p in dram_scaling("llama-2-13b", ASKED, tp)
+            max(parts, key=parts.__getitem__) for parts in dram_scaling("llama-2-13b", ASKED, tp).values()
         ]
 
     assert most(1) == ["DRAM"] * 5 + ["L2"]
     assert most(8) == ["DRAM"] * 3 + ["launches"] * 3
 
 
-def test_the_parts_of_a_latency_sum_to_it_and_faster_memory_never_hurts():
+def test_faster_memory_never_hurts():
     for tp in (1, 8):
-        points = dram_scaling("llama-2-7b", ASKED, tp)
-        latencies = [point.latency_s for point in points]
+        by_technology = dram_scaling("llama-2-7b", ASKED, tp)
+        latencies = [sum(parts.values()) for parts in by_technology.values()]
         assert latencies == sorted(latencies, reverse=True)
-        assert all(sum(point.bound_s.values()) == pytest.approx(point.latency_s) for point in points)
-        assert (points[0].bound_s["network"] > 0) == (tp > 1)
+        assert (by_technology["GDDR6"]["network"] > 0) == (tp > 1)
 
 
-def test_each_generation_is_faster_and_one_without_fp8_says_so():
-    found = generations("llama-2-13b", ASKED)
-    assert [(g.device.id, g.quant) for g in found if g.impossible] == [("a100-sxm4-80g", "fp8")]
-    fp16 = [latency_s(g.phases) for g in found if g.quant == "fp16"]
-    assert fp16 == sorted(fp16, reverse=True)
-    limits = {g.device.id: g.phases["prefill"].limit() for g in found if g.quant == "fp16"}
-    assert limits["a100-sxm4-80g"] == "compute"
-    assert limits["h100-sxm5-80g"] == "memory"
+def test_each_generation_is_faster():
+    devices = {name: load_device(name) for name in GENERATIONS}
+    phases = {
+        name: phase_bounds(
+            Deployment(load_model("llama-2-13b")[0], QUANTS["fp16"], Parallel(), device),
+            ASKED,
+            with_host(load_calibration(device)),
+        )
+        for name, device in devices.items()
+    }
+    latencies = [latency_s(of) for of in phases.values()]
+    assert latencies == sorted(latencies, reverse=True)
+    assert phases["a100-sxm4-80g"]["prefill"].limit() == "compute"
+    assert phases["h100-sxm5-80g"]["prefill"].limit() == "memory"

@@ -43,7 +43,7 @@ def test_lengths_are_forced_by_a_whole_generation_config_and_nothing_foreign_is_
     assert orjson.loads(fields.pop("generation_config")) == {
         "max_new_tokens": 9,
         "do_sample": False,
-        "eos_token_id": None,
+        "eos_token_id": -1,
     }
     assert fields == {"model": "models/tiny", "prompt": "banana", "stream": True}
 

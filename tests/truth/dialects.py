@@ -198,6 +198,10 @@ def _usage_in_event(wanted: Wanted, script: Script, portion: Portion) -> Json:
         return {"usage": _usage(wanted, portion.after)}
     if script.usage == "lagging":
         return {"usage": _usage(wanted, portion.before)}
+    if script.usage in ("zeros", "prompt", "stale"):
+        early = {"zeros": 0, "prompt": None, "stale": portion.after // 3 * 3}[script.usage]
+        n_tok = portion.after if portion.last else early
+        return {"usage": _usage(wanted, n_tok or 0) | {"completion_tokens": n_tok}}
     return {}
 
 
@@ -211,7 +215,13 @@ def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     if is_swapped and choice.get("token_ids"):
         choice["token_ids"] = [SWAPPED if k == script.swapped else k for k in portion.ids]
     choice["finish_reason"] = finish_reason(script, portion)
-    if "delta" in choice and portion.before < script.n_reasoning_tok:
+    if script.usage == "choice" and portion.last:
+        choice["usage"] = _usage(wanted, portion.after)
+    if "delta" in choice and script.field != "content":
+        text = choice["delta"]["content"]
+        parts = [{"type": "reasoning.text", "text": text}]
+        choice["delta"] = {script.field: parts if script.field == "reasoning_details" else text}
+    elif "delta" in choice and portion.before < script.n_reasoning_tok:
         choice["delta"] = {"reasoning_content": choice["delta"]["content"]}
     return payload | _usage_in_event(wanted, script, portion)
 

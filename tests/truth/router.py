@@ -22,6 +22,7 @@ from tests.truth.dialects import ROUTES, CachedWanted, Wanted, read_request
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.replies import Pace, ScriptedReplies
 from tests.truth.script import Script, script_from_header
+from tests.truth.speed import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,13 @@ class TruthSetup(ProductSetup):
     the share `counters_lost` of the replies never (LightLLM's monitor queue); 0 counts each token as it is
     sent. The share `swaps_in_batch` of the replies to requests that are not alone, and `swaps_alone` of the
     others, have another token at their fourth place. `max_in_flight` requests are served at once, others
-    refused with `shed_status`; None: no limit.
+    refused with `shed_status`; None: no limit. `speed` stretches the times of every reply.
     """
 
     scripts: tuple[Script, ...] = (Script(),)
     native: str = "openai"
     queue: Queue | None = None
+    speed: Speed | None = None
     prefix_cache: bool = False
     max_in_flight: int | None = None
     shed_status: int = 503
@@ -109,11 +111,13 @@ class ScriptedRouter(Router):
         self._ttft, self._e2e = TruthHistogram(), TruthHistogram()
         self._n_ended = 0
         self._chance = random.Random(0)
+        self._speed_from_ns: int | None = None
 
     def reset(self) -> None:
         """Forget prompts and the queue too."""
         super().reset()
         self._cache.reset()
+        self._speed_from_ns = None
         if self.setup.queue:
             self.setup.queue.reset()
 
@@ -173,6 +177,10 @@ class ScriptedRouter(Router):
             self.counters.cached_tok += wanted.n_cached_tok
             pace = _cached_pace(script, wanted)
         self.counters.prompt_tok += wanted.n_prompt_tok
+        if setup.speed is not None:
+            if self.counters.running + 1 >= setup.speed.from_running:
+                self._speed_from_ns = self._speed_from_ns or call.arrival_ns
+            pace = setup.speed.pace(call.arrival_ns, self._speed_from_ns)
         if setup.queue is None:
             return RoutedAnswer(self.replies.make(script, wanted, pace), wanted)
         start_ns, departure_ns = setup.queue.admit(call.arrival_ns)

@@ -9,7 +9,7 @@ import orjson
 import burstline.servers.truth.script as product
 from burstline.workloads.request import WorkloadError
 
-USAGE = ("final", "last", "cumulative", "lagging", "null", "off")
+USAGE = ("final", "last", "cumulative", "lagging", "null", "off", "zeros", "prompt", "choice", "stale")
 FAULTS = ("error", "stall", "half_close", "close", "reset")
 
 
@@ -21,7 +21,9 @@ class Script(product.Script):
     - `n_reasoning_tok`: how many tokens, from the first, are reasoning (chat only).
     - `usage`: where the count stands. "final": in an event of its own; "last": in the last token's event;
       "cumulative": in every event; "lagging": in every event, one event behind but for the last; "null": the
-      key is there and empty; "off": nowhere.
+      key is there and empty; "off": nowhere; "zeros", "prompt": in every event, of no tokens or of the prompt
+      alone but for the last; "choice": in the last event's choice; "stale": as of every third token.
+    - `field`: the field of a chat's delta in which the text stands.
     - `finish`: the finish reason, None: none is ever given.
     - `round_tok`: the server generates whole rounds of so many tokens where more than one round is asked for
       (TGI: 1,024), and before each further round the request waits `round_gap_s` longer.
@@ -32,8 +34,9 @@ class Script(product.Script):
       sends an error inside the stream and ends it, "stall" never sends again, "half_close" ends only our
       direction, "close" ends the connection amid the reply, "reset" does so with RST.
     Framing:
-    - `comments_s`: when comments (keep-alives) are sent; `crlf`, `space`: CR LF line ends, `data: ` with a
-      space (None: as the dialect has it); `chunked`: chunked coding, else the reply ends with the connection.
+    - `comments_s`: when keep-alives are sent; `beat`: what one is, a comment or another event; `crlf`,
+      `space`: CR LF line ends, `data: ` with a space (None: as the dialect has it); `chunked`: chunked
+      coding, else the reply ends with the connection.
     - `split_at`: offsets at which each event's bytes are cut, negative from its end; `drip_bytes`: everything
       is sent so many bytes at a time (slow loris), 0: not; `split_gap_s`: the time between the parts.
     - `stamp`: every event carries `sent_ns` and `seq`; without it the bytes are the engine's own.
@@ -42,12 +45,14 @@ class Script(product.Script):
     role_s: float | None = None
     n_reasoning_tok: int = 0
     usage: str = "final"
+    field: str = "content"
     finish: str | None = "length"
     swapped: int | None = None
     message: str = "scripted failure"
     fault: str | None = None
     fault_after_tok: int = 0
     comments_s: tuple[float, ...] = ()
+    beat: str = ": keep-alive"
     crlf: bool = False
     space: bool | None = None
     chunked: bool = True

@@ -40,7 +40,7 @@ def data_event(script: Script, data: bytes, mark: Mark, *, space: bool) -> Write
 
 def comment(script: Script) -> Write:
     """A keep-alive, which is no event to who reads the stream."""
-    return Write((_framed(script, b": keep-alive"),), (Mark("comment"),))
+    return Write((_framed(script, script.beat.encode()),), (Mark("comment"),))
 
 
 def end_of_body(script: Script) -> Write:

@@ -100,6 +100,86 @@ def test_a_chat_is_counted_by_its_own_template_and_images_pass_through(folder, m
     assert json.loads(requests[-1].messages)[0]["content"][1]["image_url"]["url"].startswith("data:image/png")
 
 
+CALLS = [
+    {"role": "user", "content": "Wie wird das Wetter <morgen>? ö"},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "function": {"name": "wetter", "arguments": {"ort": "Köln", "tag": 1}}}]},
+    {"role": "tool", "content": "Regen"},
+]  # fmt: skip
+LOOP = "{% for m in messages %}"
+DIALECTS = {
+    "trained": LOOP + "{% if m.role == 'assistant' %}{%- generation -%} {{ m.content }}!{% endgeneration %}"
+    "{% else %}\n{{ m.content }}{% endif %}{% endfor %}",
+    "trained, stripped": LOOP + "{%- generation %}\n{{ m.content }}\n{%- endgeneration -%}\n.{% endfor %}",
+    "tools": LOOP + "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson(ensure_ascii=False) }}"
+    "{% endfor %}{{ m.content }}{% endfor %}",
+    "ascii": LOOP + "{{ m | tojson(ensure_ascii=True) }}{% endfor %}",
+    "indented": LOOP + "{{ m | tojson(indent=2) }}{{ m.content | tojson(True) }}{% endfor %}",
+    "none": "{{ tools is none }}{{ documents is none }}{{ sep_token is defined }}{{ bos_token is defined }}",
+    "loops": LOOP + "{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_templates_render_as_transformers_renders_them(tmp_path, dialect):
+    compiled = pytest.importorskip("transformers.utils.chat_template_utils")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": DIALECTS[dialect]}))
+    own = template_of(tmp_path)(CALLS)
+    (theirs,), _ = compiled.render_jinja_template(
+        [CALLS], chat_template=DIALECTS[dialect], add_generation_prompt=True, bos_token="<s>"
+    )
+    assert own == theirs
+
+
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content + '\n' }}{% endfor %}"
+)
+
+
+def turns(*roles):
+    return {"messages": [{"role": role, "content": "hello there"} for role in roles]}
+
+
+@pytest.mark.parametrize("speaks_chat", [False, True])
+def test_a_chat_that_the_template_refuses_is_left_out_by_its_reason(materials, tmp_path, speaks_chat):
+    (tmp_path / "chat_template.jinja").write_text(STRICT)
+    rows = [turns("user")] * 8 + [turns("assistant", "user"), turns("user", "user")]
+    called = {"role": "assistant", "content": None, "tool_calls": [1]}
+    rows += [{"messages": [*turns("user")["messages"], called, *turns("user")["messages"]]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = replace(materials, template=template_of(tmp_path), speaks_chat=speaks_chat)
+    requests, used, dropped = data_requests(read_data(str(tmp_path / "rows.jsonl")).items, own, None, 0)
+    assert len(requests) == len(used) == 9
+    assert dropped == {"refused by the model's chat template": 2}
+
+
+def test_a_template_that_is_not_jinja_is_one_line(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(WorkloadError, match="chat template is not Jinja") as caught:
+        template_of(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
+        [{"from": "human", "value": "q"}, {"from": "chatgpt", "value": "a"}],
+        [{"from": "user", "value": "q"}, {"from": "bing", "value": "a"}],
+        [{"from": "Human", "value": "q"}, {"from": "bard", "value": "a"}],
+        [{"role": "user", "content": "q"}, {"role": "model", "content": "a"}],
+        [{"content": "q"}, {"content": "a"}],
+    ],
+)
+def test_roles_of_every_collection_are_those_of_openai(tmp_path, chat):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": chat}))
+    (item,) = read_data(str(tmp_path / "rows.jsonl")).items
+    assert [message["role"] for message in item.messages] == ["user"]
+    assert item.reply == "a"
+
+
 def test_a_model_without_a_chat_template_gets_plain_text_but_pictures_stay_a_chat(materials):
     requests, _, _ = data_requests(read_data(str(DATA / "chats.jsonl")).items, materials, None, 0)
     assert all(request.messages is None for request in requests[:-1])

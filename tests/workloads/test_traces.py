@@ -10,6 +10,7 @@ from burstline.workloads.plan import PrefixTree, expected_hit_fraction, hits
 from burstline.workloads.prompts import salted, vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.traces import read_trace
+from burstline.workloads.works import Recorded
 from tests.workloads import made_files
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
@@ -72,6 +73,64 @@ def test_hash_ids_become_prefixes_that_an_infinite_cache_serves():
     assert expected_hit_fraction(requests, "5eed") == sum(by_hashes) / sum(r["input_length"] for r in rows)
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [7 + (k << 60) for k in range(16)],  # 64-bit hashes that differ in their upper bits alone
+        [2**64 - 1 - k for k in range(16)],
+        [-1 - k for k in range(16)],
+        [f"{k:032x}" for k in range(16)],
+        [*range(8), *map(str, range(8))],
+    ],
+)
+def test_different_hashes_of_any_size_or_kind_are_different_prompts(tmp_path, ids):
+    file = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": k, "input_length": 512, "output_length": 5, "hash_ids": [one]}
+        for k, one in enumerate(ids)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[3] | {"timestamp": 99}]))
+    requests = read_trace(str(file)).requests(VOCABULARY, 0)
+    assert len({tuple(request.prompt_ids) for request in requests}) == 16
+    assert PrefixTree().add(requests) == [*[0] * 16, 496], (
+        "of the one that comes again all but its last block"
+    )
+
+
+def test_bailians_traces_count_in_seconds_and_in_blocks_of_sixteen(tmp_path):
+    row = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.0, "input_length": 40, "output_length": 5,
+           "type": "text", "turn": 1, "hash_ids": [1, 2, 3]}  # fmt: skip
+    later = {
+        "chat_id": 2,
+        "parent_chat_id": 1,
+        "timestamp": 63.5,
+        "input_length": 50,
+        "hash_ids": [1, 2, 4, 5],
+    }
+    file = tmp_path / "trace.jsonl"
+    file.write_text(f"{json.dumps(row)}\n{json.dumps(row | later)}\n")
+    trace = read_trace(str(file))
+    assert (trace.title, trace.at_s.tolist()) == ("Qwen-Bailian", [0.0, 2.5])
+    first, second = trace.requests(VOCABULARY, 0)
+    assert first.prompt_ids[:32] == second.prompt_ids[:32]
+    assert first.prompt_ids[32:40] != second.prompt_ids[32:40]
+
+
+@pytest.mark.parametrize(
+    ("unit", "speed", "title"),
+    [
+        (1000, 1.0, "of 5 requests/s"),
+        (1, 1.0, "of 5,000 requests/s"),
+        (1000, 2.0, "of 5 requests/s at 2 times its speed"),
+    ],
+)
+def test_the_load_names_the_recorded_rate(tmp_path, unit, speed, title):
+    """Times in seconds under Mooncake's columns, which are milliseconds, are seen at once."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(MOONCAKE % (round(0.2 * unit * k, 3), 9, "[]") for k in range(6)))
+    assert Recorded(read_trace(str(file)), speed).title == f"Mooncake trace {title}"
+
+
 def test_a_window_keeps_the_prefixes_of_what_is_in_it():
     trace = read_trace(str(DATA / "mooncake.jsonl"))
     window = trace.window(2.0, 5.0)
@@ -95,7 +154,9 @@ MOONCAKE = '{"timestamp": %s, "input_length": %s, "output_length": 5, "hash_ids"
         (MOONCAKE % (0, "NaN", "[1]"), "row 1 is not JSON.*no NaN"),
         (MOONCAKE % (0, 9.5, "[1]"), "row 1: input_length is 9.5"),
         (MOONCAKE % (0, 9, "[1, 2]"), "row 1: 2 hash_ids of 512 tokens for a prompt of 9"),
-        (MOONCAKE % (0, 9, '["x"]'), "row 1: hash_ids"),
+        (MOONCAKE % (0, 9, "[[1]]"), "row 1: hash_ids"),
+        (MOONCAKE % (0, 9, "[1.5]"), "row 1: hash_ids"),
+        (MOONCAKE % (0, 9, "[true]"), "row 1: hash_ids"),
         (MOONCAKE % (0, 0, "[]"), "no row has both"),
     ],
 )

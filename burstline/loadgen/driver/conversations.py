@@ -18,6 +18,9 @@ from burstline.workloads.request import Request
 PREDECESSOR: Final = "predecessor"
 """How a turn fails that was never sent because one that it follows had failed."""
 
+NO_IDS: Final = "no_ids"
+"""The same where that one's reply has no token ids, with which the turn's prompt would begin."""
+
 Due = tuple[Request, int]
 
 

@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 
 from burstline.loadgen.driver import canary
-from burstline.loadgen.driver.conversations import PREDECESSOR, Conversations
+from burstline.loadgen.driver.conversations import NO_IDS, PREDECESSOR, Conversations
 from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop, most_open
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
 from burstline.loadgen.record.capture import NO_STAMP, Capture, CaptureWriter, Reads, reply_limit_bytes
@@ -42,7 +42,7 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
-from burstline.servers.messages import HttpReply, Kind, ReplyContent
+from burstline.servers.messages import WITH_TOKENS, HttpReply, ReplyContent
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.redact import learn
@@ -54,6 +54,7 @@ _LOOK_AHEAD: Final = 10_000
 """The number of requests prepared before they are due: all of a burst, a part of a long run."""
 _POLL_S: Final = 0.01
 ABANDONED: Final = "abandoned"
+WITHOUT_IDS: Final = "the reply has no token ids for the next turn's prompt: pass --endpoint chat"
 """How an exchange ends whose client was to hang up; an `Outcome` of a record has this name."""
 _OPENING_S: Final = 60.0
 """How long opening connections may delay the start; what lacks one then waits within its own deadline."""
@@ -164,25 +165,25 @@ class _Drive:
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
             end_ns = (exchange.over_ns(self._wire.offsets) or 0) - (self._t0_ns or 0)
-            due, skipped = sessions.ended(exchange.index, end_ns, self._content(exchange))
+            content, by_ids = self._content(exchange), self._job.requests[0].prompt_ids is not None
+            lacks_ids = content is not None and content.ids is None and by_ids
+            due, skipped = sessions.ended(exchange.index, end_ns, None if lacks_ids else content)
+            why = (NO_IDS, WITHOUT_IDS) if lacks_ids else (PREDECESSOR, "an earlier turn failed")
             for each in due:
                 self._prepare([each])
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
-                never.failure, never.detail = PREDECESSOR, "an earlier turn failed"
+                never.failure, never.detail = why
                 self._n_prepared += 1
                 self._on_ended([never])
 
     def _content(self, exchange: Exchange) -> ReplyContent | None:
         """The reply's text for later turns; None if it failed or lacks the text."""
         head = exchange.head
-        if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
+        if exchange.failure is not None or head is None or not 200 <= head.status < 300 or self._stopped:
             return None
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-        content = reply_content(reply)
-        if content is not None and self._job.requests[0].prompt_ids is not None and content.ids is None:
-            return None
-        return content
+        return reply_content(reply)
 
     def _n_tokens(self, exchange: Exchange) -> int:
         """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""
@@ -191,8 +192,9 @@ class _Drive:
             return 0
         body = body_of(head, exchange.whole()[1])
         reply = self._engine.decode(HttpReply(head.status, dict(head.headers), body))
-        tokens = (Kind.ANSWER, Kind.REASONING, Kind.TOOL)
-        return sum(event.n_tok or 1 for event in reply.events if event.kind in tokens and event.n_tok != 0)
+        return sum(
+            event.n_tok or 1 for event in reply.events if event.kind in WITH_TOKENS and event.n_tok != 0
+        )
 
     def _prepare(self, due: Iterable[Due]) -> None:
         """Build requests, then hand them to the wire; after a stop they only get their captures.
@@ -295,7 +297,9 @@ class _Drive:
         for exchange in ended:
             self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
         if self._sessions is not None:
-            self._turns_ended.extend(exchange for exchange in ended if exchange.failure != PREDECESSOR)
+            self._turns_ended.extend(
+                exchange for exchange in ended if exchange.failure not in (PREDECESSOR, NO_IDS)
+            )
             self._n_ended += len(ended)
             self._wake()
             return

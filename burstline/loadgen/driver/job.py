@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.servers.engine import Engine
-from burstline.servers.host.wishes import allowed_cores
+from burstline.servers.host.control_group import usable_cores
 from burstline.servers.messages import Call, Target
 from burstline.servers.protocol.destination import dressed
 from burstline.workloads.prompts import Vocabulary, salted
@@ -115,7 +115,7 @@ def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | No
     """
     if wanted != "auto":
         return wanted
-    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), len(allowed_cores()) // 2))
+    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), usable_cores() // 2))
 
 
 def most_open(due_s: NDArray[np.float64], concurrency: int | None, within_s: float = OPEN_S) -> int:

@@ -34,7 +34,7 @@ def never(c: Columns) -> NDArray[np.bool_]:
 
 def without_later_tokens(c: Columns) -> NDArray[np.bool_]:
     """Replies whose tokens were counted and all came with the first event."""
-    return c.output_tok <= c.first_n
+    return c.shown_tok <= c.first_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def e2e_service(c: Columns) -> Floats:
 
 def tpot(c: Columns) -> Floats:
     """NaN where no token came after the first event, or the server did not say how many came."""
-    n_later = c.output_tok - c.first_n
+    n_later = c.shown_tok - c.first_n
     return np.where(n_later > 0, (c.last_s - c.first_s) / np.where(n_later > 0, n_later, 1), np.nan)
 
 

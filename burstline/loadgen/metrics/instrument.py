@@ -152,7 +152,6 @@ def _canary(reports: Sequence[DriveReport], load_s: float, n_cores: int) -> dict
 
 
 def _most_in(window_s: float, at_s: Floats) -> int:
-    """The most events within any window of this length."""
     at_s = np.sort(at_s)
     most, many = 0, 1 << 20
     for begin in range(0, len(at_s), many):

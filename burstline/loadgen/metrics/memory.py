@@ -65,7 +65,7 @@ def cost(
         powers = [watched.power_w(source, start_s, end_s) for source in sources]
         total = None if None in powers or not powers else sum(filter(None, powers))
         names = [(source, name) for source in sources for name in ("energy_j", "power_w")]
-        known = any(len(watched.series(*name).values) for name in names)
+        known = any(len(watched.series(*name)[1]) for name in names)
         why = watched.why_missing(kind, "energy_j")
         if known:
             lost = [watched.why_missing(each, "*") for each in sources if watched.names(each, "*")]
@@ -104,7 +104,7 @@ def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
     """How much more a gauge shows after the load than before; None where the engine does not have it."""
     grown = watched.grown("engine", gauge, unit)
     if isinstance(grown, Absent):
-        return grown if len(watched.series("engine", gauge).values) else None
+        return grown if len(watched.series("engine", gauge)[1]) else None
     return measured(max(0.0, grown.point), unit, "", grown.n)
 
 

@@ -56,7 +56,7 @@ class CacheUse:
     grown_s: Sequence[float] = ()
 
 
-class BlockCache:
+class _BlockCache:
     """An engine's blocks: running requests hold theirs, the least recently used of the others are evicted.
 
     Of a request that ended, the last block goes first. Out of blocks, the youngest request is preempted: it
@@ -156,7 +156,7 @@ def simulate(
     uses: Sequence[CacheUse], n_blocks: int, block_tok: int, *, names_early: bool = False
 ) -> list[int]:
     """Prompt tokens of each request that a cache of `n_blocks` serves, with admission as observed."""
-    cache = BlockCache(uses, n_blocks, block_tok, names_early=names_early)
+    cache = _BlockCache(uses, n_blocks, block_tok, names_early=names_early)
     growing, ready, closing, admitted = range(4)  # in this order where all come at the same time
     events = sorted(
         event

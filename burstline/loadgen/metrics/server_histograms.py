@@ -29,7 +29,7 @@ UNEXPLAINED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyHistogram:
+class _LatencyHistogram:
     """How an engine's histogram grew over the load: `n[i]` were at most `at_most_s[i]`, ascending to inf."""
 
     at_most_s: Floats
@@ -127,7 +127,7 @@ def _median(values: Floats, weights: NDArray[Any]) -> Figure:
     return measured(ranked.at(ranked.total / 2), "s", "", int(ranked.total))
 
 
-def _gap(client: Figure, values: Floats, weights: NDArray[Any], server: LatencyHistogram | Absent) -> Figure:
+def _gap(client: Figure, values: Floats, weights: NDArray[Any], server: _LatencyHistogram | Absent) -> Figure:
     if isinstance(server, Absent):
         return server
     if isinstance(client, Absent):
@@ -141,7 +141,7 @@ def _gap(client: Figure, values: Floats, weights: NDArray[Any], server: LatencyH
     return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
 
 
-def _histogram(watched: Telemetry, name: str) -> LatencyHistogram | Absent:
+def _histogram(watched: Telemetry, name: str) -> _LatencyHistogram | Absent:
     grown = watched.grown_together("engine", f"{name}_")
     if isinstance(grown, Absent):
         return grown
@@ -149,4 +149,6 @@ def _histogram(watched: Telemetry, name: str) -> LatencyHistogram | Absent:
     if not buckets or not grown.get("count"):
         return Absent("the server's histogram did not grow")
     at_most_s = np.array(sorted(buckets))
-    return LatencyHistogram(at_most_s, np.array([buckets[edge] for edge in at_most_s.tolist()]), grown["sum"])
+    return _LatencyHistogram(
+        at_most_s, np.array([buckets[edge] for edge in at_most_s.tolist()]), grown["sum"]
+    )

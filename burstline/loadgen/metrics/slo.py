@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from burstline.loadgen.metrics.definitions import METRICS, QUANTILES
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import (
-    SLOW_CLIENT,
-    Grade,
-    State,
-    TargetResult,
-    Use,
-    time_text,
-    withheld,
-)
+from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, State, TargetResult, Use, time_text, withheld
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from burstline.loadgen.stats.figure import Result, noted
 from burstline.loadgen.stats.shares import clopper_pearson
@@ -260,6 +252,7 @@ def is_spoilt(goal: Goal, summary: Summary) -> bool:
         places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
     late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
+    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
     return late or summary.verdict.has(SLOW_CLIENT)
 
 

@@ -16,13 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.loadgen.metrics.definitions import (
-    QUANTILES,
-    e2e_service,
-    tpot,
-    ttft,
-    ttft_service,
-)
+from burstline.loadgen.metrics.definitions import QUANTILES, e2e_service, tpot, ttft, ttft_service
 from burstline.loadgen.metrics.throughput import Lives, Window
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Section
@@ -31,6 +25,7 @@ from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_flo
 from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.loadgen.stats.stationarity import (
     MOST_COSINES,
+    N_BATCHES,
     correlation_length,
     mann_kendall,
     outgrown,
@@ -44,7 +39,6 @@ from burstline.workloads.arrivals import STEADY_PATTERNS
 LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01
-LEAST_QUEUED: Final = 32
 TESTS: Final = tuple(
     f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
 )
@@ -89,7 +83,6 @@ class Steady:
     counts_until_s: float | None = None
 
     def counted(self, c: Columns) -> Columns:
-        """The requests whose latencies count."""
         later = c.due_from(self.window.start_s)
         return later if self.counts_until_s is None else later.due_until(self.counts_until_s)
 
@@ -239,8 +232,9 @@ def _shifted(name: str, logs: Floats, due_s: Floats, concurrency: int) -> _Test:
     found = shift(logs, n / concurrency) if n >= LEAST_REQUESTS and np.ptp(logs) > FLAT else None
     if found is None:
         return _Test(name)
-    at_s = None if found.at is None else float(due_s[int(found.at * n)])
-    return _Test(name, found.p, n, math.expm1(found.change), math.exp(float(np.median(logs))), at_s)
+    at, change, p = found
+    at_s = None if at is None else float(due_s[int(at * n)])
+    return _Test(name, p, n, math.expm1(change), math.exp(float(np.median(logs))), at_s)
 
 
 def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tuple[int | None, str | None]:
@@ -281,7 +275,7 @@ def _test(name: str, series: Floats) -> _Test:
     trend, median = mann_kendall(series), float(np.median(series))
     if trend is None or median <= 0:
         return _Test(name)
-    return _Test(name, trend.p, trend.n, float(theil_slope(series)) * len(series) / median, median)
+    return _Test(name, trend[1], len(series), float(theil_slope(series)) * len(series) / median, median)
 
 
 def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
@@ -309,13 +303,14 @@ def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
 def _queued(c: Columns) -> tuple[Reason, ...]:
     """Whether more requests wait for a first token, in the end, than at a server just at its capacity.
 
-    This takes no warm-up and fewer requests than a trend. What is in flight also grows, for as long as a
-    reply lasts, where nothing waits.
+    This takes no warm-up and fewer requests than a trend; it begins with the first that waits, when the
+    server has filled. What is in flight also grows, for as long as a reply lasts, where nothing waits.
     """
     due_s = np.sort(c.due_s)
     begun_s = np.sort(np.where(c.n_events > 0, c.first_s, np.where(np.isnan(c.closed_s), np.inf, c.closed_s)))
     waiting = np.arange(len(due_s), dtype=np.float64) - np.searchsorted(begun_s, due_s)
-    if len(due_s) < LEAST_QUEUED or not outgrown(waiting, ALPHA / 2):
+    waiting = waiting[max(int(np.argmax(waiting > 0)) - 1, 0) :]
+    if len(waiting) <= N_BATCHES or not outgrown(waiting, ALPHA / 2):
         return ()
     text = f"The queue kept growing: {waiting[-1]:,.0f} requests waited for their first token in the end."
     return (Reason("overloaded", text, "Lower --rate until the queue stops growing."),)

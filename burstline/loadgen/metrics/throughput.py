@@ -73,12 +73,10 @@ class Lives:
 
     @property
     def begun_s(self) -> Floats:
-        """When each began that did."""
         return self.start_s[np.isfinite(self.start_s)]
 
     @property
     def stays_s(self) -> Floats:
-        """How long each stayed that ended."""
         ended = np.isfinite(self.end_s)
         return self.end_s[ended] - self.start_s[ended]
 
@@ -101,7 +99,6 @@ def whole_run(c: Columns) -> Window | None:
 
 
 def throughputs(c: Columns) -> Throughput:
-    """Rates of work over the whole run."""
     return Throughput(**{name: _over_run(c, amount, UNITS[name]) for name, amount in _amounts(c).items()})
 
 
@@ -164,23 +161,14 @@ def throughputs_in(
         for name, each in binned.items()
     }
     if lives is not None:
-        amounts = _amounts(c)
-        rates = {
-            name: _by_lives(
-                lives, lives.sums(c, np.where(ok, amounts[name], 0.0)), window, n_cosines, too_short, rate
-            )
-            for name, rate in rates.items()
-        }
+        for name, amount in _amounts(c).items():
+            sums = lives.sums(c, np.where(ok, amount, 0.0))
+            rates[name] = _by_lives(lives, sums, window, n_cosines, too_short, rates[name])
     return Throughput(**rates)
 
 
 def _by_lives(
-    lives: Lives,
-    amount: Floats,
-    window: Window,
-    n_cosines: int | None,
-    too_short: str | None,
-    figure: Figure,
+    lives: Lives, amount: Floats, window: Window, n_cosines: int | None, too_short: str | None, figure: Figure
 ) -> Figure:
     """A closed loop's rate with the interval that its lives give: each brings an `amount`, or none."""
     ended = np.flatnonzero((lives.end_s > window.start_s) & (lives.end_s <= window.end_s))
@@ -266,6 +254,29 @@ def _too_short(block_s: float) -> str:
     return (
         f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (at least twice the mean E2E, and 1 s)"
     )
+
+
+def read_error(c: Columns, window: Window | None, beyond_s: float) -> Figure:
+    """The share of each rate by which late reads may have changed it.
+
+    Each event may have come earlier by its own bound and `beyond_s`: then it may have come before an edge of
+    the window, or be an edge that moves.
+    """
+    if window is None or window.length_s <= 0:
+        return NO_LENGTH
+    own, some = c.per_event(c.ok), c.ok & (c.n_events > 0)
+    error_s = np.nan_to_num(c.event_error_s, nan=np.inf) + beyond_s
+    last = c.starts[1:][some] - 1
+    edges, shares = (window.start_s, window.end_s), []
+    for at_s, n, late_s in (
+        (c.event_s[own], c.event_n[own], error_s[own]),
+        (c.event_s[last], np.ones(len(last)), error_s[last]),
+    ):
+        crossed = [float(n[(at_s > edge) & (at_s - late_s <= edge)].sum()) for edge in edges]
+        total = float(n[(at_s > edges[0]) & (at_s <= edges[1])].sum())
+        late = sum(float(late_s[at_s == edge].max(initial=0.0)) for edge in edges)
+        shares.append((max(crossed) / total if total else math.inf) + late / window.length_s)
+    return measured(max(shares), "1", "the effect of late reads on the rates is unknown", len(last))
 
 
 def prompt_tok(c: Columns) -> Floats:

@@ -54,6 +54,7 @@ def lengths(c: Columns) -> LengthSummary:
         splits=c.tally("split"),
         count_gaps=_reading(gaps, np.sum, "requests", "no reply was counted twice"),
         beyond_tok=_beyond(c),
+        hidden_tok=_reading((c.output_tok - c.shown_tok)[counted], np.sum, "tok", absent),
         cut_behind=_reading(cut[c.ok], np.sum, "requests", "no request succeeded"),
     )
 

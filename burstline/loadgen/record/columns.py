@@ -38,7 +38,8 @@ class Columns:
     `origin_s` is from when latency counts: where all were due at once (a burst) each request's own send, for
     the order of sending is the shape of that load; otherwise when it was due, so that nothing is omitted.
     `first_s` and `last_s` are when the first and the last token arrived, `first_n` how many came with the
-    first. `failed` is neither served as asked nor abandoned by a client that was to do so.
+    first, `shown_tok` how many of `output_tok` came with text. `failed` is neither served as asked nor
+    abandoned by a client that was to do so.
 
     What begins with `event_` runs over all events of all requests in order; those of request i are
     `starts[i] : starts[i + 1]`. A run has many millions: lags and errors have the smallest type.
@@ -60,6 +61,7 @@ class Columns:
     first_s: Floats
     last_s: Floats
     first_n: Floats
+    shown_tok: Floats
     planned_prompt_tok: Floats
     planned_output_tok: Floats
     prompt_tok: Floats
@@ -113,7 +115,6 @@ class Columns:
         return _having(self.table, column, values)
 
     def due_from(self, start_s: float) -> Columns:
-        """The requests that were due at `start_s` or later."""
         later = self.due_s >= start_s
         k = len(self) - int(np.count_nonzero(later))
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
@@ -121,7 +122,6 @@ class Columns:
         return self.where(later)
 
     def due_until(self, end_s: float) -> Columns:
-        """The requests that were due at `end_s` or before."""
         return self.where(self.due_s <= end_s)
 
     def without(self, outcome: Outcome) -> Columns:
@@ -130,7 +130,6 @@ class Columns:
         return self if others.all() else self.where(others)
 
     def where(self, chosen: NDArray[np.bool_]) -> Columns:
-        """The chosen requests."""
         return self._of(chosen, self.per_event(chosen), self.table.filter(pa.array(chosen)))
 
     def _of(
@@ -180,6 +179,8 @@ def _columns(
 
     starts = _starts(n_events)
     some = n_events > 0
+    output_tok, shown_tok = floats("output_tok"), np.full(len(some), 0.0)
+    shown_tok[some] = np.add.reduceat(event_n, starts[:-1][some]) if some.any() else 0
     due_s, sent_s = floats("due_ns", 1e9), floats("sent_ns", 1e9)
     is_burst = len(due_s) > 1 and float(np.ptp(due_s)) == 0.0
     ok = _having(table, "outcome", [Outcome.OK.value])
@@ -194,6 +195,7 @@ def _columns(
         first_s=_at(event_s, starts[:-1], some),
         last_s=_at(event_s, starts[1:] - 1, some),
         first_n=_at(event_n, starts[:-1], some),
+        shown_tok=np.minimum(output_tok, shown_tok),
         **{name: floats(name) for name in _NUMBERS},
         event_s=event_s,
         event_n=event_n,

@@ -35,7 +35,7 @@ from burstline.loadgen.record.record import Counts, Decode, Record, record_of, r
 from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
-from burstline.servers.host.wishes import allowed_cores
+from burstline.servers.host.control_group import usable_cores
 from burstline.servers.messages import EngineError, HttpReply
 from burstline.servers.protocol.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
@@ -79,7 +79,7 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
     count is read from `counts.parquet`, where it was counted afterwards. Raises DamagedCapturesError.
     """
     if n_processes is None:
-        n_processes = min(len(allowed_cores()), 1 + n_planned(directory) // 2000)
+        n_processes = min(usable_cores(), 1 + n_planned(directory) // 2000)
     if n_processes == 1:
         tables = list(Share(directory, decode).tables())
     else:
@@ -271,7 +271,7 @@ def readings(captures: Path, engine: Engine, indices: Container[int]) -> dict[in
     """What our reader makes of the whole replies to these requests, by index, without errors."""
     found: dict[int, Reading] = {}
     for capture, http in _replies(captures):
-        if capture.index in indices and capture.failure is None and http.status == 200:
+        if capture.index in indices and capture.failure is None and http.ok:
             with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
                 generated, reply = engine.generated(answers_in(http)), understood(engine.decode, http)
                 n_tok = reply.n_output_usage if reply.n_output_ids is None else reply.n_output_ids

@@ -107,10 +107,6 @@ class ClockMap:
         span = self.after.at_ns - self.before.at_ns
         return (self.after.ns - self.before.ns) / span if span > 0 else 0.0
 
-    def theirs(self, ours_ns: int) -> int:
-        """Our time `ours_ns` as the worker's clock shows it."""
-        return ours_ns + round(self._offset_ns(ours_ns))
-
     def since_start(self, t0_ours_ns: int, t0_theirs_ns: int) -> tuple[float, float]:
         """(shift ns, factor): shift + factor * (ns since the worker's start) is ns since ours."""
         slope = self._slope

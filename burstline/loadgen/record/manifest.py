@@ -143,29 +143,6 @@ WARM_UP_AGREES_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUpBursts:
-    """The small bursts of an automatic warm-up, in order."""
-
-    bursts: tuple[StageFacts, ...]
-
-    @property
-    def agree(self) -> bool:
-        """Whether the last two took equally long: the server has come to its pace for this shape."""
-        times = [burst.e2e_p50_s for burst in self.bursts[-2:]]
-        if len(times) < 2 or None in times:
-            return False
-        one, two = sorted(time_s for time_s in times if time_s is not None)
-        return two - one <= max(WARM_UP_AGREES * one, WARM_UP_AGREES_S)
-
-    @property
-    def sentence(self) -> str:
-        known = [burst.e2e_p50_s for burst in self.bursts if burst.e2e_p50_s is not None]
-        times = ", ".join(f"{time_s:.3g} s" for time_s in known) or "unknown"
-        end = "the last two agree" if self.agree else "no two agree: the server may still be warming up"
-        return f"Warm-up: {len(self.bursts)} bursts of {self.bursts[0].n}, median E2E {times}; {end}."
-
-
-@dataclass(frozen=True, slots=True)
 class LoadFacts:
     """Facts of the plan. `dropped` counts rows of a data set or trace that were left out, by reason.
 
@@ -180,10 +157,26 @@ class LoadFacts:
     prompts: str | None = None
 
     @property
-    def warm_up(self) -> WarmUpBursts | None:
-        """The bursts of an automatic warm-up; None where there was none."""
-        bursts = tuple(stage for stage in self.stages if stage.name.startswith("warm-up "))
-        return WarmUpBursts(bursts) if bursts else None
+    def warm_up(self) -> tuple[StageFacts, ...]:
+        """The bursts of an automatic warm-up, in order."""
+        return tuple(stage for stage in self.stages if stage.name.startswith("warm-up "))
+
+    @property
+    def warm_up_agrees(self) -> bool:
+        """Whether the last two bursts took equally long: the server has come to its pace for this shape."""
+        times = sorted(burst.e2e_p50_s for burst in self.warm_up[-2:] if burst.e2e_p50_s is not None)
+        if len(times) < 2:
+            return False
+        return times[1] - times[0] <= max(WARM_UP_AGREES * times[0], WARM_UP_AGREES_S)
+
+    @property
+    def warm_up_sentence(self) -> str:
+        bursts = self.warm_up
+        known = [burst.e2e_p50_s for burst in bursts if burst.e2e_p50_s is not None]
+        times = ", ".join(f"{time_s:.3g} s" for time_s in known) or "unknown"
+        agrees = "the last two agree"
+        end = agrees if self.warm_up_agrees else "no two agree: the server may still be warming up"
+        return f"Warm-up: {len(bursts)} bursts of {bursts[0].n}, median E2E {times}; {end}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +212,6 @@ class Manifest:
     identity: Identity | None = field(default=None, metadata=OPTIONAL)
     server: ServerFacts | None = field(default=None, metadata=OPTIONAL)
     plan_sha256: str | None = field(default=None, metadata=OPTIONAL)
-    forecast_sha256: str | None = field(default=None, metadata=OPTIONAL)
     load: LoadFacts | None = field(default=None, metadata=OPTIONAL)
     drivers: tuple[DriveReport, ...] = ()
     lost: tuple[LostDriver, ...] = ()

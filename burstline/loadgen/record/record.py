@@ -13,7 +13,7 @@ import numpy as np
 
 from burstline.loadgen.record import http1
 from burstline.loadgen.record.capture import NO_STAMP, Capture
-from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
+from burstline.servers.messages import WITH_TOKENS, EngineError, Event, HttpReply, Kind, Reply, ServerTimes
 from burstline.servers.protocol.replies import DONE, understood
 from burstline.servers.redact import words_of_server
 from burstline.workloads.request import Request
@@ -53,6 +53,7 @@ class Outcome(StrEnum):
     NOT_SENT = "not_sent"
     DRIVER_LOST = "driver_lost"
     PREDECESSOR = "predecessor"
+    NO_IDS = "no_ids"
     ABANDONED = "abandoned"
 
 
@@ -74,6 +75,7 @@ OUTCOME_WORDS: Final[Mapping[str, str]] = {
     "error_event": "failed inside the reply",
     "not_sent": "never sent",
     "predecessor": "not sent, as an earlier turn failed",
+    "no_ids": "not sent, as the reply before has no token ids to continue from (try --endpoint chat)",
     "too_large": "longer than any requested",
     "driver_lost": "lost with their load driver",
 }
@@ -94,7 +96,6 @@ MOST_MORE_TOK: Final = 16_384
 HUNG_UP: Final = "hung_up"
 """A capture's failure where the client had all planned tokens and ended a stream that would go on."""
 _NO_REPLY: Final = Reply(events=())
-_TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
 
 
 def failed(counts: Mapping[str, int], *, interrupted: bool = False) -> dict[str, int]:
@@ -124,7 +125,8 @@ class Record:
 
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
     own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
-    the load, "tokenizer" a local one; None without a count.
+    the load, "tokenizer" a local one; None without a count. `token_n` sums up to less than `output_tok` where
+    the server counted reasoning that it did not show.
     `error` of one that is `ok` says what cut the reply behind its finish reason: neither its end mark nor the
     end of its HTTP body came. `beyond_tok` is how many tokens came after all that were asked for, of a server
     that goes on; they count nowhere else. `output_gap_tok` is what the next most trusted count says more,
@@ -229,12 +231,14 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
         return _record(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail, _Heard())
     http, arrivals = parsed
     reply = _plausible(request, understood(decode, http))
-    tokens = _tokens(reply, recounts)
+    tokens = _tokens(reply, recounts, request.n_output_tok)
     if reply.overshoots or capture.failure == HUNG_UP:
         tokens = tokens.cut_to(request.n_output_tok)
     heard = _Heard(reply, tokens, *stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
+    if outcome == Outcome.EMPTY and tokens.total:
+        why = f"the server counted {tokens.total:,} tokens and sent no text"
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
         why = None if is_whole else capture.detail or capture.failure
@@ -277,7 +281,7 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
     """
     if reply.overloaded:
         return Outcome.REFUSED
-    if http.status != 200:
+    if not http.ok:
         return f"http_{http.status}"
     if failure == Outcome.TOO_LARGE:
         return failure  # whatever the part that was kept looks like
@@ -293,17 +297,21 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
         return Outcome.EMPTY if http.complete or reply.terminated else Outcome.TRUNCATED
     if not reply.terminated:
         return Outcome.TRUNCATED
-    return _length_outcome(request, reply, tokens.generated)
+    return _length_outcome(request, reply, tokens)
 
 
-def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) -> str:
+def _length_outcome(request: Request, reply: Reply, tokens: _Tokens) -> str:
     # A prompt sent as text may be tokenized otherwise than planned; one sent as ids can only be cut.
     sent_ids = request.prompt_ids is not None
     if sent_ids and reply.n_prompt_tok is not None and reply.n_prompt_tok < request.n_prompt_tok:
         return Outcome.CLAMPED
     stopped = reply.finish_reason in STOPPED
+    n_output_tok = tokens.generated
     if n_output_tok is None:
-        return Outcome.SHORT if stopped and request.ignore_eos else Outcome.OK
+        came = max(tokens.total or 0, len(tokens.n))
+        if len(tokens.n) > request.n_output_tok:  # each event with text has a token or more
+            return Outcome.LONG
+        return Outcome.SHORT if stopped and request.ignore_eos and came < request.n_output_tok else Outcome.OK
     if n_output_tok >= request.n_output_tok:
         return Outcome.OK if n_output_tok == request.n_output_tok else Outcome.LONG
     if stopped or reply.finish_reason is None:
@@ -311,12 +319,13 @@ def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) ->
     return Outcome.CLAMPED
 
 
-def _tokens(reply: Reply, recounts: Counts) -> _Tokens:
+def _tokens(reply: Reply, recounts: Counts, n_asked: int) -> _Tokens:
     """Which events carry how many tokens.
 
-    Token ids are trusted before usage, usage before events, events before text that was tokenized again.
+    Token ids are trusted before usage, usage before events, events before text that was tokenized again. Such
+    text is never more than was asked, and exactly that where the server stopped for the length.
     """
-    events = [event for event in reply.events if event.kind in _TOKEN_KINDS]
+    events = [event for event in reply.events if event.kind in WITH_TOKENS]
     counts = [event.n_tok for event in events]
     known = [n for n in counts if n is not None]
     by_events = sum(known) if events and len(known) == len(counts) else None
@@ -324,14 +333,27 @@ def _tokens(reply: Reply, recounts: Counts) -> _Tokens:
     known_totals = [(source, n) for source, n in totals if n is not None]
     source, total = known_totals[0] if known_totals else (None, None)
     gap = known_totals[1][1] - known_totals[0][1] if len(known_totals) > 1 else None
-    if (silent := _silent_tokens(reply, events, total)) is not None:
+    if source in RECOUNTS and total is not None and len(events) <= n_asked:
+        total = n_asked if reply.finish_reason == "length" and 2 * total >= n_asked else min(total, n_asked)
+    shown = None if total is None else total - _n_hidden(reply, events, total)
+    if (silent := _silent_tokens(reply, events, shown)) is not None:
         events, counts = silent, [None] * len(silent)
-    split, n = _split(counts, known, total)
+    split, n = _split(counts, known, shown)
     if 0 in n:
         events = [event for event, k in zip(events, n, strict=True) if k]
         n = [k for k in n if k]
-    answer = next((i for i, event in enumerate(events) if event.kind is not Kind.REASONING), None)
+    answer = next((i for i, event in enumerate(events) if event.kind in (Kind.ANSWER, Kind.TOOL)), None)
     return _Tokens([event.end for event in events], n, answer, total, source, gap, split if n else None)
+
+
+def _n_hidden(reply: Reply, spoken: Sequence[Event], total: int) -> int:
+    """How many tokens before the first text the server says are hidden, or sent an empty event for."""
+    if not spoken or any(event.n_tok is not None for event in spoken):
+        return 0
+    if reply.n_reasoning_tok and all(event.kind is not Kind.REASONING for event in spoken):
+        return min(reply.n_reasoning_tok, total - 1)
+    empty = [event for event in reply.events if event.kind is Kind.EMPTY]
+    return sum(e.end < spoken[0].end for e in empty) if len(spoken) + len(empty) == total else 0
 
 
 def _silent_tokens(reply: Reply, spoken: Sequence[Event], total: int | None) -> list[Event] | None:
@@ -343,8 +365,7 @@ def _silent_tokens(reply: Reply, spoken: Sequence[Event], total: int | None) -> 
     if not spoken or total is None or any(event.n_tok is not None for event in spoken):
         return None
     first = spoken[0].end
-    kinds = (*_TOKEN_KINDS, Kind.EMPTY)
-    events = [event for event in reply.events if event.kind in kinds and event.end >= first]
+    events = [e for e in reply.events if e.kind in (*WITH_TOKENS, Kind.EMPTY) and e.end >= first]
     return events if len(spoken) < total == len(events) else None
 
 

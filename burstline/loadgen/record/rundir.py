@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from burstline.loadgen.record.columns import Columns, columns_of, joined_columns
 from burstline.loadgen.record.decode import decode_run
-from burstline.loadgen.record.files import disk_errors, renamed, write_bytes, write_json
+from burstline.loadgen.record.files import disk_errors, renamed, write_json
 from burstline.loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, telemetry_table
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORECAST: Final = "forecast.json"
-"""What the run was expected to measure, sealed before its first request by the manifest's hash of it."""
+"""What the run was expected to measure, written before its first request."""
 PROFILE: Final = "profile.json"
 """What was read of the traces: the steps, and what each module took."""
 PROFILED_LOAD: Final = "profile_load.json"
@@ -107,10 +107,6 @@ class RunDir:
         return self.path / "captures"
 
     @property
-    def server_log(self) -> Path:
-        return self.path / "server.log"
-
-    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -127,9 +123,6 @@ class RunDir:
 
     def save_summary(self, summary: Summary) -> None:
         write_json(self.path / "summary.json", summary.to_json())
-
-    def save_report(self, html: str) -> None:
-        write_bytes(self.report, html.encode())
 
     def save(self, name: str, parts: Iterable[pa.Table]) -> None:
         """Write one of the tables: `counts.parquet`, `warmup.parquet`, `steps.parquet` and so on."""
@@ -226,7 +219,6 @@ class Run:
 
     @cached_property
     def steps(self) -> pd.DataFrame | None:
-        """The engine's own step log."""
         return _as_frame(self._read("steps.parquet"))
 
     @cached_property

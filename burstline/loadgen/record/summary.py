@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 
 from burstline.loadgen.record import typed_json
 from burstline.loadgen.record.manifest import OPTIONAL, SCHEMA
-from burstline.loadgen.record.verdict import PercentileGrade, Replies, TargetResult, Verdict
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.record.verdict import MOST_SHARE, PercentileGrade, Replies, TargetResult, Verdict
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure, known
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
 
@@ -102,6 +102,7 @@ class Throughput(Section):
     input_tok_per_s: Figure = titled("Input throughput")
     total_tok_per_s: Figure = titled("Total throughput")
     requests_per_s: Figure = titled("Request throughput")
+    read_error_fraction: Figure | None = optional("± instrument, of each of these")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,7 @@ class LengthSummary(Section):
     splits: Mapping[str, int] = field(default_factory=dict)
     count_gaps: Figure = titled("Requests whose two counts differ")
     beyond_tok: Figure = titled("Output tokens beyond the requested length")
+    hidden_tok: Figure = titled("Output tokens whose text was not shown")
     cut_behind: Figure = titled("Replies without a proper end")
 
 
@@ -450,6 +452,11 @@ class Summary:
     profile: Profiled | NotReconciled | None = field(default=None, metadata=OPTIONAL)
     audit: Audit | None = field(default=None, metadata=OPTIONAL)
     schema: int = SCHEMA
+
+    @property
+    def has_late_rates(self) -> bool:
+        """Whether late reads may have changed the rates by more than 5%."""
+        return (known(self.throughput.read_error_fraction) or 0.0) > MOST_SHARE
 
     def figure(self, section: str, *names: str) -> Figure:
         """The figure at a path such as ("metrics", "ttft", "p99"); LACKING where there is none."""

@@ -43,7 +43,6 @@ TELEMETRY: Final = pa.schema(
 
 
 def record_table(records: Sequence[Record]) -> pa.Table:
-    """One row per record, a column per field."""
     return pa.table({name: [getattr(each, name) for each in records] for name in RECORDS.names}, RECORDS)
 
 

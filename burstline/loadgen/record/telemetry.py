@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,21 +14,13 @@ from numpy.typing import NDArray
 from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.stats.figure import Absent, Figure, measured
 
-
-class Series(NamedTuple):
-    """When (s from the run's start) and what, in the order of time, without what was missing."""
-
-    at_s: Floats
-    values: Floats
-
-
+Series = tuple[Floats, Floats]
+"""When (s from the run's start) and what, in the order of time, without what was missing."""
 LEAST_READ_S = 0.5
 """Energy over less than that is noise: counters move every 20 to 100 ms."""
 
 LATEST_S = 1.0
 """So long before the load a reading may end: the watcher reads five times a second, and at the end."""
-
-_EMPTY = Series(np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,17 +66,16 @@ class Telemetry:
         """The values of one name; empty where it was never seen."""
         rows = self._rows.get((source, name))
         if rows is None:
-            return _EMPTY
+            return np.empty(0), np.empty(0)
         values = self.value[rows]
         known = ~np.isnan(values)
-        return Series(self.at_ns[rows][known] / 1e9, values[known])
+        return self.at_ns[rows][known] / 1e9, values[known]
 
     def names(self, source: str, prefix: str) -> list[str]:
         """The names of a source that begin so, in the order in which they were first seen."""
         return [name for own, name in self._rows if own == source and name.startswith(prefix)]
 
     def devices(self) -> list[str]:
-        """The GPUs that were seen: gpu0, gpu1, ..."""
         return sorted({source for source, _ in self._rows if source.startswith("gpu") and source != "gpu"})
 
     def why_missing(self, source: str, name: str) -> str:
@@ -124,6 +115,8 @@ class Telemetry:
             return Absent(f"{name} was first read {at_s[0]:.2g} s into the load")
         if not len(after):
             return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
+        if (np.diff(values) < 0).any():
+            return Absent(f"{name} fell: the server started again, or several answer in turn")
         return measured(float(after[-1] - before[-1]), unit, "", len(values))
 
     def restarted(self, source: str, *names: str) -> Figure:

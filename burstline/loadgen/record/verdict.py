@@ -65,7 +65,6 @@ class Verdict:
     also: tuple[State, ...] | None = field(default=None, metadata=OPTIONAL)
 
     def has(self, code: str) -> bool:
-        """Whether one of the reasons has this code."""
         return any(reason.code == code for reason in self.reasons)
 
 

@@ -86,7 +86,6 @@ def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:
 
 
 def noted(figure: Figure, note: str) -> Figure:
-    """The same with another note."""
     return figure if isinstance(figure, Absent) else replace(figure, note=note)
 
 

@@ -1,9 +1,9 @@
 """The highest load at which all SLOs hold: which loads to probe, for how long, and what may be claimed.
 
 Cheap probes find the limit roughly: doubling, then bisection where the shares of late requests say it is.
-Only fresh probes of the two ends count: the lower must hold the SLOs, the upper, at most a tenth higher, must
-not. At a pair of loads only one of these claims can be false, so attempt j may err with its whole share of
-the stated error, and the shares of all attempts add up to it.
+Only fresh probes of the two ends count: the lower must hold the SLOs, the upper, at most a tenth higher (or
+two users), must not. At a pair of loads only one of these claims can be false, so attempt j may err with its
+whole share of the stated error, and the shares of all attempts add up to it.
 
 A probe whose run may not decide (`lost`) is repeated, until MOST_LOST in a row may not.
 
@@ -29,7 +29,7 @@ from scipy import special
 
 from burstline.loadgen.stats.estimates import Floats
 from burstline.loadgen.stats.figure import Result
-from burstline.loadgen.stats.quantiles import Samples
+from burstline.loadgen.stats.quantiles import Samples, quantile_of
 from burstline.loadgen.stats.serial_correlation import OrderedSamples, size_at
 from burstline.loadgen.stats.stationarity import MOST_COSINES, N_BATCHES, mann_kendall, outgrown, warm_up_end
 
@@ -221,10 +221,10 @@ def judge(
         share = _share(kept, bound, n_cosines)
         batches = np.array([part.mean() for part in np.array_split(logs[-len(kept) :], N_BATCHES)])
         trend = mann_kendall(batches)
-        rises = trend is not None and trend.tau > 0 and trend.p < DRIFT
+        rises = trend is not None and trend[0] > 0 and trend[1] < DRIFT
         whole = np.array([part.mean() for part in np.array_split(logs[min(skip, n // 10) :], N_BATCHES)])
         drift = mann_kendall(whole)
-        drifts = drift is not None and drift.p < DRIFT
+        drifts = drift is not None and drift[1] < DRIFT
         change = max(change, math.expm1(_rise(whole)) if drifts else 0.0, key=abs)
         rising |= cut is None or (rises and (concurrency is None or _would_miss(kept, bound, batches)))
         shares.append(share)
@@ -246,7 +246,7 @@ def _would_miss(latencies: Floats, bound: LatencyBound, log_batches: Floats) -> 
 
     In a closed loop, where no queue can grow for ever, a smaller one is the drift of a machine.
     """
-    last = np.quantile(latencies[-max(1, len(latencies) // 4) :], bound.p)
+    last = quantile_of(latencies[-max(1, len(latencies) // 4) :], bound.p)
     return bool(last * math.exp(_rise(log_batches)) > bound.most)
 
 

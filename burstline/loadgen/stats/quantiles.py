@@ -44,7 +44,6 @@ class Ranked:
 
     @property
     def total(self) -> float:
-        """Of all weights."""
         if self.cumulated is None or not len(self.value):
             return float(len(self.value))
         return float(self.cumulated[-1])
@@ -64,7 +63,6 @@ class Ranked:
         return float(np.average(self.value[first:], weights=weights)) - above
 
     def quantile(self, p: float) -> float:
-        """See `quantile`."""
         return quantile(self.value, p, self.cumulated)
 
 

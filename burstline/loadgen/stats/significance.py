@@ -72,9 +72,10 @@ class Contrast:
 
     `ratio` is b over a, without an interval where nothing is known of the noise. Its interval and `p`, for no
     difference, are corrected for all numbers (Holm): what is DIFFERENT excludes 1, what is INCONCLUSIVE does
-    not. `detectable` is the relative difference that this comparison has 80% power to detect, `noise` the one
-    that two runs of one system exceed once in twenty (A/A); both None where unknown. `more_runs` is how many
-    more runs of each would decide (None where it is decided, or not even a hundred would).
+    not; what is the SAME has the 90% interval that says so. `detectable` is the relative difference that this
+    comparison has 80% power to detect, `noise` the one that two runs of one system exceed once in twenty
+    (A/A); both None where unknown. `more_runs` is how many more runs of each would decide (None where it is
+    decided, or not even a hundred would).
     """
 
     answer: Answer
@@ -160,13 +161,13 @@ def _holm_levels(p_values: Sequence[float]) -> list[float]:
 def _judged(difference: Difference, p: float, level: float, n_numbers: int) -> Contrast:
     error, freedom = difference.error, difference.freedom
     if difference.within(MARGIN):
-        answer = Answer.SAME
+        answer, level = Answer.SAME, 2 * LEVEL - 1
     else:
         answer = Answer.DIFFERENT if p < 1 - LEVEL else Answer.INCONCLUSIVE
     point = math.exp(difference.point)
     if error:  # a zero-width interval would claim a certainty that readings without noise do not have
         reach = math.exp(students_t(freedom, (1 - level) / 2) * error)
-        ratio = Estimate(point, point / reach, point * reach, LEVEL, difference.n, "1", difference.note)
+        ratio = Estimate(point, point / reach, point * reach, level, difference.n, "1", difference.note)
     else:
         ratio = Estimate(point, None, None, None, difference.n, "1", difference.note)
     detects = None if error is None else math.expm1(min(float(_reach(freedom, n_numbers)) * error, 50.0))

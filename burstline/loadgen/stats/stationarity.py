@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -43,17 +42,10 @@ def warm_up_end(series: Floats) -> int | None:
     return None if len(late) and late.min() < LATE_GAIN * errors[cut] else cut * BATCH
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """`tau` is Kendall's correlation with time (-1..1), `p` the chance of one as strong without a trend."""
+def mann_kendall(series: Floats) -> tuple[float, float] | None:
+    """Kendall's correlation with time (-1..1), and the chance of one as strong without a trend.
 
-    tau: float
-    p: float
-    n: int
-
-
-def mann_kendall(series: Floats) -> Trend | None:
-    """Whether a series drifts, allowing for its autocorrelation; None for fewer than 8 values.
+    None for fewer than 8 values.
 
     The variance grows by what the significant autocorrelations of the ranks explain: Hamed and Rao, "A
     modified Mann-Kendall trend test for autocorrelated data", Journal of Hydrology 204 (1998). On short
@@ -68,9 +60,9 @@ def mann_kendall(series: Floats) -> Trend | None:
     variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
     variance *= _variance_inflation(series)
     if variance <= 0:
-        return Trend(0.0, 1.0, n)
+        return 0.0, 1.0
     z = (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
-    return Trend(score / (n * (n - 1) / 2), float(2 * special.ndtr(-abs(z))), n)
+    return score / (n * (n - 1) / 2), float(2 * special.ndtr(-abs(z)))
 
 
 def _variance_inflation(series: Floats) -> float:
@@ -151,20 +143,11 @@ def correlation_length(series: Floats) -> float:
     return (lag - 2 + (before - target) / (before - after)) / n
 
 
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """A series' likeliest step, `at` this share of it, or its straight drift if that is likelier (None).
+def shift(series: Floats, n_blocks: float) -> tuple[float | None, float, float] | None:
+    """A series' likeliest step, at this share of it, or its straight drift if that is likelier (None).
 
-    `change` is from its start to its end; `p` is the chance of one as clear in a series that has neither.
-    """
-
-    at: float | None
-    change: float
-    p: float
-
-
-def shift(series: Floats, n_blocks: float) -> Shift | None:
-    """Whether a series of this many blocks that depend on each other within drifts or takes a step.
+    With it the change from start to end, and the chance of one as clear in a series that has neither. Values
+    depend on each other within each of so many blocks.
 
     The change stands out from what is left of the slow cosines without it; None for too short a series.
     """
@@ -175,7 +158,7 @@ def shift(series: Floats, n_blocks: float) -> Shift | None:
     sizes, clear = _fits(found[None])
     k = int(np.argmax(clear))
     p = (1 + float((_by_chance(n) >= clear[0, k]).sum())) / (1 + N_DRAWN)
-    return Shift((None, *STEPS)[k], float(sizes[0, k]) / math.sqrt(len(series)), p)
+    return (None, *STEPS)[k], float(sizes[0, k]) / math.sqrt(len(series)), p
 
 
 def _fits(found: Floats) -> tuple[Floats, Floats]:

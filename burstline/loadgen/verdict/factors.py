@@ -17,15 +17,6 @@ from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
 
-GONE: Final = {
-    "gpu": "devices",
-    "tp": "tensor-parallel-size",
-    "kv-dtype": "kv-cache-dtype",
-    "quantize": "quantization",
-    "model-size": "model",
-    "client": "cpu",
-}
-"""Other words for a factor, and the one name that it has."""
 GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
 _FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
@@ -73,7 +64,7 @@ def factors(manifest: Manifest) -> dict[str, str]:
         "server-addresses": server.addresses if server else None,
         "prompts": load.prompts,
         # How many bursts an automatic warm-up needs is chance.
-        "warm-up": f"bursts of {load.warm_up.bursts[0].n}"
+        "warm-up": f"bursts of {load.warm_up[0].n}"
         if load.warm_up
         else sum(stage.n for stage in load.stages)
         if manifest.load

@@ -42,15 +42,14 @@ def most_moved(graded: Mapping[str, PercentileGrade] | None, canary_s: float | N
     )
 
 
-def widened(figure: Figure, graded: PercentileGrade | None) -> Figure:
-    """The percentile with its interval widened by what late reading may have moved it, if that matters."""
-    moved_s = graded.read_effect_s if graded else None
-    if moved_s is None or isinstance(figure, Absent) or moved_s <= tolerance_s(figure.point):
+def widened(figure: Figure, moved: float | None) -> Figure:
+    """The number with its interval widened by what late reading may have moved it, if that matters."""
+    if moved is None or isinstance(figure, Absent) or moved <= tolerance_s(figure.point):
         return figure
     return replace(
         figure,
-        low=None if figure.low is None else max(figure.low - moved_s, 0.0),
-        high=None if figure.high is None else figure.high + moved_s,
+        low=None if figure.low is None else max(figure.low - moved, 0.0),
+        high=None if figure.high is None else figure.high + moved,
     )
 
 

@@ -147,6 +147,10 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
             "last token: it sent a lower load than asked, so no number is of that load."
         )
         found.append(Reason(SLOW_CLIENT, text, MACHINE))
+    if summary.has_late_rates:
+        share = known(summary.throughput.read_error_fraction)
+        text = f"The client read replies late, which may have changed the rates by {share:.0%}."
+        found.append(Reason("read-lag", text, MACHINE))
     if found:
         return found
     for metric in metrics:

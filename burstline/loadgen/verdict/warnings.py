@@ -26,9 +26,11 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
     yield from _of_tokens(summary)
     if summary.prefix_cache is not None:
         yield from _cached(summary.prefix_cache, summary.sessions, manifest.identity)
-    warm_up = manifest.load.warm_up if manifest.load else None
-    if warm_up is not None and not warm_up.agree:
-        yield Reason("warm-up", warm_up.sentence, "Pass --warmup N with more requests; they do not count.")
+    load = manifest.load
+    if load is not None and load.warm_up and not load.warm_up_agrees:
+        yield Reason(
+            "warm-up", load.warm_up_sentence, "Pass --warmup N with more requests; they do not count."
+        )
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
     used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
     others = _point(used)
@@ -116,6 +118,14 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
     if n_guessed := sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")):
         text = f"The server did not report how many tokens each event of {n_guessed:,} replies carries."
         yield Reason("chunks", text, "Their ITL assumes an even spread: use ICL and TPOT instead.")
+    if n_other := _point(lengths.output_mismatches):
+        text = f"{n_other:,.0f} replies do not have the requested length: the server did not keep to it."
+        yield Reason("output-length", text, "Compare only runs of equal lengths.")
+    if n_hidden := _point(lengths.hidden_tok):
+        mean = lengths.output_tok.served_mean
+        share = n_hidden / (mean.point * mean.n) if isinstance(mean, Estimate) else 1.0
+        text = f"The server sent no text of {share:.0%} of the output tokens: hidden reasoning, for example."
+        yield Reason("hidden", text, "TTFT is of the first text, TPOT and ITL of the tokens with text.")
     if n_recounted := sum(lengths.output_sources.get(name, 0) for name in RECOUNTS):
         text = f"The server did not count the tokens of {n_recounted:,} replies, so the text was tokenized."
         advice = "The count can be off by a token: an end-of-text token, for example, leaves no text."
@@ -140,7 +150,9 @@ def _cached(
         text = (
             f"The engine restarted {cache.restarted_s.point:.1f} s into the load: its counters began again."
         )
-        yield Reason("prefix-restarted", text, "Its prefix cache was empty from then on. Run it again.")
+        if cache.restarted_s.n > 3:  # where one starts again, each of the three counters falls once
+            text = "The server's counters fell again and again, as of several servers that answer in turn."
+        yield Reason("prefix-restarted", text, "What the prefix cache served is not known: run it again.")
         return
     if isinstance(served_tok, Absent):
         text = f"By the plan, a prefix cache can serve {planned:.1%} of the prompt tokens; the server "

@@ -19,6 +19,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.text import Annotation
 from matplotlib.ticker import Formatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
@@ -123,14 +124,14 @@ def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[A
         panel.xaxis.set_label_coords(1, 0, transform=below)
         panel.yaxis.set_label_coords(0, 0.5)
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        panel.yaxis.set_major_formatter(Ticks())
-        panel.xaxis.set_major_formatter(Ticks())
+        panel.yaxis.set_major_formatter(_Ticks())
+        panel.xaxis.set_major_formatter(_Ticks())
     for panel in panels[:-1]:
         panel.xaxis.set_visible(False)  # its ticks are those of the last panel, and each takes 1 ms
     return figure, list(panels)
 
 
-class Ticks(Formatter):
+class _Ticks(Formatter):
     """The numbers along an axis: thousands separators, and as many decimals in each as any of them needs."""
 
     def format_ticks(self, values: Iterable[float]) -> list[str]:
@@ -143,7 +144,7 @@ class Ticks(Formatter):
         return self.format_ticks([value])[0]
 
 
-class LogTicks(Ticks):
+class LogTicks(_Ticks):
     """Each number with its own decimals: 0.05, 0.1, 1, 20."""
 
     def format_ticks(self, values: Iterable[float]) -> list[str]:
@@ -174,6 +175,21 @@ def names_above(panel: Axes) -> None:
     above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=6, units="dots")
     with mpl.rc_context(_STYLE):
         panel.legend(loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, labelspacing=0.3)
+
+
+def write(
+    panel: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    color: str = MUTED,
+    *,
+    of: Any = "data",
+    **style: Any,
+) -> Annotation:
+    """Text so many CSS pixels off a place; `of` says what the place's coordinates are of."""
+    style |= {"xycoords": of, "textcoords": "offset points", "color": color, "fontsize": TEXT}
+    return panel.annotate(text, at, offset, **style)
 
 
 def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: float = 16) -> None:

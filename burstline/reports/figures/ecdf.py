@@ -19,12 +19,12 @@ from burstline.reports.figures.drawing import (
     DASHES,
     INK,
     SERIES,
-    TEXT,
     attempt,
     canvas,
     drawn,
     margins,
     names_above,
+    write,
 )
 from burstline.reports.number_format import Scale, number, point, scale_for
 
@@ -173,11 +173,8 @@ def _mark_quantiles(panel: Axes, scale: Scale, marked: Mapping[float, Estimate])
         value = figure.point / scale.divisor
         panel.plot([value], [nines(p)], "o", color=SERIES[0], markersize=5.5)
         on_left = value > 0.5 * sum(panel.get_xlim())
-        panel.annotate(
-            f"p{p * 100:g}  {point(figure, scale)}", (value, float(nines(p))),
-            (-8, 5) if on_left else (8, -10), textcoords="offset points",
-            ha="right" if on_left else "left", color=INK, fontsize=TEXT,
-        )  # fmt: skip
+        off, side = ((-8, 5), "right") if on_left else ((8, -10), "left")
+        write(panel, f"p{p * 100:g}  {point(figure, scale)}", (value, float(nines(p))), off, INK, ha=side)
 
 
 def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
@@ -185,10 +182,7 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
         return
     height = float(nines(n_ok / n))
     panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
-    panel.annotate(
-        f"{n - n_ok:,} not served", (0, height), (4, 5), ("axes fraction", "data"), "offset points",
-        color=BAD, fontsize=TEXT,
-    )  # fmt: skip
+    write(panel, f"{n - n_ok:,} not served", (0, height), (4, 5), BAD, of=("axes fraction", "data"))
 
 
 def _finding(label: str, sample: _Sample, scale: Scale) -> tuple[str, Numbers]:

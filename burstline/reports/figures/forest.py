@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from matplotlib.ticker import FixedLocator
 
 from burstline.reports.blocks import Drawing, Plot, table
-from burstline.reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, canvas, drawn, margins
+from burstline.reports.figures.drawing import BAD, GOOD, INK, MUTED, canvas, drawn, margins, write
 from burstline.reports.figures.drawing import in_both_widths as both
 from burstline.reports.figures.scatter import LETTER, LINE
 
 ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
 EXPLAINED = (
     "Each row compares one number. Points to the right of the middle line mean that the first is better, "
-    "points to the left that the second is. The bar is the 95% confidence interval over runs: where it "
-    "crosses the line, the comparison is inconclusive. Small dots are single runs, compared with the other's "
-    "mean. Grey: not significant after correcting for all compared numbers, or the same within 3%."
+    "points to the left that the second is. The bar is the confidence interval over runs (level in the "
+    "table): where it crosses the line, the comparison is inconclusive. Small dots are single runs, compared "
+    "with the other's mean. Grey: not significant after correcting for all numbers, or the same within 3%."
 )
 LABEL, LABEL_NARROW = 80.0, 44.0
 """The least distance between two ticks that are written, `1.1× better` or `1.1×`, CSS pixels."""
@@ -30,7 +30,8 @@ class Ratio:
     """How many times better the first is in one number, below 1 where the second is better.
 
     `low` and `high` are None without an interval. `runs` are the same ratio for each run. `decided` says that
-    the difference is significant. `times` and `ends` are the ratio in words: `1.35x faster`, `[1.26, 1.45]`.
+    the difference is significant. `times` and `interval` are the ratio in words: `1.35x faster`,
+    `99.2% CI [1.26, 1.45]`.
     """
 
     title: str
@@ -40,7 +41,7 @@ class Ratio:
     runs: tuple[float, ...]
     decided: bool
     times: str
-    ends: str
+    interval: str
 
 
 def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: str, *, explain: bool) -> Plot:
@@ -76,36 +77,22 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
         panel.tick_params(axis="y", labelcolor=INK)
         for k, ratio in enumerate(ratios):
+            bounds = ratio.interval.partition("CI ")[2]
             color = MUTED if not ratio.decided else GOOD if ratio.point > 1 else BAD
             if ratio.low and ratio.high:
                 panel.plot([ratio.low, ratio.high], [k, k], color=color, linewidth=2.4, solid_capstyle="butt")
             panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
-            panel.annotate(
-                ("\n" if narrow else "  ").join(filter(None, (ratio.times, ratio.ends))),
-                (1, k),
-                (8, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                va="center",
-                color=INK if ratio.decided else MUTED,
-                fontsize=TEXT,
-            )
+            words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, bounds)))
+            tone = INK if ratio.decided else MUTED
+            write(panel, words, (1, k), (8, 0), tone, of=("axes fraction", "data"), va="center")
         for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
-            panel.annotate(
-                text,
-                (at, 1),
-                (0, 8 + LINE if is_crowded and not at else 8),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                ha=side,
-                color=MUTED,
-                fontsize=TEXT,
-            )
+            above = 8 + LINE if is_crowded and not at else 8
+            write(panel, text, (at, 1), (0, above), of="axes fraction", ha=side)
         return replace(drawn(figure, drawing, panel), hover=None)
 
-    rows = [[r.title, r.times, r.ends or "–", "yes" if r.decided else "no"] for r in ratios]
-    columns = ["Number", f"{first} is", "95% interval", "Significant"]
+    rows = [[r.title, r.times, r.interval or "–", "yes" if r.decided else "no"] for r in ratios]
+    columns = ["Number", f"{first} is", "Interval", "Significant"]
     return Plot(
         name,
         f"{first} against {second}",

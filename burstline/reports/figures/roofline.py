@@ -27,6 +27,7 @@ from burstline.reports.figures.drawing import (
     head,
     in_both_widths,
     margins,
+    write,
 )
 from burstline.reports.number_format import Scale, duration, number, scale_for
 from burstline.roofline.reconcile.reconciliation import (
@@ -325,16 +326,8 @@ def _write_values(panel: Axes, spans: Sequence[tuple[str, float, float]], scale:
         is_far = max(start, end) > left + 0.84 * (right - left)
         inside = is_far and abs(end - start) > 0.3 * (right - left)
         at = max(start, end) if not is_far or inside else min(start, end)
-        panel.annotate(
-            value,
-            (at, k),
-            (-6 if is_far else 6, 0),
-            textcoords="offset points",
-            ha="right" if is_far else "left",
-            va="center",
-            color=PAPER if inside else INK,
-            fontsize=TEXT,
-        )
+        side, color = "right" if is_far else "left", PAPER if inside else INK
+        write(panel, value, (at, k), (-6 if is_far else 6, 0), color, ha=side, va="center")
 
 
 def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
@@ -355,12 +348,7 @@ def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
 
 def _spans_table(bars: Sequence[Bar], measured_s: float, scale: Scale) -> Table:
     rows = [
-        [
-            bar.name,
-            number(bar.seconds / scale.divisor),
-            f"{bar.seconds / measured_s:.1%}",
-            bar.why,
-        ]
+        [bar.name, number(bar.seconds / scale.divisor), f"{bar.seconds / measured_s:.1%}", bar.why]
         for bar in bars
     ]
     rows.append(

@@ -19,13 +19,13 @@ from burstline.reports.figures.drawing import (
     HALF,
     MUTED,
     SERIES,
-    TEXT,
     WIDE,
     canvas,
     drawn,
     head,
     in_both_widths,
     margins,
+    write,
 )
 from burstline.reports.number_format import Scale, count, duration, number, scale_for
 
@@ -58,13 +58,8 @@ class Panel:
     lines: tuple[SeriesLine, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of the run, in seconds from its start, that the numbers leave out."""
-
-    start_s: float
-    end_s: float
-    text: str
+Span = tuple[float, float, str]
+"""A part of the run that the numbers leave out: start and end, seconds from the run's start, and name."""
 
 
 def timeline(
@@ -80,39 +75,23 @@ def timeline(
     def draw(name: str, width: float) -> Drawing:
         narrow = width < WIDE
         figure, axes = canvas(width, (145 if narrow else 128) * len(panels) + 64, len(panels))
-        for panel, axis, scale in zip(panels, axes, scales, strict=True):
-            _draw_panel(axis, panel, scale, edges)
+        for shown, axis, scale in zip(panels, axes, scales, strict=True):
+            _draw_panel(axis, shown, scale, edges)
             for at_s, _ in marks:
                 axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
-            for span in greyed:
-                axis.axvspan(span.start_s, min(span.end_s, edges[-1]), color=MUTED, alpha=0.14, linewidth=0)
-        for span in greyed:  # within the last panel: above the panels stand their titles
-            is_left = span.start_s <= 0.5 * edges[-1]
-            axes[-1].annotate(
-                span.text,
-                (span.start_s if is_left else edges[-1], 0),
-                (3 if is_left else -3, 4),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="left" if is_left else "right",
-                color=MUTED,
-                fontsize=TEXT,
-            )
+            for start_s, end_s, _ in greyed:
+                axis.axvspan(start_s, min(end_s, edges[-1]), color=MUTED, alpha=0.14, linewidth=0)
+        for start_s, _, text in greyed:  # within the last panel: above the panels stand their titles
+            is_left = start_s <= 0.5 * edges[-1]
+            at, side = (start_s, "left") if is_left else (float(edges[-1]), "right")
+            write(axes[-1], text, (at, 0), (3 if is_left else -3, 4), of=("data", "axes fraction"), ha=side)
         for at_s, text in marks:
             # Beside the second panel's title, where no line and no legend is; on a narrow screen right of it.
             is_left = at_s <= 0.5 * edges[-1]
             if narrow and at_s < 0.86 * edges[-1]:
                 at_s, text, is_left = float(edges[-1]), f"← {text}", False
-            axes[min(1, len(axes) - 1)].annotate(
-                text,
-                (at_s, 1),
-                (0, 5),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="left" if is_left else "right",
-                color=MUTED,
-                fontsize=TEXT,
-            )
+            panel, side = axes[min(1, len(axes) - 1)], "left" if is_left else "right"
+            write(panel, text, (at_s, 1), (0, 5), of=("data", "axes fraction"), ha=side)
         axes[-1].set_xlim(edges[0], edges[-1])
         axes[-1].set_xlabel("time since the run's start (s)", loc="right")
         margins(figure, top=head_room(width), bottom=FOOT)
@@ -149,7 +128,7 @@ def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Sca
     shown = [(p, line, scale) for p, scale in zip(panels, scales, strict=True) for line in p.lines]
     titles = [_with_unit(": ".join(filter(None, (p.title, line.label))), scale) for p, line, scale in shown]
     rows = [
-        [f"{edges[k]:g}", *(_level(line.values[k] / scale.divisor) for _, line, scale in shown)]
+        [f"{edges[k]:g}", *(number(line.values[k] / scale.divisor) for _, line, scale in shown)]
         for k in range(len(edges) - 1)
     ]
     made = table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
@@ -219,15 +198,8 @@ def drain(
             label = f"{duration(slope_s)} per place"
             panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
         if not kept.all():
-            panel.plot(
-                place[lost],
-                np.full(len(lost), top),
-                "x",
-                color=BAD,
-                markersize=5,
-                label="not served",
-                clip_on=False,
-            )
+            above = np.full(len(lost), top)
+            panel.plot(place[lost], above, "x", color=BAD, markersize=5, label="not served", clip_on=False)
         panel.set_ylim(0, top)
         panel.set_xlim(0, len(place) + 1)
         panel.set_xlabel("place in the queue (order of sending)", loc="right")
@@ -348,10 +320,6 @@ def _greatest(values: Floats) -> float:
 
 def _with_unit(title: str, scale: Scale) -> str:
     return f"{title} ({scale.unit})" if scale.unit else title
-
-
-def _level(value: float) -> str:
-    return number(value) if math.isfinite(value) else "–"
 
 
 def _finite(value: float) -> str:

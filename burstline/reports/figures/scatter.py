@@ -26,6 +26,7 @@ from burstline.reports.figures.drawing import (
     drawn,
     head,
     margins,
+    write,
 )
 from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
 from burstline.reports.number_format import Reach
@@ -136,16 +137,8 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
     if region.y is not None:
         panel.plot([first, last], [low, low], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
     at_left = region.x_at_most or x is None
-    return panel.annotate(
-        region.text,
-        (first if at_left else last, top),
-        (5 if at_left else -5, -5),
-        textcoords="offset points",
-        ha="left" if at_left else "right",
-        va="top",
-        color=GOOD,
-        fontsize=TEXT,
-    )
+    at, off, side = (first, 5, "left") if at_left else (last, -5, "right")
+    return write(panel, region.text, (at, top), (off, -5), GOOD, ha=side, va="top")
 
 
 def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: str) -> None:
@@ -153,13 +146,8 @@ def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: 
     for dot in curve.known:
         whisker(panel, dot.x, dot.y.at, color, along_x=True)
         whisker(panel, dot.y, dot.x.at, color, along_x=False)
-    style: dict[str, Any] = {
-        "color": color,
-        "linewidth": 1.8,
-        "marker": marker,
-        "markersize": 6.5,
-        "markeredgewidth": 1.6,
-    }
+    style: dict[str, Any] = {"color": color, "linewidth": 1.8, "marker": marker}
+    style |= {"markersize": 6.5, "markeredgewidth": 1.6}
     xs, ys = zip(*points, strict=True)
     panel.plot(xs, ys, linestyle=dashes if curve.is_joined else "none", label=curve.label, **style)
     hollow = [(dot.x.at, dot.y.at) for dot in curve.known if dot.hollow]
@@ -206,14 +194,9 @@ def _places(
         for dot in curve.known:
             x, y = at[id(dot)]
             width = LETTER * len(dot.text)
-            places = (
-                (x + 7, y + 9),
-                (x - width / 2, y + 14),
-                (x + 7, y - 9),
-                (x - width - 7, y + 9),
-                (x - width - 7, y - 9),
-                (x - width / 2, y - 14),
-            )
+            right, left, middle = x + 7, x - width - 7, x - width / 2
+            places = [(right, y + 9), (middle, y + 14), (right, y - 9)]
+            places += [(left, y + 9), (left, y - 9), (middle, y - 14)]
             boxes = [(left, middle - LINE / 2, left + width, middle + LINE / 2) for left, middle in places]
             free = [
                 box

@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from burstline.reports.figures.drawing import plain
-from burstline.roofline.predict.deployment import latency_s
-from burstline.roofline.predict.generations import DramPoint, Generation
 from burstline.roofline.training.step import TrainingStep
 
 # Okabe and Ito's colours, which readers with colour-blindness can tell apart.
@@ -20,20 +18,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")
 
 
 @plain()
-def write_figures(
-    folder: Path,
-    scaling: Mapping[int, Sequence[DramPoint]],
-    compared: Sequence[Generation],
-) -> None:
-    """Writes dram.svg and generations.svg into `folder`, made where it is missing."""
-    _write(_dram(scaling), folder / "dram.svg")
-    _write(_generations(compared), folder / "generations.svg")
-
-
-@plain()
 def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
     """Each method's seconds by part and its memory by kind, beside what the device has."""
-    figure, panels = _figure(2)
+    figure, panels = _two_panels()
     names = list(methods)
     parts = {
         "compute": [step.compute_s for step in methods.values()],
@@ -41,6 +28,7 @@ def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
         "bubble": [step.bubble_s for step in methods.values()],
         "exposed communication": [step.exposed_s for step in methods.values()],
         "optimizer": [step.optimizer_s for step in methods.values()],
+        "host": [step.host_s for step in methods.values()],
     }
     kinds = {
         kind: [getattr(step.memory, kind) / 1e9 for step in methods.values()]
@@ -61,9 +49,9 @@ def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
     _write(figure, path)
 
 
-def _figure(n_panels: int) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(4.6 * n_panels, 3.6), layout="constrained")
-    panels = list(np.atleast_1d(figure.subplots(1, n_panels)))
+def _two_panels() -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    panels = list(figure.subplots(1, 2))
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     return figure, panels
@@ -76,40 +64,10 @@ def _write(figure: Figure, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else None)
 
 
-def _dram(scaling: Mapping[int, Sequence[DramPoint]]) -> Figure:
-    """Stacked bars: the seconds of a request that each resource binds."""
-    figure, panels = _figure(len(scaling))
-    for panel, (tp, points) in zip(panels, scaling.items(), strict=True):
-        bottom = np.zeros(len(points))
-        for part, colour in zip(points[0].bound_s, _COLOURS, strict=False):
-            heights = np.array([point.bound_s[part] for point in points])
-            panel.bar(
-                [point.technology for point in points], heights, bottom=bottom, color=colour, label=part
-            )
-            bottom += heights
-        panel.set_title(f"tp {tp}", loc="left", fontsize=10)
-        panel.set_ylabel("seconds to the last token")
-    panels[-1].legend(frameon=False, fontsize=8)
-    return figure
-
-
-def _generations(compared: Sequence[Generation]) -> Figure:
-    figure, (panel,) = _figure(1)
-    shown = [g for g in compared if g.phases]
-    at = np.arange(len(shown))
-    for tier, colour, shift in (("ceiling", _COLOURS[0], -0.2), ("predicted", _COLOURS[1], 0.2)):
-        seconds = [latency_s(g.phases, ceiling=tier == "ceiling") for g in shown]
-        panel.bar(at + shift, seconds, 0.38, color=colour, label=tier)
-    panel.set_xticks(at, [f"{g.device.name.split('-')[0]}\n{g.quant}" for g in shown], fontsize=8)
-    panel.set_ylabel("seconds to the last token")
-    panel.legend(frameon=False, fontsize=8)
-    return figure
-
-
 @plain()
 def write_bound(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
     """The roofline of each device with the products of both phases, and its decode step by batch."""
-    figure, (roof, curve) = _figure(2)
+    figure, (roof, curve) = _two_panels()
     for one, colour in zip(found, itertools.cycle(_COLOURS)):
         device, dtype = one["device"], one["quant"]["activations"]
         peak, per_s = device["peak_flops_per_s"][dtype], device["bytes_per_s"]

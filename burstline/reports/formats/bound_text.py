@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burstline.reports.formats.text import columns
+from burstline.reports.number_format import prefixed
 
 
 def told(found: Mapping[str, Any]) -> str:
-    """One device's bounds, op by op."""
     asked, device, memory = found["asked"], found["device"], found["memory"]
     ranks = " ".join(f"{kind}{n}" for kind, n in found["parallel"].items() if n > 1)
     title = (
@@ -71,7 +71,6 @@ def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _constants(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What each constant of the model moves here."""
     lines = [
         [
             row["name"] + (" (own)" if row["own"] else ""),
@@ -109,8 +108,8 @@ def _op_row(op: Mapping[str, Any]) -> list[str]:
         op["op"],
         groups + shape,
         str(op["count"]),
-        _quantity(op["flops"]),
-        _quantity(op["bytes"]),
+        prefixed(op["flops"]) if op["flops"] else "",
+        prefixed(op["bytes"]) if op["bytes"] else "",
         f"{op['intensity']:.1f}" if op["flops"] else "",
         f"{op['ridge']:.0f}" if op["ridge"] else "",
         op["bound"] + where,
@@ -131,17 +130,7 @@ def _outcome(found: Mapping[str, Any]) -> str:
 
 def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
     """The same burst on each device, at the ceiling and as predicted."""
-    header = [
-        "device",
-        "",
-        "seconds",
-        "tok/s",
-        "TTFT p50 s",
-        "TTFT p99 s",
-        "TPOT ms",
-        "at once",
-        "preemptions",
-    ]
+    header = ["device", "", "s", "tok/s", "TTFT p50 s", "TTFT p99 s", "TPOT ms", "at once", "preemptions"]
     rows = [
         [
             device,
@@ -209,14 +198,6 @@ def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
         if ops[0]["kind"] != "elementwise"
     ]
     return columns([header, *rows], range(1))
-
-
-def _quantity(value: float) -> str:
-    """Three digits and an SI prefix."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}"
-    return f"{value:.3g}" if value else ""
 
 
 def _ms(seconds: float) -> str:

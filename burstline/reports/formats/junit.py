@@ -48,7 +48,6 @@ def junit(view: View) -> str:
 
 
 def junit_suite(name: str, cases: Sequence[JUnitCase], *, lasted_s: float, timestamp: str) -> str:
-    """The cases as one suite."""
     kinds = [case.kind for case in cases]
     suite = ET.Element(
         "testsuite",

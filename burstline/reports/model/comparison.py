@@ -21,17 +21,10 @@ from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, Reason
 from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.stats.significance import (
-    Answer,
-    Contrast,
-    Difference,
-    between_runs,
-    judged,
-)
+from burstline.loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged
 from burstline.loadgen.summarize import part_of, summarize_run
 from burstline.loadgen.verdict.comparable import ALONE, Comparability, comparability
 from burstline.loadgen.verdict.grades import widened
@@ -121,11 +114,6 @@ class View:
         return self.run.columns
 
     @property
-    def telemetry(self) -> Telemetry:
-        """What was watched; it may have no rows."""
-        return self.run.watched
-
-    @property
     def log_tail(self) -> list[str]:
         """The last lines of the server's log, none where Burstline did not start it."""
         return [redacted(line) for line in self.run.server_log.splitlines()[-LOG_LINES:]]
@@ -144,12 +132,10 @@ class View:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The metrics that are shown first."""
         return LATENCIES if self.is_generating else ("e2e",)
 
     @property
     def has_served(self) -> bool:
-        """Whether any request succeeded."""
         return bool(self.summary.counts.get("ok"))
 
     @property
@@ -199,7 +185,7 @@ class View:
 
     def grade(self, path: Path) -> Grade:
         """The grade of the number at `path`; what has none is ok."""
-        if self.summary.verdict.has(SLOW_CLIENT):
+        if self.summary.verdict.has(SLOW_CLIENT) or (path[0] == "throughput" and self.summary.has_late_rates):
             return Grade.UNRELIABLE
         if path[0] != "metrics":
             return Grade.OK
@@ -208,7 +194,6 @@ class View:
 
     @cached_property
     def shown(self) -> Shown:
-        """Which requests the page shows one by one."""
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
         _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
         return shown_of(sending_order(self.columns), slowest, first_of_each_kind.tolist())
@@ -248,8 +233,8 @@ class Contender:
             metric, p = path[1], float(path[2].removeprefix("p")) / 100
             samples = [samples_of(METRICS[metric], view.counted) for view in self.views]
             graded = [view.summary.grades.get(metric, {}).get(path[2]) for view in self.views]
-            most = max(filter(None, graded), key=lambda each: each.read_effect_s or 0.0, default=None)
-            return widened(percentile_over_runs(samples, p, METRICS[metric].unit), most)
+            most_s = max((each.read_effect_s or 0.0 for each in graded if each), default=None)
+            return widened(percentile_over_runs(samples, p, METRICS[metric].unit), most_s)
         first = self._own(path)[0]
         return over_runs(np.array(values), first.unit if isinstance(first, Estimate) else "")
 

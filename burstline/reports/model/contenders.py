@@ -11,7 +11,7 @@ from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.verdict import Reason
 from burstline.loadgen.stats.figure import Absent
-from burstline.loadgen.verdict.factors import DEFAULT, GATED, GONE, NOT_STATED, canonical, differing, factors
+from burstline.loadgen.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
 from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES
@@ -64,8 +64,6 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
     """The factors that are compared: those asked for, else the engine, else the one that differs."""
     names = tuple(map(canonical, asked))
     for name in names:
-        if name in GONE:
-            raise WorkloadError(f"--vary {name} is gone: say --vary {GONE[name]}")
         if name not in found:
             known = ", ".join(found) or "nothing"
             raise WorkloadError(f"--vary {name}: these runs do not differ in it; they differ in {known}")
@@ -155,7 +153,6 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
 
 
 def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
-    """What was done, and where."""
     known = factors(manifest)
     return tuple(known.get(key, "") for key in CHECKED if not (swept and key == "workload"))
 

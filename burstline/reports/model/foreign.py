@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.stats.quantiles import quantile_of
 from burstline.workloads.request import WorkloadError
 
 Place = tuple[str, ...]
@@ -40,6 +44,7 @@ class Foreign:
 
 
 _SENT: Final = "Latencies begin before the client connects, and failed requests are left out."
+_COUNTS: Final = "Its own tokenizer counts tokens."
 _MEAN: Final = "Its inter-token latency, each request's mean, stands as TPOT"
 _FROM: Final = "from before it connects"
 _MEAN_GAP: Final = 'called "inter-token latency", the mean of each request'
@@ -51,15 +56,20 @@ _TOTALS: Final[tuple[Place, ...]] = tuple(("throughput", name) for name in _RATE
 def foreign_results(path: Path) -> list[Foreign]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
     try:
-        document = json.loads(path.read_bytes())  # SGLang writes Infinity, which only this takes
+        text = path.read_bytes()
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        document = None
+    documents: list[Any] = []
+    for parts in ([text], text.splitlines()):  # SGLang appends a line for each run
+        with suppress(ValueError):
+            # SGLang writes Infinity, which only this takes.
+            documents = documents or [json.loads(part) for part in parts if part.strip()]
+    name = str(path.with_suffix(""))
+    names = [f"{name} {k}" for k in range(1, len(documents) + 1)] if len(documents) > 1 else [name]
     try:
         for has, read in _TOOLS.items():
-            if isinstance(document, dict) and has in document:
-                return list(read(str(path.with_suffix("")), document))
+            if documents and all(isinstance(document, dict) and has in document for document in documents):
+                return [each for pair in zip(names, documents, strict=True) for each in read(*pair)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkloadError(f"{path} cannot be read as a result: {error!r}") from None
     raise WorkloadError(
@@ -109,16 +119,23 @@ def _guidellm(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
         rates = "output_tokens_per_second", "prompt_tokens_per_second", "requests_per_second"
 
         def of(key: str, m: Mapping[str, Any] = m) -> Mapping[str, Any]:
-            found: Mapping[str, Any] = m[key]["successful"]["percentiles"]
-            return found
+            found = m[key]["successful"]  # without streaming it is zeros of no request
+            return found["percentiles"] if found["count"] else {}
 
         numbers = {place: m[key]["successful"]["mean"] for place, key in zip(_TOTALS, rates, strict=True)}
         numbers |= _percentiles(keys, of) | _percentiles({"e2e": "request_latency"}, of, per_s=1.0)
+        requests = (benchmark.get("requests") or {}).get("successful") or ()
+        own_s = [ms / 1e3 for each in requests if (ms := each.get("inter_token_latency_ms"))]
+        if own_s:
+            tpot_s = np.array(own_s)
+            numbers |= {("metrics", "tpot", f"p{p}"): quantile_of(tpot_s, p / 100) for p in (50, 90, 99)}
+        weighed = "" if own_s else ", which counts once for each gap"
         tool = f"guidellm {d['metadata']['guidellm_version']}"
-        means = f"{_SENT} The wall clock is read. {_MEAN}."
+        means = f"{_SENT} The wall clock is read. {_MEAN}{weighed}."
         title = f"{name} {k}" if several else name
-        defines = {"ttft": _FROM, "tpot": _MEAN_GAP, "e2e": _FROM}
-        yield Foreign(title, tool, totals["successful"], totals["total"], numbers, means, defines)
+        defines = {"ttft": _FROM, "tpot": _MEAN_GAP + weighed, "e2e": _FROM}
+        n_ended = totals["total"] - totals.get("incomplete", 0)
+        yield Foreign(title, tool, totals["successful"], n_ended, numbers, means, defines)
 
 
 _NVIDIA: Final = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
@@ -136,7 +153,10 @@ def _aiperf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
     numbers = _of_nvidia(d, _NVIDIA | {"itl": "inter_chunk_latency"})
     n_ok = int(d["request_count"]["avg"])
     n_failed = int(d.get("error_request_count", {}).get("avg", 0))
-    means = f"{_SENT} {_MEAN}, its inter-chunk latency as ITL."
+    means = f"{_SENT} {_MEAN}, its inter-chunk latency as ITL. {_COUNTS}"
+    of_server = d.get("total_usage_completion_tokens", {}).get("avg")
+    if of_server and of_server != (own := d["total_osl"]["avg"]):
+        means += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
     defines = {"ttft": _FROM, "tpot": _MEAN_GAP, "itl": 'called "inter-chunk latency"', "e2e": _FROM}
     tool = f"aiperf {d['aiperf_version']}"
     yield Foreign(name, tool, n_ok, n_ok + n_failed, numbers, means, defines)
@@ -144,7 +164,7 @@ def _aiperf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
 
 def _genai_perf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
     """Of genai-perf's json_exporter.py, by its source; not seen live."""
-    means = f"{_SENT} {_MEAN}. Its own tokenizer counts tokens."
+    means = f"{_SENT} {_MEAN}. {_COUNTS}"
     defines = {"ttft": _FROM, "tpot": _MEAN_GAP, "e2e": _FROM}
     n_ok = int(d["request_count"]["avg"])
     yield Foreign(name, "genai-perf", n_ok, None, _of_nvidia(d, _NVIDIA), means, defines)
@@ -161,7 +181,7 @@ def _inference_perf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
     numbers |= _percentiles(keys, lambda key: latency.get(key) or {}, "median", "p90", "p99", per_s=1.0)
     defines = {"ttft": _FROM, "itl": _POOLED, "e2e": _FROM}
     n = d["load_summary"]["count"]
-    yield Foreign(name, "inference-perf", done["count"], n, numbers, _SENT, defines)
+    yield Foreign(name, "inference-perf", done["count"], n, numbers, f"{_SENT} {_COUNTS}", defines)
 
 
 def _k6(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:

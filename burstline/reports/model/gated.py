@@ -60,7 +60,6 @@ class Number:
 
     @property
     def outcome(self) -> GateOutcome:
-        """What this number alone decides."""
         return _outcome(self.headline, self.look)
 
     @property
@@ -95,7 +94,6 @@ class Judged:
 
     @property
     def known(self) -> list[tuple[Number, Look]]:
-        """The numbers of which anything is known."""
         return [(number, number.look) for number in self.numbers if number.look is not None]
 
 

@@ -8,10 +8,7 @@ from typing import Final
 
 from burstline.loadgen.record.manifest import Manifest
 
-KINDS: Final = {
-    "concurrency": ("Concurrency", "concurrency {}"),
-    "rate": ("Requests per second", "{} req/s"),
-}
+KINDS: Final = {"concurrency": ("Concurrency", "concurrency {}"), "rate": ("Requests per second", "{} req/s")}
 """What a load is counted in: the heading of its column, and how one or several are written."""
 OF_THE_LOAD: Final = ("requests", "duration_s", "rate", "concurrency", "workers", "salt")
 """What of a workload may differ between the loads of one sweep: how hard it drives, for how long."""

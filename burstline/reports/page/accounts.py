@@ -115,10 +115,7 @@ def failures(view: View) -> list[Block]:
     lost = sum(k for kind, k in kinds.items() if kind not in NO_FAILURES)
     text = f"{lost:,} of {n:,} requests failed." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its error"]
-    return [
-        Note(text),
-        table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5)),
-    ]
+    return [Note(text), table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5))]
 
 
 def served(view: View) -> list[Block]:
@@ -132,7 +129,6 @@ def served(view: View) -> list[Block]:
     titles = ["Tokens", "Requested", "Served", "As requested", "Counted by"]
     finish = [[str(reason), count(n)] for reason, n in sorted(reasons.items())]
     load, audit = view.manifest.load, view.summary.audit
-    warm_up = None if load is None else load.warm_up
     return [
         Side((
             table("Tokens of a request", titles, lengths, text=(0, 4)),
@@ -141,7 +137,7 @@ def served(view: View) -> list[Block]:
         *_prefix_cache(view.summary.prefix_cache),
         *([] if audit is None else [Note(audit_sentence(audit))]),
         *([] if audit is None else [group_table("Audited replies", view.summary, "audit")]),
-        *([] if warm_up is None else [Note(f"{warm_up.sentence} Its requests do not count.")]),
+        *([Note(f"{load.warm_up_sentence} Its requests do not count.")] if load and load.warm_up else []),
     ]  # fmt: skip
 
 
@@ -191,7 +187,6 @@ def again(view: View) -> list[Block]:
 
 
 def glossary(_: View) -> list[Block]:
-    """Every metric's definition."""
     return [Folded("Every metric with its formula and source", (Note(LETTERS), glossary_table()))]
 
 

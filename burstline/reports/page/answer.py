@@ -291,7 +291,7 @@ def _overall(cases: Sequence[Case]) -> str:
 
 
 def sentence(case: Case) -> str:
-    """`vllm is 1.48x faster than tgi (E2E p50), 95% CI [1.29, 1.69].`"""
+    """`vllm is 1.48x faster than tgi (E2E p50), 99.2% CI [1.29, 1.69].`"""
     pairs = case.pairs()
     if not pairs or not case.gate.comparable:
         return _sentences(case)[0]
@@ -301,7 +301,7 @@ def sentence(case: Case) -> str:
 def _sentences(case: Case) -> list[str]:
     """The fastest against the runner-up, then against each other contender.
 
-    `vllm is 1.48x faster than tgi (E2E p50), 95% CI [1.29, 1.69]; output 1.31x higher; GPU memory equal.`
+    `vllm is 1.48x faster than tgi (E2E p50), 99.2% CI [1.29, 1.69]; output 1.31x higher; GPU memory equal.`
     """
     first, *others = case.contenders
     if not others:
@@ -352,12 +352,12 @@ def _faster(pair: Pair, contrasts: Contrasts) -> str:
     if not isinstance(contrast, Contrast):
         return say("no-e2e-ratio", one=one, other=other)
     times = times_of(contrast, E2E.title, E2E.better)
-    ends = f", 95% CI {times.ends}" if times.ends else ""
+    ends = f", {times.interval}" if times.interval else ""
     if contrast.answer == Decided.SAME:
-        return say("equal", one=one, other=other, percent=number((times.value - 1) * 100), ends=ends)
+        return say("equal", one=one, other=other, percent=number((times.ratio.point - 1) * 100), ends=ends)
     if contrast.answer == Decided.INCONCLUSIVE and contrast.noise is not None:
         least = f"{contrast.detectable or 0.0:.0%}"
-        return say("undecided", one=one, other=other, times=times.text, ends=times.ends, percent=least)
-    if times.value < SAME_TEXT:
+        return say("undecided", one=one, other=other, times=times.text, ends=times.interval, percent=least)
+    if times.ratio.point < SAME_TEXT:
         return say("equally-long", one=one, other=other, ends=ends)
     return say("faster", one=one, times=times.text, other=other, ends=ends)

@@ -24,7 +24,6 @@ FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"}
 
 
 def banner(comparison: Comparison) -> Banner:
-    """The verdict for the top of the page."""
     if comparison.run is not None:
         return run_banner(comparison.run.summary)
     found = _of_cases(comparison)
@@ -39,7 +38,6 @@ def banner(comparison: Comparison) -> Banner:
 
 
 def run_banner(summary: Summary) -> Banner:
-    """A run's verdict with its reasons and its SLOs."""
     verdict = summary.verdict
     state: str = verdict.state
     refused = {reason.code for reason in verdict.reasons}
@@ -69,11 +67,11 @@ def run_banner(summary: Summary) -> Banner:
             sentence = f"{sentence} Processes that Burstline did not start used {used}."
     if not summary.targets and not summary.goodput.criteria and summary.counts.get("ok"):
         sentence = f"{sentence} {say('no-slo')}"
-    return Banner(state, tone, mark, sentence, reasons, target_lines(summary))
+    targets = (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
+    return Banner(state, tone, mark, sentence, reasons, targets)
 
 
 def case_banner(case: Case) -> Banner:
-    """The state of one case, by its name."""
     reasons = (*case.gate.reasons, *case.gate.warnings)
     shown = _banner(case_state(case), reasons, [case], name=f"{case.name}: " if case.name else "")
     return replace(shown, targets=_over_runs([case]))
@@ -127,11 +125,6 @@ _WORST_FIRST: Final[tuple[str, ...]] = (
     REPEATS,
     COMPARABLE,
 )
-
-
-def target_lines(summary: Summary) -> tuple[TargetLine, ...]:
-    """Every target in the order asked, then the share of requests that met all criteria."""
-    return (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
 
 
 def _target_line(row: TargetResult) -> TargetLine:

@@ -35,6 +35,8 @@ SAMPLED: Final = 0.9
 """Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
+BY_LOAD: Final = ("overloaded", "load", "concurrency", "concurrency-unwatched", "one-in-flight", "too-short")
+"""The limits that another load would move: what a search has done already."""
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
     "limit.own-batch": "max_num_seqs",
@@ -222,7 +224,6 @@ def not_why(cases: Sequence[Case]) -> str:
 
 
 def _are_engines(cases: Sequence[Case]) -> bool:
-    """Whether the contenders are several engines."""
     return len({each.views[0].manifest.engine for case in cases for each in case.contenders}) > 1
 
 
@@ -322,9 +323,12 @@ def hopeless(view: View) -> tuple[Goal, dict[str, str]] | None:
 
 
 def limit_at(load: str, view: View) -> tuple[str, str]:
-    """What limited a run at a load; and what to try, "" if not known."""
+    """What limited a run at a load of a search; and what to try, "" if not known: no other load."""
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
-    return f"At {load}: {uncapitalised(limit)}", next_by(view)
+    code = _limited_by(view.summary, view.manifest)[0].removeprefix("limit.")
+    is_load = code in BY_LOAD and hopeless(view) is None
+    then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
+    return f"At {load}: {uncapitalised(limit)}", then
 
 
 def listed(names: Sequence[str]) -> str:

@@ -32,10 +32,7 @@ from burstline.reports.page.sections import NO_DISTRIBUTION, distributions
 from burstline.reports.page.side_by_side import side_by_side, times_of
 from burstline.reports.sentences import say
 
-SHORT = {
-    "Peak memory of the server's processes": "Host memory",
-    "Peak memory of the devices": "GPU memory",
-}
+SHORT = {"Peak memory of the server's processes": "Host memory", "Peak memory of the devices": "GPU memory"}
 """Titles that are too long beside a figure."""
 
 
@@ -82,7 +79,7 @@ def _ratio(case: Case, pair: Pair, path: Path, contrast: Contrast | Absent | Non
     low, high = (min(ends), max(ends)) if len(ends) == 2 else (None, None)
     decided, times = better(contrast, which) is not None, times_of(contrast, title, which)
     better_by = contrast.ratio.point**sign
-    return Ratio(SHORT.get(title, title), better_by, low, high, runs, decided, times.text, times.ends)
+    return Ratio(SHORT.get(title, title), better_by, low, high, runs, decided, times.text, times.interval)
 
 
 def differences(case: Case, _: str) -> list[Block]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from burstline.loadgen.record.record import in_words
 from burstline.loadgen.record.summary import Summary
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note
-from burstline.reports.model.comparison import Case, Comparison, View
+from burstline.reports.model.comparison import Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.number_format import counted
 from burstline.reports.page.answer import answer
@@ -41,7 +40,7 @@ def digest(comparison: Comparison) -> list[Block]:
     for case in comparison.cases:
         # All that a lone contender's case holds is in its sweep.
         if case not in in_a_sweep or not case.is_alone:
-            blocks += _of_case(case)
+            blocks += [case_banner(case), side_by_side(case)]
     if comparison.others:
         blocks += [banner(comparison), *beside_others(comparison)]
     return [*blocks, *(Note(say("missing", what=what)) for what in comparison.missing)]
@@ -61,14 +60,7 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
     ]
 
 
-def _of_case(case: Case) -> Iterator[Block]:
-    """Its state and why, and its numbers; where it is refused without ratios and ranking."""
-    yield case_banner(case)
-    yield side_by_side(case)
-
-
 def verdict_line(summary: Summary) -> Banner:
-    """The verdict alone, with its SLOs."""
     return replace(run_banner(summary), reasons=())
 
 

@@ -13,6 +13,7 @@ from burstline.loadgen.record.summary import NamedFigure, Section, Summary
 from burstline.loadgen.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
 from burstline.loadgen.stats.estimates import ONE_RUN
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.stats.serial_correlation import NARROW
 from burstline.reports.blocks import Block, Cell, Column, Row, Table, table
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
@@ -42,7 +43,6 @@ TOTALS = ("output_tok_per_s", "requests_per_s", "drain_s", "server_peak_bytes", 
 
 
 def title_of(key: str) -> str:
-    """The metric's title."""
     return METRICS[key].title
 
 
@@ -74,14 +74,23 @@ def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) 
     )
     titles = ["Latency", "Unit", *(COLUMNS[p] for p in columns), *("± instrument" for _ in errors), "n"]
     known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
-    alone = any(figure.note == ONE_RUN for figure in known)
     return Table(
         caption,
         tuple(Column(title, k > 1) for k, title in enumerate(titles)),
         rows,
-        remark="One burst gives no confidence interval; three runs do (--repeats 3)." if alone else "",
+        remark=_of_intervals({figure.note or "" for figure in known}),
         notes=tuple(notes),
     )
+
+
+def _of_intervals(notes: set[str]) -> str:
+    """Why figures with these notes have no intervals, or too narrow ones; "" where they have good ones."""
+    if ONE_RUN in notes:
+        return "One burst gives no confidence interval; three runs do (--repeats 3)."
+    if none := next((note for note in notes if note.startswith("1 run: ")), ""):
+        return f"{none.replace('1 run: ', 'No confidence intervals: ')}."
+    narrow = any(NARROW in note for note in notes)
+    return f"{NARROW[0].upper()}{NARROW[1:]}; run longer." if narrow else ""
 
 
 def headline_latencies(view: View, caption: str) -> list[Table]:
@@ -235,11 +244,8 @@ def session_tables(summary: Summary) -> list[Block]:
         return []
     turns = sessions.by_turn
     shown = [
-        ("TTFT p50", [turn.ttft.p50 for turn in turns], False),
-        ("TTFT p90", [turn.ttft.p90 for turn in turns], False),
-        ("TTFT p99", [turn.ttft.p99 for turn in turns], False),
-        ("E2E p50", [turn.e2e.p50 for turn in turns], False),
-        ("E2E p99", [turn.e2e.p99 for turn in turns], False),
+        *((f"TTFT {p}", [turn.ttft.figure(p) for turn in turns], False) for p in ("p50", "p90", "p99")),
+        *((f"E2E {p}", [turn.e2e.figure(p) for turn in turns], False) for p in ("p50", "p99")),
         ("Prompt, mean", [turn.prompt_tok_mean for turn in turns], False),
         ("From earlier turns", [turn.earlier_fraction for turn in turns], True),
         ("From the cache", [turn.cached_fraction for turn in turns], True),
@@ -266,7 +272,6 @@ def session_tables(summary: Summary) -> list[Block]:
 
 
 def glossary_table() -> Table:
-    """Every metric's unit, formula and source."""
     better = {"lower": "↓ lower", "higher": "↑ higher"}
     rows = tuple(
         Row(

@@ -23,12 +23,8 @@ from burstline.reports.blocks import Block, Folded, Plot, Side
 from burstline.reports.figures.drawing import VARIABLES, witness
 from burstline.reports.formats.csv import records_csv
 from burstline.reports.formats.junit import junit
-from burstline.reports.formats.llm_d import llm_d_report
 from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.openmetrics import openmetrics
 from burstline.reports.formats.text import text
-from burstline.reports.formats.trace_events import trace_json
-from burstline.reports.formats.vllm_bench import vllm_result
 from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
@@ -53,11 +49,7 @@ FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
     "csv": lambda run: {"records.csv": records_csv(run)},
     "markdown": lambda run: {"summary.md": markdown(digest(alone(view_of(run)))).encode()},
     "junit": lambda run: {"junit.xml": junit(view_of(run)).encode()},
-    "trace": lambda run: {"trace.json": trace_json(view_of(run))},
     "figures": _figures,
-    "vllm": lambda run: {"vllm.json": orjson.dumps(vllm_result(run))},
-    "llm-d": lambda run: {"llm-d.json": orjson.dumps(llm_d_report(run))},
-    "openmetrics": lambda run: {"openmetrics.txt": openmetrics(run)},
 }
 """By format, what makes its files of a run: their contents by name."""
 

@@ -67,7 +67,6 @@ def _change(look: Look) -> str:
 
 
 def _advice(judged: Judged) -> Iterator[Reason]:
-    """What would decide it."""
     if judged.outcome != GateOutcome.UNDECIDED or not judged.known:
         return
     where, advice = "runs", "Raise --max-runs and --budget-s, send longer loads, or widen --margin."
@@ -127,7 +126,6 @@ def gate_cases(judged: Judged) -> list[JUnitCase]:
 
 
 def gate_json(judged: Judged) -> dict[str, Any]:
-    """The result for programs."""
     return {
         "outcome": judged.outcome,
         "sentence": sentence(judged),

@@ -75,7 +75,6 @@ class LimitResult:
         return open_ if self.found.high is None else "confirmed"
 
     def load(self, value: float) -> SweepLoad:
-        """A load as it is shown."""
         return SweepLoad(self.kind, round(value) if self.kind == "concurrency" else float(f"{value:.3g}"))
 
     def to_json(self) -> dict[str, Any]:
@@ -173,7 +172,6 @@ def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
 
 
 def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
-    """The page of a search as one HTML document."""
     plots = [plot for text in result.targets if (plot := _plot(result, parse_goal(text), runs)) is not None]
     sections = [
         PageSection("latency", "Latency", "How does latency grow with load?", lambda: plots),

@@ -9,7 +9,7 @@ from typing import Final
 from burstline.reports.blocks import Block, Cell, Folded, Note, Plot, Side, Table, table
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
-from burstline.reports.number_format import count, duration, number, scale_for
+from burstline.reports.number_format import changed, count, duration, number, prefixed, scale_for
 from burstline.reports.page.forecast_tables import score_table
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import (
@@ -81,8 +81,8 @@ def _rooflines(phases: Sequence[PhaseRow], device: DeviceFacts, of: str = "") ->
 def _shares(found: Reconciliation) -> Table:
     device, rows = found.device, list[list[str | Cell]]()
     of = {
-        "MFU": f"of the {device.known_by} peak of {_big(device.peak_flops_per_s, 'FLOP/s')}",
-        "MBU": f"of the {device.known_by} bandwidth of {_big(device.levels[-1].bytes_per_s or 0, 'B/s')}",
+        "MFU": f"of the {device.known_by} peak of {prefixed(device.peak_flops_per_s, 'FLOP/s')}",
+        "MBU": f"of the {device.known_by} bandwidth of {prefixed(device.levels[-1].bytes_per_s or 0, 'B/s')}",
     }
     for phase in found.phases:
         shape = (
@@ -102,7 +102,6 @@ REACHED: Final = "of what these shapes reach"
 
 
 def _title(phase: PhaseRow) -> str:
-    """Which steps the phase's figures are of."""
     if phase.phase == "decode":
         return "Decode-only steps"
     return "Prefill and mixed steps" if phase.n_mixed else "Prefill steps"
@@ -120,16 +119,16 @@ def _bounds(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Table:
         [
             Cell(op.label, detail=f"× {op.count}" if op.count > 1 else ""),
             _shape(op),
-            _big(op.flops, "FLOP") if op.flops else "–",
-            _big(op.bytes, "B"),
+            prefixed(op.flops, "FLOP") if op.flops else "–",
+            prefixed(op.bytes, "B"),
             number(op.intensity) if op.flops else "–",
             number(op.ridge) if op.ridge else "–",
             Cell(op.limit, detail=" + ".join(op.by)),
             time(op.ideal_s),
             Cell(time(op.predicted_s), detail=f"[{time(op.low_s)}, {time(op.high_s)}]"),
             Cell(time(op.measured_s), detail=f"90%: {time(op.slow_s)}" if op.slow_s else ""),
-            _big(op.achieved_flops_per_s, "FLOP/s") if op.achieved_flops_per_s else "–",
-            _big(op.bytes / op.measured_s, "B/s") if op.measured_s and op.bytes else "–",
+            prefixed(op.achieved_flops_per_s, "FLOP/s") if op.achieved_flops_per_s else "–",
+            prefixed(op.bytes / op.measured_s, "B/s") if op.measured_s and op.bytes else "–",
             _percent(op.share),
         ]
         for op in phase.ops
@@ -148,17 +147,9 @@ def _shape(op: OpRow) -> str:
     return " × ".join(count(size) for size in sizes) if sizes else "–"
 
 
-def _big(value: float, unit: str) -> str:
-    """An amount with a decimal prefix."""
-    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= power:
-            return f"{number(value / power)} {prefix}{unit}"
-    return f"{number(value)} {unit}"
-
-
 def _sensitivity(found: Reconciliation, measured_s: float) -> Table:
     rows = [
-        [change.change, duration(change.makespan_s), _changed(change.ratio), change.why]
+        [change.change, duration(change.makespan_s), changed(change.ratio - 1), change.why]
         for change in found.sensitivity
         if change.makespan_s is not None and change.ratio is not None
     ]
@@ -171,15 +162,10 @@ def _assumed(found: Reconciliation) -> Table:
     model = found.model
     rows = [
         [f"device: {found.device.name}, known by {model.device_from}"],
-        [f"model: {_big(model.params, '')}parameters, its shape from {model.config_from}"],
+        [f"model: {prefixed(model.params, '')}parameters, its shape from {model.config_from}"],
         *([said] for said in found.assumed),
     ]
     return table(f"What was assumed; predictions by {found.by}", ["Assumed"], rows)
-
-
-def _changed(ratio: float) -> str:
-    percent = round((ratio - 1) * 100)
-    return f"{percent:+d}%".replace("-", "−") if percent else "0%"
 
 
 def _percent(share: float | None) -> str:

@@ -138,11 +138,7 @@ def _ttft_split(view: View) -> Plot | None:
     return run_figures.split_bar(
         "ttft-split",
         "Where the time to the first token goes",
-        (
-            ("queue in the server", queue.point),
-            ("prefill", prefill.point),
-            ("network, HTTP, client", rest_s),
-        ),
+        (("queue in the server", queue.point), ("prefill", prefill.point), ("network, HTTP, client", rest_s)),
     )
 
 
@@ -202,12 +198,12 @@ def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
     if isinstance(window.n_warm_up, Absent) or isinstance(start, Absent) or isinstance(last, Absent):
         return []
     first_s = float(view.columns.due_s.min())
-    spans = (run_figures.Span(first_s, start.point, "warm-up"), run_figures.Span(last.point, end_s, "drain"))
-    return [span for span in spans if span.end_s > span.start_s]
+    spans = ((first_s, start.point, "warm-up"), (last.point, end_s, "drain"))
+    return [span for span in spans if span[1] > span[0]]
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:
-    telemetry = view.telemetry
+    telemetry = view.run.watched
 
     def lines(*wanted: tuple[str, str, str]) -> tuple[SeriesLine, ...]:
         found = [
@@ -227,12 +223,10 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
 
 
 def is_burst(view: View) -> bool:
-    """Whether all requests were due at once."""
     return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
 
 
 def burst(view: View) -> list[Block]:
-    """How the burst drains."""
     group = view.summary.burst
     slope = group.ttft_slope_s_per_request
     slope_s = slope.point if isinstance(slope, Estimate) else None

@@ -31,24 +31,24 @@ SAME_TEXT: Final = 1.005
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A ratio as a person says it, such as 1.48 and "faster": `value` is at least 1, its interval in `word`'s
+    """A ratio as a person says it, such as 1.48 and "faster": it is at least 1, its interval in `word`'s
     direction, with ends below 1 where the other direction is possible too."""
 
-    value: float
-    low: float | None
-    high: float | None
+    ratio: Estimate
     word: str
 
     @property
     def text(self) -> str:
         """`1.48x faster`; without a word where it rounds to 1."""
-        return f"{number(self.value)}x {self.word}" if self.value >= SAME_TEXT else "1.00x"
+        value = self.ratio.point
+        return f"{number(value)}x {self.word}" if value >= SAME_TEXT else "1.00x"
 
     @property
-    def ends(self) -> str:
-        """`[1.29, 1.69]`, "" without an interval."""
-        known = self.low is not None and self.high is not None
-        return f"[{ratio_text(self.low or 0.0)}, {ratio_text(self.high or 0.0)}]" if known else ""
+    def interval(self) -> str:
+        """`99.2% CI [1.29, 1.69]`, "" without one."""
+        low, high, level = self.ratio.low, self.ratio.high, self.ratio.level
+        ends = f"[{ratio_text(low or 0.0)}, {ratio_text(high or 0.0)}]"
+        return "" if None in (low, high) else f"{100 * (level or 0.0):.3g}% CI {ends}"
 
 
 def times_of(contrast: Contrast, title: str, which: str) -> Times:
@@ -57,7 +57,7 @@ def times_of(contrast: Contrast, title: str, which: str) -> Times:
     is_below = contrast.ratio.point < 1
     upward = (turned(contrast) if is_below else contrast).ratio
     word = ("faster" if is_below else "slower") if is_time else ("lower" if is_below else "higher")
-    return Times(upward.point, upward.low, upward.high, word)
+    return Times(upward, word)
 
 
 def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
@@ -171,8 +171,8 @@ def _against(contrast: Contrast | Absent | None, headline: Headline, key: str) -
     if isinstance(contrast, Absent):
         return Cell("–")
     times = times_of(contrast, headline.title, headline.better)
-    detail = " ".join(filter(None, (times.ends, contrast.answer)))
-    if times.ends and contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
+    detail = " ".join(filter(None, (times.interval, contrast.answer)))
+    if times.interval and contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
         share = contrast.detectable
         detail += f"; can detect {f'{share:.0%}' if share < 1 else f'{number(1 + min(share, 999))}×'}"
     return Cell(times.text, detail=detail, key=key, unit=times.word)

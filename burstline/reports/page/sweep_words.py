@@ -178,8 +178,7 @@ def _highest(points: Sequence[Point]) -> Point | None:
 
 def best_within(points: Sequence[Point]) -> Point | None:
     """The point of highest output that meets every SLO for certain."""
-    good = [at for at in points if at.result == "pass" and not at.doubts]
-    return max(good, key=lambda at: at.output_point) if good else None
+    return max(filter(_is_good, points), key=lambda at: at.output_point, default=None)
 
 
 def knee(points: Sequence[Point]) -> Point | None:
@@ -227,7 +226,6 @@ class Cost:
         return inverse(figure, self.unit) if self.better == "higher" else figure
 
     def is_drawn(self, at: Point) -> bool:
-        """Whether both its value and the output are known."""
         figure = self.of(at)
         return isinstance(figure, Estimate) and bool(figure.point) and isinstance(at.output, Estimate)
 
@@ -245,15 +243,9 @@ def costs_of(sweep: Sweep) -> tuple[Cost, ...]:
     p = sweep.percentile
     slow = "" if p["tpot"] == "p50" else f" at TPOT {p['tpot']}"
     ttft, e2e = (f"{METRICS[name].title} {p[name]}" for name in ("ttft", "e2e"))
+    speed = f"Speed for a user{slow}"
     return (
-        Cost(
-            "speed",
-            "tpot",
-            "Output against speed for each user",
-            f"Speed for a user{slow}",
-            "tok/s",
-            "higher",
-        ),
+        Cost("speed", "tpot", "Output against speed for each user", speed, "tok/s", "higher"),
         Cost("ttft", "ttft", "Output against the wait for the first token", ttft, "s", "lower"),
         Cost("e2e", "e2e", "Output against the wait for the whole reply", e2e, "s", "lower"),
     )
@@ -286,17 +278,10 @@ def remarks(sweep: Sweep) -> list[str]:
 
 def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
     """Every load of every contender; loads that `anchors` knows link there."""
-    costs = costs_of(sweep)
-    scales = [cost.scale(sweep.points) for cost in costs]
-    columns = [
-        Column(KINDS[sweep.kind][0], numeric=False),
-        Column("Contender", numeric=False),
-        Column(f"{sweep.output_title} ↑"),
-    ]
-    columns += [
-        Column(f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}")
-        for cost, scale in zip(costs, scales, strict=True)
-    ]
+    costs = [(cost, cost.scale(sweep.points)) for cost in costs_of(sweep)]
+    columns = [Column(title, numeric=False) for title in (KINDS[sweep.kind][0], "Contender")]
+    columns += [Column(f"{sweep.output_title} ↑")]
+    columns += [Column(f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}") for cost, scale in costs]
     columns += [Column("SLOs", numeric=False)] if sweep.goals else []
     columns += [Column("Reliable?", numeric=False)]
     rows = []
@@ -307,10 +292,7 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
             Cell(at.label),
             figure_cell(at.output, Scale(1.0, "tok/s"), output_key(at, sweep)),
         ]
-        cells += [
-            figure_cell(cost.of(at), scale, cost.path(at, sweep))
-            for cost, scale in zip(costs, scales, strict=True)
-        ]
+        cells += [figure_cell(cost.of(at), scale, cost.path(at, sweep)) for cost, scale in costs]
         if sweep.goals:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
             cells.append(Cell(result, detail=slos_words(at.missed)))

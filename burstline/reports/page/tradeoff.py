@@ -13,14 +13,7 @@ from burstline.reports.model.sweep_load import load_range
 from burstline.reports.model.sweeps import Point, Sweep
 from burstline.reports.number_format import Scale, point, reach_of
 from burstline.reports.page.estimate_tables import figure_cell
-from burstline.reports.page.sweep_words import (
-    Cost,
-    all_loads,
-    costs_of,
-    output_key,
-    remarks,
-    slo_words,
-)
+from burstline.reports.page.sweep_words import Cost, all_loads, costs_of, output_key, remarks, slo_words
 
 
 def blocks(sweep: Sweep, prefix: str, anchors: Mapping[str, str]) -> list[Block]:

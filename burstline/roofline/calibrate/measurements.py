@@ -6,7 +6,7 @@ A probe runs the kernels; what comes out is the device's ceilings as measured an
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -152,7 +152,7 @@ def _fitted(
 
     limits = {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}
     start = fitted(start, limits, [(of_products, products.seconds)])
-    decodes, prefills = _decode_rows(model, probe, rest.decodes), _prefill_rows(model, rest.prefills)
+    decodes, prefills = _decode_rows(model, probe, rest[0]), _prefill_rows(model, rest[1])
 
     def of_decodes(of: Constants) -> Amounts:
         return np.asarray(decode_s(of, device.bytes_per_s, *decodes[:3]))
@@ -162,7 +162,7 @@ def _fitted(
 
     limits = {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)}
     start = fitted(start, limits, [(of_decodes, decodes[3]), (of_prefills, prefills[2])])
-    moved, seconds = np.array([(moved, timed.seconds) for moved, timed in rest.passes]).T
+    moved, seconds = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
 
     def of_passes(of: Constants) -> Amounts:
         return np.asarray(of.pass_s + moved / (of.passes * device.bytes_per_s))
@@ -203,13 +203,8 @@ _PREFILLS = (128, 512, 1024)
 _PASS_ROWS = (1, 64, 2048)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """Attention of `_DECODES` and of `_PREFILLS`; elementwise passes with the bytes they move."""
-
-    decodes: list[Timed]
-    prefills: list[Timed]
-    passes: list[tuple[float, Timed]]
+_Rest = tuple[list[Timed], list[Timed], list[tuple[float, Timed]]]
+"""Attention of `_DECODES` and of `_PREFILLS`; elementwise passes with the bytes they move."""
 
 
 def _time_rest(model: ModelShape, probe: Probe, timer: Timer, swept_bytes: int) -> _Rest:
@@ -223,11 +218,8 @@ def _time_rest(model: ModelShape, probe: Probe, timer: Timer, swept_bytes: int) 
         for kind, moved, make in _pass_kernels(model, probe, rows):
             if kind in probe.passes:
                 passes.append((moved, timer.time(make)))
-    return _Rest(
-        [timer.time(partial(probe.decode, *sizes, *heads, n)) for sizes, n in copies.items()],
-        [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS],
-        passes,
-    )
+    decodes = [timer.time(partial(probe.decode, *sizes, *heads, n)) for sizes, n in copies.items()]
+    return decodes, [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS], passes
 
 
 def _pass_kernels(

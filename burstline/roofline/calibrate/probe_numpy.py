@@ -65,7 +65,6 @@ class NumpyProbe:
         return self._by_rows(m, lambda: (x, next(weights)), lambda rows, x, weight: x[rows] @ weight)
 
     def read(self, n_bytes: int) -> Kernel:
-        """One pass over `n_bytes`."""
         parts = np.array_split(self._array(n_bytes // _ELEMENT), self.n_units)
         return lambda: self._cores.run([partial(np.dot, part, part) for part in parts])
 

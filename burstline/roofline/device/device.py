@@ -77,7 +77,6 @@ class Device:
 
     @property
     def bytes_per_s(self) -> float:
-        """The main memory's bandwidth."""
         assert self.memory.bytes_per_s is not None
         return self.memory.bytes_per_s
 
@@ -129,7 +128,6 @@ BUNDLED: Final = Path(__file__).with_name("devices.toml")
 
 @cache
 def bundled_devices() -> tuple[Device, ...]:
-    """Every device of `devices.toml`, in its order."""
     tables = tomllib.loads(BUNDLED.read_text("utf-8"))
     return tuple(read_device(id_, table) for id_, table in tables.items())
 

@@ -2,6 +2,8 @@
 
 import difflib
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, Literal
 
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import (
+    ELEMENT_BYTES,
     QUANTS,
     Attention,
     DeltaNet,
@@ -21,7 +24,7 @@ from burstline.roofline.model.shapes import (
 )
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
+_Group = tuple[Quant, Sequence[str]]
 
 _FOLDER = Path(__file__).parent / "configs"
 
@@ -33,36 +36,79 @@ def bundled_models() -> list[str]:
 
 def bundled_config(name: str) -> dict[str, Any]:
     """A bundled model's config.json, parsed."""
-    config: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
-    return config
+    return _json_object(_FOLDER / f"{name}.json")
 
 
-def load_model(name_or_path: str) -> tuple[ModelShape, Quant]:
-    """A model's shape and how its checkpoint is stored; a bundled name wins over a path."""
-    if name_or_path.lower() in bundled_models():
-        return _read(_FOLDER / f"{name_or_path.lower()}.json", name_or_path.lower())
-    path = Path(name_or_path)
-    if path.is_dir():
-        return _read(path / "config.json", path.resolve().name)
-    if path.is_file():
-        return _read(path, path.resolve().parent.name if path.name == "config.json" else path.stem)
-    near = difflib.get_close_matches(name_or_path.lower(), bundled_models(), n=3, cutoff=0.4)
-    raise RooflineError(
-        f"unknown model {name_or_path!r}: neither a bundled one ({', '.join(near or bundled_models())})"
-        " nor a folder or file with a config.json"
-    )
+def load_model(name_or_path: str, quant: str | None = None) -> tuple[ModelShape, Quant]:
+    """A model's shape and how its checkpoint is stored, unless `quant` says how; a bundled name wins over a
+    path."""
+    name, path = name_or_path.lower(), Path(name_or_path)
+    if name in bundled_models():
+        path = _FOLDER / f"{name}.json"
+    elif path.exists():
+        path = path / "config.json" if path.is_dir() else path
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    else:
+        near = difflib.get_close_matches(name, bundled_models(), n=3, cutoff=0.4)
+        raise RooflineError(
+            f"unknown model {name_or_path!r}: neither a bundled one ({', '.join(near or bundled_models())})"
+            " nor a folder or file with a config.json"
+        )
+    config = config_file(path)
+    model = read_config(config, name)
+    return model, QUANTS[quant] if quant else _held(path.parent, model, quant_of(config, model))
 
 
-def _read(path: Path, name: str) -> tuple[ModelShape, Quant]:
-    if not path.is_file():
-        raise RooflineError(f"no config.json in {path.parent}")
+def _held(folder: Path, model: ModelShape, quant: Quant) -> Quant:
+    """The storage with the bytes of the folder's own weights, where they are another number than it says."""
+    n_bytes, index = 0, folder / "model.safetensors.index.json"
+    names = _json_object(index).get("weight_map", {}).values() if index.is_file() else ["model.safetensors"]
+    paths = {folder / name for name in names}
+    if quant.experts_only or not paths or not all(path.is_file() for path in paths):
+        return quant
+    for path in paths:
+        with path.open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), 1 << 30))
+        try:
+            for name, row in json.loads(header).items():
+                layer = re.search(r"layers\.(\d+)\.", name)  # those beyond the last predict further tokens
+                unused = _UNSERVED.search(name) or (model.tied and "lm_head" in name)
+                if not unused and (layer is None or int(layer[1]) < model.n_layers):
+                    n_bytes += row["data_offsets"][1] - row["data_offsets"][0]
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise RooflineError(f"{path} is cut or no safetensors file; expected a header of JSON") from None
+    linears = [(layer.count * each.params, quant.of(each.name).weight_bytes)
+               for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
+    others = (model.params() - sum(n for n, _ in linears)) * ELEMENT_BYTES[quant.stream]
+    held = (n_bytes - others) / sum(n * each for n, each in linears)
+    if held <= 0 or abs(held - 1) < 0.03:
+        return quant
+    return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
+
+
+_UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.|\.attn\.bias$")
+
+
+def config_file(path: Path) -> dict[str, Any]:
+    """A config.json, with what `hf_quant_config.json` beside it says of the storage (as NVIDIA writes it)."""
+    config, beside = _json_object(path), path.with_name("hf_quant_config.json")
+    own = _text_part(config).get("quantization_config") or {}
+    said = _json_object(beside).get("quantization") if beside.is_file() else None
+    if said and isinstance(own, dict):
+        own = {"quant_method": "modelopt", **said, **own}
+    return config | ({"quantization_config": own} if own else {})
+
+
+def _json_object(path: Path) -> dict[str, Any]:
     try:
-        config: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
-    except json.JSONDecodeError as error:
+        found = json.loads(path.read_bytes())
+    except OSError:
+        raise RooflineError(f"no {path.name} in {path.parent}") from None
+    except ValueError as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise RooflineError(f"{path} is not a JSON object")
-    return read_config(config, name), quant_of(config)
+    return found
 
 
 class _Config:
@@ -89,13 +135,7 @@ class _Config:
 
 def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
     """The shape a Hugging Face `config.json` describes; the text part of a multimodal one."""
-    if "text_config" in raw and "num_hidden_layers" not in raw:
-        text = raw["text_config"]
-        raw = {
-            "torch_dtype": raw.get("torch_dtype") or raw.get("dtype"),
-            "model_type": raw["model_type"],
-            **text,
-        }
+    raw = _text_part(raw)
     family = str(raw.get("model_type"))
     if family not in FAMILIES:
         raise RooflineError(
@@ -106,84 +146,150 @@ def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
     return reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
 
 
-def quant_of(raw: Mapping[str, Any]) -> Quant:
-    """How the checkpoint of this `config.json` is stored: its dtype, or its `quantization_config`."""
-    dtype = str(raw.get("torch_dtype") or raw.get("dtype") or "bfloat16")
-    scheme = raw.get("quantization_config")
-    if scheme is None:
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What describes the text's part of a multimodal model, with what only the whole says of its storage."""
+    parts = [raw[name] for name in ("text_config", "language_config", "llm_config") if raw.get(name)]
+    if not parts or "num_hidden_layers" in raw:
+        return raw
+    whole = ("torch_dtype", "dtype", "model_type", "quantization_config")
+    own = {key: value for key, value in parts[0].items() if value is not None}
+    return {key: raw[key] for key in whole if raw.get(key)} | own
+
+
+def quant_of(raw: Mapping[str, Any], model: ModelShape | None = None) -> Quant:
+    """How the checkpoint of this `config.json` is stored: its dtype, or its `quantization_config`.
+
+    With the `model`'s shape also which of its products are stored in another way, or not quantised.
+    """
+    part = _text_part(raw)
+    scheme = part.get("quantization_config")
+    dtype = str(part.get("torch_dtype") or part.get("dtype") or "bfloat16").removeprefix("torch.")
+    if not scheme:
         if dtype not in _DTYPES:
             raise RooflineError(
                 f"config.json has torch_dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
             )
         return QUANTS[_DTYPES[dtype]]
-    method, bits = str(scheme.get("quant_method")), scheme.get("bits")
-    stream = _DTYPES.get(dtype, "fp16")
-    if method in ("awq", "gptq") and bits in (4, 8):
-        group = scheme.get("group_size", 128)
-        return Quant(f"int{bits}", stream, stream, group=group if group > 0 else None, zero_points=True)
-    if method in ("fp8", "fbgemm_fp8"):
-        if scheme.get("weight_block_size"):
-            return QUANTS["fp8-block"]
-        return QUANTS["fp8-static" if scheme.get("activation_scheme") == "static" else "fp8"]
-    if method == "mxfp4":
-        return QUANTS["mxfp4"]
-    if method == "modelopt" and (quant := _modelopt(scheme)):
-        return quant
-    if method in ("compressed-tensors", "modelopt") and scheme.get("config_groups"):
-        return _grouped(scheme, stream)
-    raise RooflineError(
-        f"config.json is quantised with {method} at {bits} bits, which the roofline cannot read;"
-        f" say it yourself with --quant, one of {', '.join(QUANTS)}"
-    )
+    try:
+        scheme = {**scheme, **(scheme.get("quantization") or {})}
+        groups = _groups(scheme, _DTYPES.get(dtype, "fp16"))
+        kv = str(scheme.get("kv_cache_quant_algo") or scheme.get("kv_cache_scheme"))
+        if "'num_bits': 8" in kv or kv == "FP8":
+            groups = [(replace(quant, kv="fp8"), names) for quant, names in groups]
+        return groups[-1][0] if model is None else _by_product(model, groups, scheme)
+    except (LookupError, TypeError, AttributeError, re.error):  # another tool's words
+        raise RooflineError(
+            f"config.json has quantization_config {str(scheme)[:100]}, which the roofline cannot read;"
+            f" say it yourself with --quant, one of {', '.join(QUANTS)}"
+        ) from None
 
 
-_MODELOPT = {
-    "FP8": "fp8-static", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8-block", "NVFP4": "nvfp4",
-    "W4A16_AWQ": "int4", "MXFP8": "fp8", "W4A16_MXFP4": "mxfp4",
+def _by_product(model: ModelShape, groups: Sequence[_Group], scheme: Mapping[str, Any]) -> Quant:
+    """The last group's storage, with each product that is stored in another way in most of its layers."""
+    base, plain = groups[-1][0], groups[-1][0].plain
+    kept = [name for key in _KEPT for name in scheme.get(key) or ()]
+    n_params: Counter[tuple[str, Quant]] = Counter()
+    for i, kind in enumerate(model.order):
+        rules = [(quant, _covering(names, i)) for quant, names in [(plain, kept), *groups]]
+        for linear in (each for each in model.layers[kind].linears(model.d) if each.quantised):
+            modules = _MODULES.get(linear.name, f"self_attn.{linear.name}_proj").split()
+            names = [f"{before}layers.{i}.{module}" for before in _BEFORE for module in modules]
+            quant = next((quant for quant, covers in rules if any(map(covers.search, names))), plain)
+            n_params[linear.name, quant] += linear.params
+    by_name = {name: quant for (name, quant), _ in reversed(n_params.most_common())}
+    others = [replace(quant, product=name) for name, quant in by_name.items() if quant != base]
+    return base if base.experts_only else replace(base, others=tuple(others))
+
+
+def _covering(names: Sequence[str], layer: int) -> re.Pattern[str]:
+    """What finds the modules below these, globs, expressions behind `re:` or "Linear", in a layer."""
+    each = [f"^(?:{name[3:]})" for name in names if name.startswith("re:")]
+    for name in set(names).difference("re:" + one[4:-1] for one in each):
+        own = re.search(r"layers\.(\d+)", name)
+        if own is None or str(layer).startswith(own[1]):  # thousands of names make a slow expression
+            glob = re.escape(name).replace(r"\*", ".*")
+            each.append(rf"(?:^|\.){glob}(?:\.|$)")
+    return re.compile("" if "Linear" in names else "|".join(each) or "(?!)")
+
+
+_KEPT = (
+    "ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers",
+    "llm_int8_skip_modules",
+)  # fmt: skip
+_BEFORE = ("model.", "model.language_model.", "language_model.model.")
+# The modules of a checkpoint that are one product here, where they are not `self_attn.NAME_proj`.
+_MODULES = {
+    "qkv": "self_attn.q_proj", "kv_a": "self_attn.kv_a_proj_with_mqa", "qkvz": "linear_attn.in_proj_qkvz",
+    "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk", "down": "mlp.down_proj",
+    "o": "self_attn.o_proj linear_attn.out_proj", "gate_up": "mlp.gate_proj mlp.gate_up_proj",
+    "experts_gate_up": "mlp.experts.0.gate_proj block_sparse_moe.experts.0.w1",
+    "experts_down": "mlp.experts.0.down_proj block_sparse_moe.experts.0.w2",
+    "shared_gate_up": "mlp.shared_experts.gate_proj mlp.shared_expert.gate_proj",
+    "shared_down": "mlp.shared_experts.down_proj mlp.shared_expert.down_proj",
 }  # fmt: skip
 
 
-def _modelopt(scheme: Mapping[str, Any]) -> Quant | None:
-    """NVIDIA ModelOpt's: one name for weights and inputs, another for the KV cache."""
-    scheme = scheme.get("quantization", scheme)
-    name = _MODELOPT.get(str(scheme.get("quant_algo")))
-    if name is None:
-        return None
-    quant = QUANTS[name]
-    kv = str(scheme.get("kv_cache_quant_algo") or (scheme.get("kv_cache_scheme") or {}).get("type"))
-    return replace(quant, kv="fp8") if kv in ("FP8", "float") else quant
+def _groups(scheme: Mapping[str, Any], stream: str) -> Sequence[_Group]:
+    """Each way of storing modules, and their names, those of all last; none where it is not known."""
+    method, bits, size = str(scheme.get("quant_method")), scheme.get("bits"), scheme.get("group_size") or 128
+    by_algo: dict[str, list[str]] = {}
+    for name, row in (scheme.get("quantized_layers") or {"Linear": scheme}).items():
+        if not re.search(r"experts\.[1-9]", name):  # one expert stands for all
+            by_algo.setdefault(str(row.get("quant_algo")), []).append(name)
+    if all(algo in _MODELOPT for algo in by_algo):
+        return [(_MODELOPT[algo], names) for algo, names in by_algo.items()]
+    groups = scheme.get("config_groups") or {}
+    rows = [(row["weights"], row.get("input_activations"), row.get("targets")) for row in groups.values()]
+    if method == "quark":
+        groups = {**(scheme.get("layer_quant_config") or {}), "Linear": scheme.get("global_quant_config")}
+        rows = [(row["weight"], row.get("input_tensors"), [name]) for name, row in groups.items()]
+    if rows:
+        ways = [(_stored(numbers, inputs, stream), names or ["Linear"]) for numbers, inputs, names in rows]
+        return sorted(ways, key=lambda way: "Linear" in way[1])
+    if method == "bitsandbytes":
+        four, eight = Quant("int4", stream, stream, group=64), Quant("int8", "int8", stream)
+        return [(four if scheme.get("load_in_4bit") else eight, ["Linear"])]
+    if method.startswith(("awq", "gptq", "auto-round", "intel/auto-round")) and bits in (4, 8):
+        group = size if size > 0 else None
+        return [(Quant(f"int{bits}", stream, stream, group=group, zero_points=True), ["Linear"])]
+    scales = "-block" if scheme.get("weight_block_size") else ""
+    scales = "-static" if scheme.get("activation_scheme") == "static" and not scales else scales
+    known = {"fp8": f"fp8{scales}", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
+    return [(QUANTS[known[method]], ["Linear"])] if method in known else []
 
 
-def _grouped(scheme: Mapping[str, Any], stream: str) -> Quant:
-    """compressed-tensors': weights and inputs by group of layers, the first of which stands for all."""
-    group = next(iter(scheme["config_groups"].values()))
-    weights, inputs = group["weights"], group.get("input_activations")
-    stored = _stored(weights)
-    activations = _stored(inputs) if inputs else stream
+_MODELOPT = {
+    "FP8": QUANTS["fp8-static"], "FP8_PER_CHANNEL_PER_TOKEN": QUANTS["fp8"], "FP8_PB_WO": QUANTS["fp8-block"],
+    "NVFP4": QUANTS["nvfp4"], "W4A16_NVFP4": replace(QUANTS["nvfp4"], activations="bf16"),
+    "W4A16_AWQ": QUANTS["int4"], "MXFP8": QUANTS["fp8"], "W4A16_MXFP4": QUANTS["mxfp4"],
+}  # fmt: skip
+
+
+def _stored(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, stream: str) -> Quant:
+    """How numbers are stored in the words of compressed-tensors or Quark; `inputs`: where quantised."""
+    strategy = str(weights.get("strategy") or weights.get("qscheme"))
     scales: Literal["dynamic", "static", "block"] = "dynamic"
-    if inputs and inputs.get("dynamic") is False:
+    if inputs and inputs.get("dynamic", inputs.get("is_dynamic")) is False:
         scales = "static"
-    elif weights.get("strategy") == "block":
+    elif strategy == "block":
         scales = "block"
-    kv = "fp8" if (scheme.get("kv_cache_scheme") or {}).get("num_bits") == 8 else stream
-    by = weights.get("group_size") if weights.get("strategy") in ("group", "tensor_group") else None
-    zero_points = weights.get("symmetric") is False
-    return Quant(stored, activations, kv, group=by, zero_points=zero_points, scales=scales)
+    return Quant(
+        _dtype(weights), _dtype(inputs) if inputs else stream, stream, scales=scales,
+        group=weights.get("group_size") if "group" in strategy or strategy == "None" else None,
+        zero_points=weights.get("symmetric") is False,
+    )  # fmt: skip
 
 
-def _stored(numbers: Mapping[str, Any]) -> str:
-    kind = {("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8", ("int", 4): "int4"}
-    key = str(numbers.get("type")), numbers.get("num_bits")
-    if key not in kind:
-        raise RooflineError(f"config.json quantises to {key[1]} bits of type {key[0]!r}, which is not known")
-    return kind[key]
+def _dtype(numbers: Mapping[str, Any]) -> str:
+    own = str(numbers.get("dtype") or f"{numbers.get('type')}{numbers.get('num_bits')}")
+    kind = re.fullmatch(r"(fp|float|u?int)(4|8)(_e4m3)?", own)
+    if kind is None:
+        raise RooflineError(f"config.json quantises to numbers of type {own!r}, which is not known")
+    return f"{'int' if 'int' in kind[1] else 'fp'}{kind[2]}"
 
 
 def _shape(
-    config: _Config,
-    name: str,
-    layers: Sequence[tuple[Attention | Mla | DeltaNet, Dense | Moe]],
-    **other: Any,
+    config: _Config, name: str, layers: Sequence[tuple[Attention | Mla | DeltaNet, Dense | Moe]], **other: Any
 ) -> ModelShape:
     """The shape of these layers, each (attention, feed-forward); equal ones are gathered by first use."""
     kinds = list(dict.fromkeys(layers))
@@ -268,20 +374,18 @@ def _opt(config: _Config, name: str) -> ModelShape:
     bias = bool(config.get("enable_bias", True))
     attention = _attention(config, qkv_bias=bias, out_bias=bias, rope=False)
     layers = [(attention, Dense(config.count("ffn_dim"), gated=False, bias=bias))]
-    positions = (
-        config.count("max_position_embeddings") + 2
-    )  # two slots before the first (transformers' offset)
-    return _shape(
-        config, name, layers * config.count("num_hidden_layers"), norm="layer", n_positions=positions
-    )
+    layers *= config.count("num_hidden_layers")
+    n_positions = config.count("max_position_embeddings") + 2  # two slots before the first (transformers')
+    return _shape(config, name, layers, norm="layer", n_positions=n_positions)
+
+
+def _moe(config: _Config, n: str, d_ff: str = "moe_intermediate_size", **other: Any) -> Moe:
+    """Experts whose number and width these keys tell."""
+    return Moe(config.count(n), config.count("num_experts_per_tok"), config.count(d_ff), **other)
 
 
 def _mixtral(config: _Config, name: str) -> ModelShape:
-    moe = Moe(
-        config.count("num_local_experts"),
-        config.count("num_experts_per_tok"),
-        config.count("intermediate_size"),
-    )
+    moe = _moe(config, "num_local_experts", "intermediate_size")
     windows = _windows(config, lambda _: "sliding_window" in config.raw)
     return _shape(config, name, [(_attention(config, window=w), moe) for w in windows])
 
@@ -289,13 +393,8 @@ def _mixtral(config: _Config, name: str) -> ModelShape:
 def _qwen_moe(config: _Config, name: str) -> ModelShape:
     """Qwen2-MoE (shared experts behind a gate, biased queries), Qwen3-MoE (neither; normed queries)."""
     second = config.family == "qwen2_moe"
-    moe = Moe(
-        config.count("num_experts"),
-        config.count("num_experts_per_tok"),
-        config.count("moe_intermediate_size"),
-        d_ff_shared=config.count("shared_expert_intermediate_size") if second else 0,
-        shared_gate=second,
-    )
+    shared = config.count("shared_expert_intermediate_size") if second else 0
+    moe = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=second)
     attention = _attention(config, qkv_bias=second or bool(config.get("attention_bias")), qk_norm=not second)
     step, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers", ()))
     layers: list[tuple[Attention | Mla | DeltaNet, Dense | Moe]] = [
@@ -307,13 +406,8 @@ def _qwen_moe(config: _Config, name: str) -> ModelShape:
 
 def _qwen3_next(config: _Config, name: str) -> ModelShape:
     """Qwen3-Next: three layers of linear attention, then one of gated attention; experts in each."""
-    moe = Moe(
-        config.count("num_experts"),
-        config.count("num_experts_per_tok"),
-        config.count("moe_intermediate_size"),
-        d_ff_shared=config.count("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
+    shared = config.count("shared_expert_intermediate_size")
+    moe = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
     full = _attention(config, qk_norm=True, gated=True)
     linear = DeltaNet(
         config.count("linear_num_key_heads"),
@@ -333,13 +427,7 @@ def _qwen3_next(config: _Config, name: str) -> ModelShape:
 
 def _gpt_oss(config: _Config, name: str) -> ModelShape:
     """gpt-oss: biases throughout, sinks, a window in every other layer; experts in each layer."""
-    moe = Moe(
-        config.count("num_local_experts"),
-        config.count("num_experts_per_tok"),
-        config.count("intermediate_size"),
-        router_bias=True,
-        expert_bias=True,
-    )
+    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=True, expert_bias=True)
     bias = bool(config.get("attention_bias", True))
     windows = _windows(config, lambda i: i % 2 == 0)
     layers = [(_attention(config, window=w, qkv_bias=bias, out_bias=bias, sinks=True), moe) for w in windows]
@@ -353,7 +441,7 @@ def _llama4(config: _Config, name: str) -> ModelShape:
     every = config.get("no_rope_layer_interval", 4)
     rope = config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(n)]
     d_ff, sparse = config.count("intermediate_size"), config.get("moe_layers") or range(step - 1, n, step)
-    moe = Moe(config.count("num_local_experts"), config.count("num_experts_per_tok"), d_ff, d_ff_shared=d_ff)
+    moe = _moe(config, "num_local_experts", "intermediate_size", d_ff_shared=d_ff)
     dense = Dense(config.get("intermediate_size_mlp", d_ff))
     bias, chunk = bool(config.get("attention_bias", False)), config.get("attention_chunk_size")
     layers = [
@@ -375,14 +463,9 @@ def _glm4_moe(config: _Config, name: str) -> ModelShape:
         qkv_bias=bool(config.get("attention_bias", False)),
         qk_norm=bool(config.get("use_qk_norm", False)),
     )
-    d_expert, first = config.count("moe_intermediate_size"), config.get("first_k_dense_replace", 0)
-    moe = Moe(
-        config.count("n_routed_experts"),
-        config.count("num_experts_per_tok"),
-        d_expert,
-        d_ff_shared=d_expert * config.get("n_shared_experts", 0),
-        router_bias=True,
-    )
+    first = config.get("first_k_dense_replace", 0)
+    shared = config.count("moe_intermediate_size") * config.get("n_shared_experts", 0)
+    moe = _moe(config, "n_routed_experts", d_ff_shared=shared, router_bias=True)
     dense = Dense(config.count("intermediate_size"))
     n = config.count("num_hidden_layers")
     return _shape(config, name, [(attention, dense if i < first else moe) for i in range(n)])
@@ -404,14 +487,8 @@ def _deepseek(config: _Config, name: str) -> ModelShape:
         config.get("index_head_dim", 0),
         config.get("index_topk", 0),
     )
-    d_expert = config.count("moe_intermediate_size")
-    moe = Moe(
-        config.count("n_routed_experts"),
-        config.count("num_experts_per_tok"),
-        d_expert,
-        d_ff_shared=d_expert * config.get("n_shared_experts", 0),
-        router_bias=config.family != "deepseek_v2",
-    )
+    shared = config.count("moe_intermediate_size") * config.get("n_shared_experts", 0)
+    moe = _moe(config, "n_routed_experts", d_ff_shared=shared, router_bias=config.family != "deepseek_v2")
     first, every = config.get("first_k_dense_replace", 0), config.get("moe_layer_freq", 1)
     layers: list[tuple[Attention | Mla | DeltaNet, Dense | Moe]] = [
         (attention, moe if i >= first and i % every == 0 else Dense(config.count("intermediate_size")))
@@ -423,13 +500,9 @@ def _deepseek(config: _Config, name: str) -> ModelShape:
 _TIED = {"tie_word_embeddings": True}
 # Values transformers fills in where a published config.json leaves them out.
 _GEMMA3 = {
-    **_TIED,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262208,
+    **_TIED, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
     "sliding_window": 4096,
-}
+}  # fmt: skip
 
 _LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
 _SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}

@@ -113,39 +113,19 @@ def ops(
     return _merged(found)
 
 
-def matmul(
-    name: str,
-    rows: float,
-    n: int,
-    k: int,
-    quant: Quant,
-    *,
-    count: int = 1,
-    groups: float = 1,
-    plain: bool = False,
-) -> Op:
+def matmul(name: str, rows: float, n: int, k: int, quant: Quant, *, count: int = 1, groups: float = 1) -> Op:
     """`groups` products of [rows / groups, k] x [k, n], each with a weight matrix of its own, read once.
 
     Inputs take the activations' bytes, outputs the stream's; the peak that applies is the activations' dtype
-    (weights of fewer bits are unpacked to it). `plain` leaves the product unquantised.
+    (weights of fewer bits are unpacked to it).
     """
-    stream = ELEMENT_BYTES[quant.stream]
-    inputs = stream if plain else ELEMENT_BYTES[quant.activations]
+    inputs, outputs = ELEMENT_BYTES[quant.activations], ELEMENT_BYTES[quant.stream]
     flops = 2 * n * k * rows
     return Op(
-        name,
-        "matmul",
-        count,
-        quant.stream if plain else quant.activations,
-        m=rows if groups == 1 else rows / groups,
-        n=n,
-        k=k,
-        groups=groups,
-        flops=flops,
-        flops_full=flops,
-        weight_bytes=(stream if plain else quant.weight_bytes) * n * k * groups,
-        activation_bytes=rows * (inputs * k + stream * n),
-    )
+        name, "matmul", count, quant.activations, m=rows if groups == 1 else rows / groups, n=n, k=k,
+        groups=groups, flops=flops, flops_full=flops, weight_bytes=quant.weight_bytes * n * k * groups,
+        activation_bytes=rows * (inputs * k + outputs * n),
+    )  # fmt: skip
 
 
 def experts_hit(n_experts: int, top_k: int, n_tok: float) -> float:
@@ -196,25 +176,16 @@ def _layer_ops(run: _Pass, layer: Layer) -> Iterator[Op]:
 
 
 def _linear(run: _Pass, linear: Linear, count: int) -> Iterator[Op]:
-    rows = run.step.n_tok
-    plain = not linear.quantised or run.quant.experts_only
-    if not plain and run.quant.quantises:
-        yield _quantise(run, rows, linear.k, count)
-    yield matmul(linear.name, rows, linear.n, linear.k, run.quant, count=count, plain=plain)
+    quant, rows = run.quant.of(linear.name, linear.quantised), run.step.n_tok
+    yield from _quantise(quant, rows, linear.k, count)
+    yield matmul(linear.name, rows, linear.n, linear.k, quant, count=count)
 
 
-def _quantise(run: _Pass, rows: float, width: int, count: int) -> Op:
+def _quantise(quant: Quant, rows: float, width: int, count: int) -> Iterator[Op]:
     """A pass over a product's input: read in the stream's dtype, written in the activations'."""
-    per = ELEMENT_BYTES[run.quant.stream] + ELEMENT_BYTES[run.quant.activations]
-    return Op(
-        "quantise",
-        "elementwise",
-        count,
-        run.quant.stream,
-        m=rows,
-        n=width,
-        activation_bytes=per * rows * width,
-    )
+    if quant.quantises:
+        moved = (ELEMENT_BYTES[quant.stream] + ELEMENT_BYTES[quant.activations]) * rows * width
+        yield Op("quantise", "elementwise", count, quant.stream, m=rows, n=width, activation_bytes=moved)
 
 
 def _elementwise(
@@ -276,33 +247,23 @@ def _attention(
     heads, qk_dim, v_dim = dims
     per_pair = 2 * heads * (qk_dim + v_dim)
     return Op(
-        "attention",
-        "attention",
-        count,
-        run.quant.stream,
-        m=part.n_tok / part.n_requests,
-        n=part.keys_read(window, chunk) / part.n_requests,
-        k=qk_dim,
-        groups=part.n_requests,
-        flops=per_pair * part.keys_seen(window, chunk),
-        flops_full=per_pair * part.keys_full(window),
+        "attention", "attention", count, run.quant.stream, m=part.n_tok / part.n_requests,
+        n=part.keys_read(window, chunk) / part.n_requests, k=qk_dim, groups=part.n_requests,
+        flops=per_pair * part.keys_seen(window, chunk), flops_full=per_pair * part.keys_full(window),
         activation_bytes=part.n_tok * heads * (qk_dim + v_dim) * ELEMENT_BYTES[run.quant.stream],
-        kv_bytes=kv_bytes,
-        phase=phase,
-        n_heads=heads,
-        kv_element_bytes=ELEMENT_BYTES[run.quant.kv],
-    )
+        kv_bytes=kv_bytes, phase=phase, n_heads=heads, kv_element_bytes=ELEMENT_BYTES[run.quant.kv],
+    )  # fmt: skip
 
 
 def _absorbed(run: _Pass, mla: Mla, part: Step, count: int) -> Iterator[Op]:
     """Decode in the latent space: queries through W_UK, attention over the latent, results through W_UV."""
     heads, rank = mla.n_heads // run.parallel.tp, mla.kv_rank
-    rows = part.n_tok * heads
-    yield matmul("q_absorb", rows, rank, mla.nope_dim, run.quant, count=count, groups=heads)
+    rows, quant = part.n_tok * heads, run.quant.of("kv_b")
+    yield matmul("q_absorb", rows, rank, mla.nope_dim, quant, count=count, groups=heads)
     seen = mla.index_topk or None
     kv = part.keys_read(seen) * mla.latent * ELEMENT_BYTES[run.quant.kv]
     yield _attention(run, "decode", part, count, (heads, rank + mla.rope_dim, rank), kv, seen)
-    yield matmul("v_absorb", rows, mla.v_dim, rank, run.quant, count=count, groups=heads)
+    yield matmul("v_absorb", rows, mla.v_dim, rank, quant, count=count, groups=heads)
 
 
 def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Iterator[Op]:
@@ -310,7 +271,7 @@ def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Ite
     heads = mla.n_heads // run.parallel.tp
     wide = heads * (mla.nope_dim + mla.v_dim)
     keys = part.keys_read()
-    yield matmul("kv_b", keys, wide, mla.kv_rank, run.quant, count=count)
+    yield matmul("kv_b", keys, wide, mla.kv_rank, run.quant.of("kv_b"), count=count)
     kv = keys * (wide + mla.rope_dim) * ELEMENT_BYTES[run.quant.stream]
     dims = heads, mla.nope_dim + mla.rope_dim, mla.v_dim
     yield _attention(run, phase, part, count, dims, kv, mla.index_topk or None)
@@ -349,20 +310,19 @@ def _dense_ops(run: _Pass, ffn: Dense, linears: list[Linear], count: int, prefix
 
 def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterator[Op]:
     by_name = {linear.name: linear for linear in linears}
-    parallel, quant = run.parallel, run.quant
+    up, down = by_name["experts_gate_up"], by_name["experts_down"]
+    parallel, quant = run.parallel, run.quant.of(up.name)
     n_tok = run.step.n_tok * (parallel.dp if parallel.ep > 1 else 1)  # expert ranks serve every replica
     hit = max(experts_hit(moe.n_experts, moe.top_k, n_tok) * run.expert_share, moe.top_k) / parallel.ep
     least = moe.top_k / parallel.ep
     rows = n_tok * moe.top_k if parallel.ep == 1 else n_tok * moe.top_k / parallel.ep
     yield from _linear(run, by_name["router"], count)
     yield from _all_to_all(run, moe, "dispatch", ELEMENT_BYTES[quant.activations], count)
-    if quant.quantises:
-        yield _quantise(run, run.step.n_tok, run.model.d, count)
-    up, down = by_name["experts_gate_up"], by_name["experts_down"]
+    yield from _quantise(quant, run.step.n_tok, run.model.d, count)
     yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), least)
     yield _elementwise(run, "experts_act", count, down.k, 3, rows)
-    if quant.quantises:
-        yield _quantise(run, rows, down.k, count)
+    quant = run.quant.of(down.name)
+    yield from _quantise(quant, rows, down.k, count)
     yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), least)
     yield from _all_to_all(run, moe, "combine", ELEMENT_BYTES[quant.stream], count)
     if moe.d_ff_shared:
@@ -400,7 +360,7 @@ def _all_reduce(run: _Pass, count: int) -> Iterator[Op]:
 
 def _logits(run: _Pass) -> Iterator[Op]:
     model, tp, rows = run.model, run.parallel.tp, run.step.n_logits
-    yield matmul("lm_head", rows, -(-model.vocab // tp), model.d, run.quant, plain=True)
+    yield matmul("lm_head", rows, -(-model.vocab // tp), model.d, run.quant.plain)
     if tp > 1:
         message = rows * model.vocab * ELEMENT_BYTES[run.quant.stream]
         op = Op("all_gather", "collective", 1, run.quant.stream, m=rows, n=model.vocab)

@@ -24,7 +24,9 @@ class Quant:
     of 8 and 4 bits are "dynamic" (a kernel of its own reads and quantises them), "static" (known beforehand,
     so that the kernel before quantises) or "block" (dynamic, for every 128 elements). The embedding, router
     and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do; with
-    `experts_only` everything but the routed experts does (gpt-oss).
+    `experts_only` everything but the routed experts does (gpt-oss). `others` are products stored in another
+    way, each under the name of its `product` (a `Linear`'s). `held`: bytes of the files that were read over
+    those of the format.
     """
 
     weights: str = "bf16"
@@ -34,6 +36,9 @@ class Quant:
     zero_points: bool = False
     scales: Literal["dynamic", "static", "block"] = "dynamic"
     experts_only: bool = False
+    product: str = ""
+    others: tuple["Quant", ...] = ()
+    held: float = 1.0
 
     def __post_init__(self) -> None:
         for what, dtype in (("weights", self.weights), ("activations", self.activations), ("kv", self.kv)):
@@ -46,13 +51,23 @@ class Quant:
         return "bf16" if ELEMENT_BYTES[self.activations] < 2 else self.activations
 
     @property
+    def plain(self) -> "Quant":
+        """What is not quantised."""
+        return Quant(self.stream, self.stream, self.kv)
+
+    def of(self, name: str, quantised: bool = True) -> "Quant":
+        """How the product of this name is stored and multiplied."""
+        if not quantised or (self.experts_only and not name.startswith("experts_")):
+            return self.plain
+        return next((other for other in self.others if other.product == name), self)
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of one quantised weight with its share of scales and zero points (int4 in 128s: 0.515625)."""
         bytes_ = ELEMENT_BYTES[self.weights]
-        if self.group is None:
-            return bytes_
-        scale = 1 if self.weights == "fp4" else 2
-        return bytes_ + (scale + (bytes_ if self.zero_points else 0)) / self.group
+        if self.group is not None:
+            bytes_ += ((1 if self.weights == "fp4" else 2) + bytes_ * self.zero_points) / self.group
+        return bytes_ * self.held
 
     @property
     def quantises(self) -> bool:

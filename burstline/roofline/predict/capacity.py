@@ -10,7 +10,6 @@ from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,
     DeltaNet,
     Layer,
-    Linear,
     ModelShape,
     Quant,
     token_kv_bytes,
@@ -78,12 +77,8 @@ def _layer_bytes(model: ModelShape, layer: Layer, quant: Quant, parallel: Parall
     norms = layer.attention.norm_params + model.norms_per_layer * model.norm_params
     linears = layer.linears(model.d, parallel.tp, parallel.moe_tp, parallel.ep)
     return norms * stream + sum(
-        linear.params * (quant.weight_bytes if _is_quantised(linear, quant) else stream) for linear in linears
+        linear.params * quant.of(linear.name, linear.quantised).weight_bytes for linear in linears
     )
-
-
-def _is_quantised(linear: Linear, quant: Quant) -> bool:
-    return linear.quantised and (not quant.experts_only or linear.name.startswith("experts_"))
 
 
 def _heaviest(model: ModelShape, pp: int, by_kind: list[float]) -> float:

@@ -70,7 +70,6 @@ def predict(
 
 
 def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibration | None) -> list[Prediction]:
-    """Each op of one step."""
     phases = {op.phase for op in step_ops if op.kind == "attention"}
     swept = working_set_bytes(step_ops)
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
@@ -168,11 +167,9 @@ class Deployment:
     expert_share: float = 1.0
 
     def ops(self, step: Step) -> list[Op]:
-        """What one device does in `step`."""
         return ops(self.model, self.quant, self.parallel, step, expert_share=self.expert_share)
 
     def predict(self, step: Step, calibration: Calibration | None) -> list[Prediction]:
-        """Each op of `step`, timed."""
         return predict_step(self.ops(step), self.device, calibration)
 
 

@@ -16,14 +16,14 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.scheduler import Asked, Batch, Ints, Limits, Work, check
 
-__all__ = ["Asked", "Limits", "Simulation", "StepTable", "simulate"]
+__all__ = ["Asked", "Limits", "Simulation", "_StepTable", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 Seconds = Callable[[Step], float]
 
 
 @dataclass(frozen=True, slots=True)
-class StepTable:
+class _StepTable:
     """Every step, by column: its start and length, what it computed, and how full the engine was in it.
 
     `context_tok` sums what all its requests hold after the step; `kv_tok` counts whole blocks.
@@ -56,7 +56,7 @@ class Simulation:
     e2e_s: Floats
     tpot_s: Floats
     n_preemptions: int
-    steps: StepTable
+    steps: _StepTable
 
 
 def simulate(
@@ -152,7 +152,7 @@ class _Run:
         assert sent.all() or self.until_s < math.inf, "every request fits an empty cache, so each one ends"
         due, first, last, outputs = self.due[sent], self.first[sent], self.last[sent], self.outputs[sent]
         columns = [np.array(column) for column in zip(*self.rows, strict=True)]
-        steps = StepTable(columns[0], columns[1], *(column.astype(np.int64) for column in columns[2:]))
+        steps = _StepTable(columns[0], columns[1], *(column.astype(np.int64) for column in columns[2:]))
         tpot = np.full(len(due), np.nan)
         np.divide(last - first, outputs - 1, out=tpot, where=outputs > 1)
         return Simulation(

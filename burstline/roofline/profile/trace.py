@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -57,6 +58,11 @@ def traces_at(path: Path) -> list[ProfilerTrace]:
     files = trace_files(path) if path.is_dir() else [path]
     if not files:
         raise RooflineError(f"{path} holds no trace: expected files that end with {' or '.join(ENDINGS)}")
+    of_process = Counter(re.sub(r"\.\d{9,}\.", ".", file.name) for file in files)
+    if name := next((name for name, n in of_process.items() if n > 1), None):
+        raise RooflineError(
+            f"{path} holds {of_process[name]} captures of one process ({name}): name one file"
+        )
     return [_read(file) for file in files]
 
 

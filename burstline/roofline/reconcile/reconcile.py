@@ -18,7 +18,7 @@ from burstline.roofline.model.step import Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
 from burstline.roofline.predict.deployment import host_sentence
 from burstline.roofline.predict.forecast import PlannedLoad
-from burstline.roofline.predict.predict import MEASURED, Clock, Prediction, host_seconds
+from burstline.roofline.predict.predict import MEASURED, Prediction, host_seconds
 from burstline.roofline.predict.simulate import Limits, simulate
 from burstline.roofline.reconcile.impossible import Check, judged, product_checks, run_checks
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
@@ -67,7 +67,13 @@ def reconcile(
     simulated: list[StepSeen] = []
     if ahead is None or not run.steps:
         served = PlannedLoad(run.requests, run.limits)
-        predicted_s = served.makespan_s(_Recorder(setup.clock(), simulated))
+        clock = setup.clock()
+
+        def recorded(step: Step) -> float:
+            simulated.append(StepSeen(step, seconds := clock(step)))
+            return seconds
+
+        predicted_s = served.makespan_s(recorded)
         ahead = ahead or (served, predicted_s)
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
     looked = look(steps or simulated, setup, measured=bool(steps))
@@ -93,17 +99,6 @@ def reconcile(
         model=ModelFacts(on.model.name, on.model.params(), on.quant),
         by=str(setup.calibration) if setup.calibration else "ceilings",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    clock: Clock
-    into: list[StepSeen]
-
-    def __call__(self, step: Step) -> float:
-        seconds = self.clock(step)
-        self.into.append(StepSeen(step, seconds))
-        return seconds
 
 
 def _without_cache_limit(run: MeasuredRun) -> Limits:

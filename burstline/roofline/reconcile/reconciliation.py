@@ -58,6 +58,10 @@ class Utilisation:
     reachable: float
 
 
+CLEAR: Final = 0.6
+"""The share of a phase's time from which on one limit is called its bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
     """All steps of one phase; "prefill" are those that compute any prompt, decodes in the same step included.
@@ -88,7 +92,6 @@ class PhaseRow:
 
     @property
     def limit(self) -> Limit:
-        """What bounds most of the predicted time."""
         return next(iter(self.limit_shares))
 
     @property
@@ -103,9 +106,21 @@ class PhaseRow:
         )
         share = each.reachable if each.measured is None else each.measured
         told = f"{name} {share:.0%} of the {device.known_by} {of}"
-        told += " predicted" if self.reached is None else f", {self.reached:.0%} of what these shapes reach"
+        if self.reached is None:
+            told += " predicted"
+        elif self.reached > 1:
+            told += f", {self.reached - 1:.0%} faster than predicted for these shapes"
+        else:
+            told += f", {self.reached:.0%} of what these shapes reach"
         largest = max(self.ops, key=lambda op: op.share)
-        return f"{self.limit}-bound: {told}; most goes to {largest.label} ({largest.share:.0%})"
+        return f"{self._bound()}: {told}; most goes to {largest.label} ({largest.share:.0%})"
+
+    def _bound(self) -> str:
+        """`memory-bound`, or how the time divides where no limit has most of it."""
+        (limit, share), *others = self.limit_shares.items()
+        if share >= CLEAR or not others:
+            return f"{limit}-bound"
+        return f"{limit}-bound for {share:.0%} of the time and {others[0][0]}-bound for {others[0][1]:.0%}"
 
     @property
     def step_s(self) -> float:
@@ -182,7 +197,6 @@ class DeviceFacts:
 
     @property
     def known_by(self) -> str:
-        """How peak and bandwidth are known."""
         return "specified" if self.measured_spread is None else "measured"
 
 

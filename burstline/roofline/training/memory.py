@@ -13,10 +13,6 @@ from burstline.roofline.training.recipe import FUSED, Kernels, Recipe, Recompute
 
 _E = 2  # bytes of an activation: bf16 or fp16
 _BUFFERS = 1.5e9  # the framework's context, workspaces, and buffers of collectives
-# What PyTorch's allocator reserves for activations, for each byte of them: without bias on the runs of
-# Hugging Face's benchmark on H100 (research/training.py).
-_ALLOCATED = 1.25
-_LOGIT_BYTES = 10  # in 16 bits, in fp32 for the loss, and their gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +133,12 @@ def training_memory(recipe: Recipe) -> TrainingMemory:
     if sharding.weights.degree > 1:  # two layers are gathered: one in use, the next on its way
         working += 2 * gather_bytes(recipe) * params / n_layers
     rows = recipe.n_seq_tok * recipe.micro_batch
-    on_device = 0.0 if recipe.offload else trained
+    on_device = trained if recipe.offload == "none" else 0.0
     return TrainingMemory(
-        weights=params * weights,
+        weights=0.0 if recipe.offload == "all" else params * weights,
         gradients=params * on_device * kept["gradients"],
         optimizer=params * on_device * kept["optimizer"],
-        activations=(kept_layers * n_layers / model.n_layers * in_flight + working) * _ALLOCATED,
-        logits=_LOGIT_BYTES * rows * model.vocab / tp if pp == 1 else 0.0,
+        activations=(kept_layers * n_layers / model.n_layers * in_flight + working) * recipe.kernels.reserved,
+        logits=recipe.kernels.logits * rows * model.vocab / tp if pp == 1 else 0.0,
         buffers=_BUFFERS,
     )

@@ -42,12 +42,6 @@ class Transfer:
     n_ranks: int
     stride: int = 1
 
-    @property
-    def sent_bytes(self) -> float:
-        """What one rank sends for each parameter of the model."""
-        rounds = 2 if self.kind == "all_reduce" else 1
-        return rounds * self.bytes_ * (self.n_ranks - 1) / self.n_ranks
-
     def seconds(self, n_params: float, links: tuple[Link, ...], n_messages: int, *, flat: bool) -> float:
         """In `n_messages` equal parts; `flat`: one ring over all ranks, at the rate of the slowest link."""
         apart = tuple(replace(link, n_devices=max(1, link.n_devices // self.stride)) for link in links)
@@ -115,26 +109,34 @@ class Sharding:
         return kept
 
 
-def zero(stage: int, n_ranks: int, *, flat: bool = False, regathers: bool = False) -> Sharding:
-    """Stage 0 is DDP. 16 bytes a parameter: bf16 weights and gradients, fp32 weights, Adam's moments."""
+def zero(
+    stage: int, n_ranks: int, *, states: str = "fp32", flat: bool = False, regathers: bool = False
+) -> Sharding:
+    """Stage 0 is DDP. 16 bytes a parameter: bf16 weights and gradients, fp32 weights, Adam's moments.
+
+    With `states` in bf16 there are no fp32 weights and the moments take 4 bytes; DDP's buckets then copy the
+    gradients.
+    """
     if stage not in (0, 1, 2, 3):
         raise RooflineError(f"ZeRO has stages 0 (DDP) to 3, not {stage}")
+    plain = states == "bf16"
+    buckets = 2 if plain and stage == 0 and n_ranks > 1 else 0
     degrees = (n_ranks if stage >= 3 else 1, n_ranks if stage >= 2 else 1, n_ranks if stage >= 1 else 1)
     return Sharding(
         f"ZeRO-{stage}" if stage else "DDP",
         n_ranks,
         State(2, degrees[0]),
-        State(2, degrees[1]),
-        State(12, degrees[2]),
+        State(2 + buckets, degrees[1]),
+        State(4 if plain else 12, degrees[2]),
         regathers=regathers,
         flat=flat,
     )
 
 
-def zero_plus_plus(n_ranks: int, n_node: int) -> Sharding:
+def zero_plus_plus(n_ranks: int, n_node: int, reduce_bytes: float = 0.5) -> Sharding:
     """ZeRO-3 with weights sent in 8 bits, gradients in 4, and a copy of the weights within each node."""
-    plain = zero(3, n_ranks)
-    return replace(plain, name="ZeRO++", secondary=min(n_node, n_ranks), gather_bytes=1, reduce_bytes=0.5)
+    node = min(n_node, n_ranks)
+    return replace(zero(3, n_ranks), name="ZeRO++", secondary=node, gather_bytes=1, reduce_bytes=reduce_bytes)
 
 
 def three_level(n_ranks: int, n_package: int, n_node: int) -> Sharding:

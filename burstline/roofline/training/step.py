@@ -46,7 +46,7 @@ class TrainingStep:
     """One step. `work` is of one micro-batch over all stages; the seconds are of the whole step.
 
     `compute_s` and `tensor_s` (collectives of tensor parallelism) are the slowest stage's; `exposed_s` is
-    what other communication adds, `hidden_s` what of it runs behind computing.
+    what other communication adds, `hidden_s` what of it runs behind computing; `host_s` what launching adds.
     """
 
     recipe: Recipe
@@ -57,11 +57,13 @@ class TrainingStep:
     exposed_s: float
     hidden_s: float
     optimizer_s: float
+    host_s: float
     memory: TrainingMemory
 
     @property
     def seconds(self) -> float:
-        return self.compute_s + self.tensor_s + self.bubble_s + self.exposed_s + self.optimizer_s
+        parts = (self.compute_s, self.tensor_s, self.bubble_s, self.exposed_s, self.optimizer_s, self.host_s)
+        return sum(parts)
 
     @property
     def tok_per_s(self) -> float:
@@ -86,8 +88,9 @@ class TrainingStep:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: the share of the device's dense peak."""
-        return self.flops_per_s / self.recipe.device.peak_flops_per_s(self.recipe.dtype)
+        """Model FLOPs utilisation: the share of the device's dense peak for the layers' products."""
+        dtype = self.recipe.products or self.recipe.dtype
+        return self.flops_per_s / self.recipe.device.peak_flops_per_s(dtype)
 
     @property
     def fits(self) -> bool:
@@ -123,20 +126,22 @@ def training_step(recipe: Recipe, calibration: Calibration | None) -> TrainingSt
         exposed_s,
         hidden_s,
         _optimizer_s(recipe),
+        recipe.host_layer_s * math.ceil(recipe.model.n_layers / recipe.pp) * recipe.n_micro,
         training_memory(recipe),
     )
 
 
 _AT_THE_ENDS = ("embedding", "final_norm", "lm_head", "lm_head.dx", "lm_head.dw", "loss")
-_HOST_MEMORY = 50e9  # bytes a second of the host's memory for the states of one device
-_ADAM_BYTES = 28  # a parameter: fp32 weight and two moments read and written, gradient read, weight written
+# Bytes a second at which a host updates the states of all its devices: set on one published run, of ZeRO-2
+# with offload on three MI210 (8.5 s a step).
+_HOST_MEMORY = 25e9
 
 
 def _forward(recipe: Recipe) -> Iterator[Op]:
     """Today's ops of a prefill that wants every logit, without what only serving does."""
     step = Step.of([(recipe.n_seq_tok,) * 3] * recipe.micro_batch)
     split = recipe.tp if recipe.sequence_parallel else 1
-    for op in ops(recipe.model, QUANTS[recipe.dtype], Parallel(tp=recipe.tp), step):
+    for op in ops(recipe.model, recipe.quant, Parallel(tp=recipe.tp), step):
         if op.name in ("kv_write", "all_gather"):  # no cache; the loss is computed on split logits
             continue
         if op.name == "lm_head":  # a cast to fp32 and a softmax, each read and written
@@ -147,6 +152,8 @@ def _forward(recipe: Recipe) -> Iterator[Op]:
                 yield _pass(recipe, "dropout", op.count, op.m / split * op.n, 5)
         elif op.kind == "attention" and not recipe.kernels.fused:
             yield from _separate_attention(recipe, op)
+        elif op.kind == "collective" and recipe.wires:
+            yield replace(op, link_bytes=op.link_bytes * _wire_bytes(recipe) / ELEMENT_BYTES[recipe.dtype])
         else:
             yield op
             if op.kind == "matmul" and recipe.adapter_rank and op.name != "lm_head":
@@ -168,7 +175,7 @@ def _separate_attention(recipe: Recipe, op: Op) -> Iterator[Op]:
     rows = squares * n_tok
     head_dim = int(op.k)
     yield matmul("attention.scores", rows, n_tok, head_dim, quant, count=op.count, groups=squares)
-    yield _pass(recipe, "attention.softmax", op.count, rows * n_tok, 4)
+    yield _pass(recipe, "attention.softmax", op.count, rows * n_tok, recipe.kernels.softmax[0])
     if recipe.kernels.dropout:
         yield _pass(recipe, "attention.dropout", op.count, rows * n_tok, 5)
     yield matmul("attention.values", rows, head_dim, n_tok, quant, count=op.count, groups=squares)
@@ -190,7 +197,8 @@ def _slower(recipe: Recipe, op: Op) -> float:
     """How many times as long as its prediction an op takes with the recipe's kernels."""
     if op.kind == "attention":
         return recipe.kernels.attention
-    return recipe.kernels.passes if op.kind == "elementwise" else 1.0
+    is_pass = op.kind == "elementwise" and not op.name.startswith("attention.")
+    return recipe.kernels.passes if is_pass else 1.0
 
 
 def _backward(recipe: Recipe, op: Op) -> Iterator[tuple[Op, float]]:
@@ -199,10 +207,13 @@ def _backward(recipe: Recipe, op: Op) -> Iterator[tuple[Op, float]]:
         yield op, FUSED_BACKWARD
     elif op.kind == "collective" or op.name in ("unpack", "loss"):
         yield op, 1.0
+    elif op.name == "attention.softmax":
+        yield op, recipe.kernels.softmax[1] / recipe.kernels.softmax[0]
     elif op.kind == "elementwise":
         yield op, 2.0
     else:
-        product = partial(matmul, quant=QUANTS[recipe.dtype], count=op.count, groups=op.groups)
+        quant = QUANTS[recipe.dtype] if op.dtype == recipe.dtype else recipe.quant
+        product = partial(matmul, quant=quant, count=op.count, groups=op.groups)
         yield product(f"{op.name}.dx", op.m * op.groups, int(op.k), int(op.n)), 1.0
         is_frozen = recipe.adapter_rank and op.name != "adapter" and not op.name.startswith("attention.")
         if not is_frozen:
@@ -235,28 +246,34 @@ def _communication_s(recipe: Recipe, work: tuple[Work, ...]) -> tuple[float, flo
         else (each, trained)
         for each in sharding.transfers(recomputed=recipe.recompute == "full")
     ]
+    # Where the host keeps the weights, each rank fetches its share before it is gathered.
+    fetch_s = 1 / device.host_link_bytes_per_s if recipe.offload == "all" else 0.0
     for when, times in (("forward", recipe.n_micro), ("backward", recipe.n_micro), ("step", 1)):
         seconds = sum(
             replace(each, stride=each.stride * recipe.tp).seconds(
                 n_params / recipe.tp, device.links, n_layers, flat=sharding.flat
             )
+            + (each.kind == "all_gather" and when != "step")
+            * (fetch_s * each.bytes_ * n_params / recipe.tp / each.n_ranks)
             for each, n_params in transfers
             if each.when == when
         )
         # Behind computing, but for the first or last layer's; at a step's end, behind the last backward pass.
-        behind = 0.0
-        if recipe.overlap:
-            window = windows["forward" if when == "forward" else "backward"]
-            behind = min(window, seconds * (1 - 1 / n_layers))
+        window = windows["forward" if when == "forward" else "backward"]
+        behind = recipe.overlap * min(window, seconds * (1 - 1 / n_layers))
         exposed += times * (seconds - behind)
         hidden += times * behind
     if recipe.pp > 1:
         rows = recipe.micro_batch * recipe.n_seq_tok * recipe.model.d / recipe.tp
         send_s, _ = collective_s(
-            "send", rows * ELEMENT_BYTES[recipe.dtype], 2 * recipe.tp * sharding.n_ranks, device.links
+            "send", rows * _wire_bytes(recipe), 2 * recipe.tp * sharding.n_ranks, device.links
         )
         exposed += 2 * recipe.n_micro * recipe.virtual_stages * send_s
     return exposed, hidden
+
+
+def _wire_bytes(recipe: Recipe) -> float:
+    return ELEMENT_BYTES[recipe.wires or recipe.dtype]
 
 
 def _trained_params(recipe: Recipe) -> float:
@@ -267,9 +284,15 @@ def _trained_params(recipe: Recipe) -> float:
 
 
 def _optimizer_s(recipe: Recipe) -> float:
-    """Adam over what one rank keeps of the states, in its memory or, over the host's link, in the host's."""
-    kept = _trained_params(recipe) / recipe.tp / recipe.sharding.optimizer.degree
-    if not recipe.offload:
-        return kept * _ADAM_BYTES / recipe.device.bytes_per_s
-    host = recipe.device.host_link_bytes_per_s
-    return kept * (2 * ELEMENT_BYTES[recipe.dtype] / host + _ADAM_BYTES / _HOST_MEMORY)
+    """Adam over what one rank keeps of the states, in its memory or, over the host's link, in the host's.
+
+    It reads and writes states, reads gradients, writes weights; without fp32 weights it reads those, too.
+    """
+    states = recipe.sharding.optimizer
+    kept = _trained_params(recipe) / recipe.tp / states.degree
+    moved = 2 * states.bytes_ + (4 if states.bytes_ >= 12 else 6)
+    if recipe.offload == "none":
+        return kept * moved / recipe.device.bytes_per_s
+    in_node = max((link.n_devices for link in recipe.device.links if link.scope != "network"), default=1)
+    host_s = moved * min(recipe.n_devices, in_node) / _HOST_MEMORY
+    return kept * (2 * ELEMENT_BYTES[recipe.dtype] / recipe.device.host_link_bytes_per_s + host_s)

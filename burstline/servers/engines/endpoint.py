@@ -7,7 +7,6 @@ in a stream) is tried once, when the server is there, and left out of every requ
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Literal
@@ -71,52 +70,38 @@ class Endpoint(Engine):
         )
 
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
-        """Tries each extra, all at once; a reply that is an error, or does not do it, is a no.
+        """Tries each extra in turn (some servers have one slot), with usage, which says if it was done."""
 
-        Usage goes along with the others, for it says whether they were done; prompts of ids are tried without
-        it, too.
-        """
+        def works(takes: tuple[str, ...], request: Request, does_it: Callable[[Reply], bool]) -> bool | None:
+            """Whether the server does it; None where it failed each time, which says nothing."""
+            call = self.encode(request, replace(target, takes=(*target.takes, *takes)))
+            for attempt in range(N_RETRIES + 1):  # a server that is busy or fails has refused nothing
+                time.sleep(RETRY_S * min(attempt, 1))
+                raw = ask(call)
+                if raw.status < 500 and raw.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    break
+            reply = self.decode(raw)
+            return None if raw.status >= 500 else raw.ok and reply.error is None and does_it(reply)
+
         text = Request(0, None, "Hello", 1, N_FORCED_TOK, ignore_eos=True)
         ids = Request(0, array("I", [10, 11, 12]), None, 3, 1, ignore_eos=False)
-        trials: dict[tuple[str, ...], tuple[Request, Callable[[Reply], bool]]] = {
-            (USAGE,): (text, lambda reply: reply.n_output_usage is not None),
-            (USAGE, USAGE_EACH): (text, lambda reply: any(e.n_tok is not None for e in reply.events[:1])),
-            (USAGE, IGNORE_EOS): (text, lambda reply: reply.n_output_usage == N_FORCED_TOK),
+        found = {USAGE: works((USAGE,), text, lambda reply: reply.n_output_usage is not None)}
+        usage = (USAGE,) if found[USAGE] else ()
+        trials: dict[str, tuple[Request, Callable[[Reply], bool]]] = {
+            USAGE_EACH: (text, lambda reply: any(event.n_tok for event in reply.events)),
+            IGNORE_EOS: (text, lambda reply: reply.n_output_usage == N_FORCED_TOK),
+            IDS: (ids, lambda reply: reply.n_prompt_tok in (None, 3)),
         }
-        if self._style == "completions":
-            trials |= dict.fromkeys(
-                ((IDS,), (USAGE, IDS)), (ids, lambda reply: reply.n_prompt_tok in (None, 3))
-            )
-
-        def works(takes: tuple[str, ...]) -> bool | None:
-            """Whether the server does it; None where it failed each time, which says nothing."""
-            request, does_it = trials[takes]
-            call = self.encode(request, replace(target, takes=takes))
-            raw = ask(call)
-            for _ in range(N_RETRIES):  # a server that is busy or fails has refused nothing
-                if raw.status is None or (raw.status < 500 and raw.status != HTTPStatus.TOO_MANY_REQUESTS):
-                    break
-                time.sleep(RETRY_S)
-                raw = ask(call)
-            if raw.status is not None and raw.status >= 500:
-                return None
-            reply = self.decode(raw)
-            return raw.status == 200 and reply.error is None and does_it(reply)
-
-        with ThreadPoolExecutor(len(trials)) as threads:
-            found = dict(zip(trials, threads.map(works, trials), strict=True))
-        done = {takes for takes, worked in found.items() if worked}
-        usage = (USAGE,) if (USAGE,) in done else ()
-        extras = [extra for extra in (USAGE_EACH, IGNORE_EOS, IDS) if (*usage, extra) in done]
-        target = replace(target, takes=(*target.takes, *usage, *extras))
+        if self._style == "chat":
+            del trials[IDS]
+        found |= {extra: works((*usage, extra), *trial) for extra, trial in trials.items()}
+        target = replace(target, takes=(*target.takes, *usage, *(extra for extra in trials if found[extra])))
         lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
-        failed = [extra for extra in lacks if any(found[t] is None for t in found if t[-1] == extra)]
+        failed = [extra for extra in lacks if found.get(extra, False) is None]
         refused = [extra for extra in lacks if extra not in failed]
         notes = [f"{target.url} does not take: {', '.join(refused)}"] if refused else []
         if failed:
-            notes.append(
-                f"{target.url} failed each time it was asked for: {', '.join(failed)}; they are left out"
-            )
+            notes.append(f"{target.url} failed each time it was asked for: {', '.join(failed)}, left out")
         return target, tuple(notes)
 
     def capabilities_of(self, target: Target) -> Capabilities:

@@ -121,7 +121,7 @@ class Lightllm(PackagedEngine):
             scripts=found.scripts if found else None,
             version=found.versions.get("lightllm") if found else None,
             leftovers=("/dev/shm/{id}_*", "/tmp/_{id}_*"),  # noqa: S108
-            leftover_id=r"ipc://\S*/_([0-9a-f]{16}_\d+)_",
+            leftover_id=r"ipc://\S*/_([0-9a-f]{4,16}_\d+)_",
         )
 
     def encode(self, request: Request, target: Target) -> Call:
@@ -144,11 +144,11 @@ class Lightllm(PackagedEngine):
         token = answer.get("token")
         n_before = tally.n_output_usage or 0
         if token is None:
-            tally.n_prompt, tally.n_output_usage = answer["prompt_tokens"], answer["count_output_tokens"]
+            tally.n_prompt_tok, tally.n_output_usage = answer["prompt_tokens"], answer["count_output_tokens"]
             tokens = answer.get("tokens") or [{}]
-            tally.n_cached = tokens[0].get("prompt_cache_len")
+            tally.n_cached_tok = tokens[0].get("prompt_cache_len")
         else:
-            tally.n_prompt, tally.n_output_usage = token["prompt_tokens"], token["count_output_tokens"]
+            tally.n_prompt_tok, tally.n_output_usage = token["prompt_tokens"], token["count_output_tokens"]
         if token is None or answer["finished"]:
             tally.finish_reason = answer["finish_reason"]
             tally.terminated = True

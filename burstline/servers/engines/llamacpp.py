@@ -9,15 +9,7 @@ from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import (
-    Call,
-    EngineError,
-    Event,
-    Get,
-    Kind,
-    ServerTimes,
-    Target,
-)
+from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
 from burstline.servers.protocol.introspection import (
     MIB,
     Mean,
@@ -158,12 +150,12 @@ class LlamaCpp(ProgramEngine):
         own id. The last event has no text while it streams, but counts what was held back until then.
         """
         before, total = tally.n_output_usage or 0, answer["tokens_predicted"]
-        tally.n_output_usage, tally.n_prompt = total, answer["tokens_evaluated"]
+        tally.n_output_usage, tally.n_prompt_tok = total, answer["tokens_evaluated"]
         n_tok = total - before
         if not answer["stop"]:
             return Event(end, Kind.ANSWER, n_tok)
         timings = answer.get("timings") or {}
-        tally.n_cached = timings.get("cache_n")
+        tally.n_cached_tok = timings.get("cache_n")
         tally.finish_reason = _STOPS.get(answer.get("stop_type", ""))
         tally.terminated = True
         if "prompt_ms" in timings:

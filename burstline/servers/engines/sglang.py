@@ -90,8 +90,7 @@ class Sglang(PackagedEngine):
         "chunked_prefill": switch((), ("--chunked-prefill-size", "-1")),
         "gpu_memory_utilization": valued("--mem-fraction-static"),
         "cuda_graphs": Spelling(
-            _GRAPH_FLAGS,
-            lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",),
+            _GRAPH_FLAGS, lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",)
         ),
     }
     profiler: Profiler | None = Profiler(
@@ -187,8 +186,8 @@ class Sglang(PackagedEngine):
         """Counts are totals; `output_ids` are all so far or, with the incremental flag, the new ones."""
         meta = answer["meta_info"]
         before, total = tally.n_output_usage or 0, meta["completion_tokens"]
-        tally.n_output_usage, tally.n_prompt = total, meta["prompt_tokens"]
-        tally.n_cached = meta.get("cached_tokens")
+        tally.n_output_usage, tally.n_prompt_tok = total, meta["prompt_tokens"]
+        tally.n_cached_tok = meta.get("cached_tokens")
         ids = answer.get("output_ids")
         if ids is not None:
             tally.n_output_ids = len(ids) if len(ids) == total else (tally.n_output_ids or 0) + len(ids)
@@ -282,11 +281,7 @@ def _graphs(decode: Mapping[str, Any]) -> str | None:
     return f"up to {largest}" if largest else "on"
 
 
-_MEMORY = (
-    "sglang:max_total_num_tokens",
-    "sglang:kv_cache_memory_usage_gb",
-    "sglang:weight_memory_usage_gb",
-)
+_MEMORY = ("sglang:max_total_num_tokens", "sglang:kv_cache_memory_usage_gb", "sglang:weight_memory_usage_gb")
 
 
 def _from_gib(gib: float | None) -> int | None:

@@ -181,7 +181,7 @@ class Tgi(ProgramEngine):
             return Event(end, Kind.EMPTY, 0)
         tally.overshoots = len(tally.events) >= ROUND_TOK
         if (details := answer.get("details")) is not None:
-            tally.finish_reason, tally.n_prompt = details["finish_reason"], details["input_length"]
+            tally.finish_reason, tally.n_prompt_tok = details["finish_reason"], details["input_length"]
             tally.n_output_usage, tally.terminated = details["generated_tokens"], True
         return Event(end, Kind.ANSWER, 1)
 
@@ -250,7 +250,7 @@ def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
     tally.finish_reason = details.get("finish_reason")
     tally.n_output_usage = details.get("generated_tokens")
     prefill = details.get("prefill")
-    tally.n_prompt = len(prefill) if prefill else None
+    tally.n_prompt_tok = len(prefill) if prefill else None
     return Event(end, Kind.ANSWER if whole["generated_text"] else Kind.FINISH, tally.n_output_usage)
 
 

@@ -31,10 +31,7 @@ class TransformersServe(PackagedEngine):
     variable = PYTHON_VARIABLE
     distributions = ("transformers", *_NEEDS)
     capabilities = Capabilities(
-        token_id_prompts=False,
-        prefix_cache_control=False,
-        per_event_tok="no",
-        queue_depth=False,
+        token_id_prompts=False, prefix_cache_control=False, per_event_tok="no", queue_depth=False
     )
     # /v1/models lists the Hugging Face cache, not what is loaded, and fails where there is none.
     speaks = "completions"
@@ -70,18 +67,24 @@ class TransformersServe(PackagedEngine):
             *(() if option_of(extra, *_BATCHING) else ("--continuous-batching",)),
             *extra,
         )
-        note = (
-            "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; "
-            "limit it with -- --cb-max-memory-percent F or --cb-num-blocks N"
-        )
-        bounded = option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks")
+        notes = {
+            (
+                "--cb-max-memory-percent",
+                "--cb-num-blocks",
+            ): "its KV cache takes nearly all of the device's free "
+            "memory, on a CPU the machine's; limit it with -- --cb-max-memory-percent F or --cb-num-blocks N",
+            (
+                "--no-continuous-batching",
+            ): "it samples all requests as its first, the greedy one for readiness: "
+            "for --temperature add -- --no-continuous-batching",
+        }
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
             argv,
             {"HF_HUB_OFFLINE": "1"} if offline else {},
             stop_grace_s=15.0,
             n_cores=threads_for_server(),
-            notes=() if bounded else (note,),
+            notes=tuple(note for flags, note in notes.items() if not option_of(extra, *flags)),
             scripts=found.scripts,
             served_name=options.model,
             version=found.versions["transformers"],
@@ -95,7 +98,7 @@ class TransformersServe(PackagedEngine):
         config: dict[str, object] = {"max_new_tokens": request.n_output_tok, "do_sample": False}
         fields = {"model": target.model, "prompt": request.prompt_text, "stream": True}
         if request.ignore_eos:
-            config["eos_token_id"] = None
+            config["eos_token_id"] = -1  # null means the model's own, or the first request's
         if sampling.temperature > 0:
             config |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
             fields["seed"] = sampling.seed

@@ -25,10 +25,7 @@ class Truth(Engine):
     title = "Known-truth server"
     returns_ids = True
     capabilities = Capabilities(
-        prefix_cache_control=False,
-        per_event_tok="ids",
-        queue_depth=False,
-        graceful_overload=True,
+        prefix_cache_control=False, per_event_tok="ids", queue_depth=False, graceful_overload=True
     )
     speaks = "completions"
     index_header = "x-burstline-index"

@@ -10,10 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from burstline.servers.host.wishes import allowed_cores
+
 CGROUPS: Final = Path("/sys/fs/cgroup")
 GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
 UNLIMITED_BYTES: Final = 1 << 60
 """Version 1 writes the largest multiple of a page where there is no limit."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(allowed_cores())
 
 
 def folders(controller: str) -> Iterator[Path]:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -68,42 +69,10 @@ class KeeperTask:
     secrets: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The engine's first process."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class CannotStart:
-    """The engine's command cannot be run, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The engine is being ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEnded:
-    """The exit code of the engine's first process, minus the signal's number where one killed it."""
-
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class AllEnded:
-    """The keeper's last message, with the processes that survived even SIGKILL."""
-
-    survivors: tuple[int, ...]
+STARTED, CANNOT_START, ENDING, ENDED, ALL_ENDED = "started", "cannot start", "ending", "ended", "all ended"
+"""Messages to the parent, each with a value: the engine's first process; why its command cannot be run; none,
+while it is ended; its exit code (minus the signal that killed it); the processes that survived SIGKILL."""
+Message = tuple[str, Any]
 
 
 class Keeper:
@@ -171,7 +140,7 @@ class Keeper:
         until_s, tell_s = time.monotonic() + timeout_s, 0.0
         while not done() and (now_s := time.monotonic()) < until_s:
             if now_s >= tell_s:
-                say(self._home, Ending())
+                say(self._home, (ENDING, None))
                 tell_s = now_s + WATCH_PERIOD_S
             time.sleep(POLL_S)
             self._reap()
@@ -183,7 +152,7 @@ class Keeper:
                 if ended[0] == self.root.pid:
                     # Told to Popen as well: it would wait for a pid that may be another process's by now.
                     self.code = self.root.returncode = os.waitstatus_to_exitcode(ended[1])
-                    say(self._home, EngineEnded(self.code))
+                    say(self._home, (ENDED, self.code))
 
     def _look(self) -> list[psutil.Process]:
         """All processes of the engine that have not been reaped.
@@ -258,7 +227,7 @@ def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
         line = line[end:]
 
 
-def say(home: Connection, message: object) -> None:
+def say(home: Connection, message: Message) -> None:
     """Send a message to the parent, who may be gone."""
     with contextlib.suppress(OSError):
         home.send(message)
@@ -271,8 +240,8 @@ def main(home: Connection, task: KeeperTask) -> None:
     try:
         keeper = Keeper(task, home)
     except OSError as error:
-        say(home, CannotStart(f"{error.strerror}: {error.filename or task.launch.argv[0]}"))
+        say(home, (CANNOT_START, f"{error.strerror}: {error.filename or task.launch.argv[0]}"))
         return
-    say(home, Started(keeper.root.pid))
+    say(home, (STARTED, keeper.root.pid))
     keeper.watch()
-    say(home, AllEnded(keeper.end()))
+    say(home, (ALL_ENDED, keeper.end()))

@@ -13,9 +13,9 @@ from typing import Any, Final
 import psutil
 
 from burstline.servers.host.child import SILENT_S, Child, ChildLostError, command, how_it_ended, import_path
+from burstline.servers.host.control_group import usable_cores
 from burstline.servers.host.interrupt import uninterrupted
-from burstline.servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
-from burstline.servers.host.wishes import allowed_cores
+from burstline.servers.host.keeper import ALL_ENDED, CANNOT_START, ENDED, STARTED, KeeperTask, Message
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import known_secrets, printable
@@ -36,13 +36,13 @@ class Server(contextlib.AbstractContextManager["Server", None]):
         self._keeper = Child("burstline.servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
         self._keeper.send(KeeperTask(launch, env, log_path, known_secrets()))
         try:
-            answer = self._keeper.receive(START_S)
+            kind, value = self._keeper.receive(START_S)
         except ChildLostError as error:
-            answer = CannotStart(str(error))
-        if not isinstance(answer, Started):
+            kind, value = CANNOT_START, str(error)
+        if kind != STARTED:
             self._keeper.end()
-            raise EngineError(f"cannot start {launch.argv[0]}: {answer.why}")
-        self.pid: int = answer.pid
+            raise EngineError(f"cannot start {launch.argv[0]}: {value}")
+        self.pid: int = value
         """The engine's first process."""
 
     @property
@@ -63,11 +63,9 @@ class Server(contextlib.AbstractContextManager["Server", None]):
         return lost if self.exit_code is None else how_it_ended(self.exit_code)
 
     def alive(self) -> bool:
-        """True while the engine's first process runs."""
         return self.exit_code is None and self._keeper.exit_code is None
 
     def log(self) -> str:
-        """All that the engine has printed so far."""
         return self.log_path.read_text("utf-8", errors="replace")
 
     def last_line(self) -> str:
@@ -81,7 +79,7 @@ class Server(contextlib.AbstractContextManager["Server", None]):
         Raises EngineError where a process survived even SIGKILL.
         """
         if not self._keeper.connection.closed:
-            self._keeper.send(Stop())
+            self._keeper.send("stop")
             while self._survivors is None and self._next(SILENT_S):
                 pass
             if self._survivors is None:
@@ -108,22 +106,21 @@ class Server(contextlib.AbstractContextManager["Server", None]):
     ) -> None:
         self.stop()
 
-    def _next(self, timeout_s: float) -> object:
+    def _next(self, timeout_s: float) -> Message | None:
         """The keeper's next message, noted; None where none comes in time, or the keeper is gone."""
         keeper = self._keeper
         if keeper.connection.closed or not keeper.connection.poll(timeout_s):
             return None
         with uninterrupted():  # a message that was read half, or not noted, would be lost
             try:
-                message: object = keeper.receive()
+                kind, value = keeper.receive()
             except Exception:  # it is lost, or what it failed of: either way no more comes from it
                 return None
-            match message:
-                case EngineEnded(code):
-                    self._code = code
-                case AllEnded(survivors):
-                    self._survivors = survivors
-            return message
+            if kind == ENDED:
+                self._code = value
+            elif kind == ALL_ENDED:
+                self._survivors = value
+            return kind, value
 
 
 def threads_for_server() -> int | None:
@@ -132,7 +129,7 @@ def threads_for_server() -> int | None:
     An engine that takes every core spins on all of them between its steps, and its front end competes with
     the client for the rest: the client then reads late.
     """
-    n = len(allowed_cores())
+    n = usable_cores()
     return n - 1 if 2 <= n <= 4 else None
 
 

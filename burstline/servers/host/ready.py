@@ -18,7 +18,7 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
 from burstline.servers.launch import StartStage
-from burstline.servers.messages import Call, EngineError, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
 from burstline.servers.protocol.destination import Destination, dressed
 from burstline.servers.protocol.introspection import log_message
 from burstline.servers.protocol.openai import path_under
@@ -99,7 +99,7 @@ class _Attempt:
     def __init__(self, engine: Engine, target: Target, timeout_s: float) -> None:
         self._engine, self._target = engine, target
         self._get = getter(target, timeout_s=PAGE_TIMEOUT_S)
-        self._until_s = time.monotonic() + timeout_s
+        self._timeout_s, self._until_s = timeout_s, time.monotonic() + timeout_s
         self._outcomes: queue.SimpleQueue[str | RefusalError] = queue.SimpleQueue()
         self._is_asking = False
 
@@ -119,6 +119,8 @@ class _Attempt:
 
     def _ask(self) -> None:
         left_s = max(0.1, self._until_s - time.monotonic())
+        if left_s < 1.0 < self._timeout_s:
+            return  # it would come to nothing, and hide what the attempt before says
         try:
             state = _state(self._engine, self._target, self._get, left_s)
             self._outcomes.put(state or "")
@@ -210,7 +212,7 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     if reply.error:
         return f"a request for one token failed: {reply.error}"
     counted = reply.n_output_ids or reply.n_output_usage
-    generated = counted or any(event.kind in (Kind.ANSWER, Kind.REASONING) for event in reply.events)
+    generated = counted or any(event.kind in WITH_TOKENS for event in reply.events)
     return None if generated else "a request for one token returns none"
 
 
@@ -218,10 +220,21 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
     call = dressed(engine.ready_call(target), target, 0, engine.lora_path)
     raw = send(target, call, timeout_s)
     reply = understood(engine.decode, raw)
-    if 400 <= raw.status < 500 and raw.status != 429:
+    hint = _hint(raw, call.path, str(reply.error))
+    if hint or (400 <= raw.status < 500 and raw.status != 429):
         refused = f"refuses a request for one token (HTTP {raw.status})"
-        raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}")
+        raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}{hint}")
     return reply
+
+
+def _hint(raw: HttpReply, path: str, error: str) -> str:
+    """What helps against this refusal, where the reply says so much."""
+    if 300 <= raw.status < 400:
+        return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
+    if not raw.ok and "chat template" in error.lower():
+        return "; its model has none: pass --endpoint completions"
+    is_lacking = raw.status in (404, 405) and "/chat/" not in path and "model" not in error.lower()
+    return "; if it serves chats alone, pass --endpoint chat" if is_lacking else ""
 
 
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
@@ -246,6 +259,9 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
         connection.sock.sendall(destination.serialised(replace(call, path=path_under(target.url, call.path))))
         with http.client.HTTPResponse(connection.sock, method=call.method) as reply:
             reply.begin()
+            while reply.status < 200:  # the standard library knows 100 alone, not 103
+                reply.headers = reply.msg = None  # type: ignore[assignment]
+                reply.begin()
             body = reply.read(MAX_REPLY_BYTES + 1)
             if len(body) <= MAX_REPLY_BYTES and (reply.length or time.monotonic() >= until_s):
                 raise http.client.IncompleteRead(body, reply.length)

@@ -32,7 +32,7 @@ def scrape(
     `scrape_s` is how long the answer took.
     """
     if engine.metrics_path is None:
-        write([missing("engine", f"{engine.title} has no metrics")])
+        write([missing("engine", f"Burstline reads no metrics of: {engine.title}")])
         return
     gets = [
         getter(replace(target, url=url), timeout_s=PAGE_TIMEOUT_S) for url in (target.url, *target.replicas)
@@ -83,7 +83,7 @@ def _gauge_rows(engine: Engine, gets: Sequence[Get]) -> list[Row]:
 
 
 def _gauges(engine: Engine, reply: HttpReply, path: str) -> Gauges:
-    if reply.status != 200:
+    if not reply.ok:
         raise EngineError(f"{path} answers {reply.status}")
     try:
         return engine.gauges(reply.body.decode(errors="replace"))

@@ -47,7 +47,6 @@ class ServingProcesses:
         return cls(listening=listening, client_pid=os.getpid())
 
     def pids(self) -> set[int]:
-        """Those that live now."""
         if self.keeper_pid is not None:
             return _below(self.keeper_pid) - {self.keeper_pid}
         ours, family = _below(self.client_pid), set[int]()

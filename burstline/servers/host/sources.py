@@ -153,7 +153,6 @@ class ProcessTree:
         self.cpu_s = 0.0
 
     def adopt(self, pids: Iterable[int]) -> None:
-        """Counts these processes from now on."""
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._add(psutil.Process(pid))

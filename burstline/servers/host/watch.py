@@ -49,24 +49,20 @@ BASELINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WatchTask:
-    """What to watch: the server's processes and GPUs (`no_gpu` says why there is none), clients, gauges."""
+    """What to watch, and the file that telemetry is appended to, for `telemetry.load_telemetry`.
+
+    `gpus` are names of `serving_gpus`, `no_gpu` says why there is none; `engine` is a name of the registry,
+    whose gauges are asked of `target`.
+    """
 
     path: Path
-    server: ServingProcesses
-    gpus: tuple[str, ...]
-    no_gpu: str
-    clients: tuple[int, ...]
-    engine: str | None
-    target: Target | None
-    period_s: float
-    secrets: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MoreClients:
-    """Processes that count as clients from now on."""
-
-    pids: tuple[int, ...]
+    server: ServingProcesses = UNKNOWN
+    gpus: tuple[str, ...] = ()
+    no_gpu: str = ""
+    clients: tuple[int, ...] = ()
+    engine: str | None = None
+    target: Target | None = None
+    period_s: float = PERIOD_S
 
 
 class Watcher(AbstractContextManager["Watcher", None]):
@@ -76,27 +72,10 @@ class Watcher(AbstractContextManager["Watcher", None]):
         self._child = Child("burstline.servers.host.watch", "the watcher", orphan_grace_s=STOP_S)
         self._path: Path | None = None
 
-    def watch(
-        self,
-        path: Path,
-        server: ServingProcesses = UNKNOWN,
-        gpus: Sequence[str] = (),
-        no_gpu: str = "",
-        *,
-        client_pids: Iterable[int] = (),
-        engine: str | None = None,
-        target: Target | None = None,
-        period_s: float = PERIOD_S,
-    ) -> Self:
-        """From now on append telemetry to `path`, for `telemetry.load_telemetry`.
-
-        `gpus` are names of `serving_gpus`, `no_gpu` why there is none; `engine` is a name of the registry,
-        whose gauges are asked of `target`.
-        """
-        self._path = path
-        secrets = known_secrets()
-        which = server, tuple(gpus), no_gpu, tuple(client_pids)
-        self._child.send(WatchTask(path, *which, engine, target, period_s, secrets))
+    def watch(self, task: WatchTask) -> Self:
+        """From now on append telemetry to the task's file."""
+        self._path = task.path
+        self._child.send((task, known_secrets()))
         return self
 
     @property
@@ -104,8 +83,8 @@ class Watcher(AbstractContextManager["Watcher", None]):
         return self._child.pid
 
     def add_clients(self, pids: Iterable[int]) -> None:
-        """Counts these processes as clients from now on."""
-        self._child.send(MoreClients(tuple(pids)))
+        """Count these processes as clients from now on."""
+        self._child.send(tuple(pids))
 
     def await_baseline(self) -> bool:
         """Wait until the engine's counters have been read once; False where they were not in BASELINE_S.
@@ -164,15 +143,14 @@ class Watch:
         self._sources = self._open_sources()
 
     def run(self, home: Connection) -> None:
-        """Samples until the connection to the parent ends."""
         next_s = time.monotonic()
         while True:
             if home.poll(max(0.0, next_s - time.monotonic())):
                 try:
-                    more: MoreClients = home.recv()
+                    more = home.recv()
                 except (EOFError, OSError):
                     break
-                self._clients.adopt(more.pids)
+                self._clients.adopt(more)
             else:
                 self.sample()
                 next_s = max(next_s + self._task.period_s, time.monotonic())
@@ -181,7 +159,6 @@ class Watch:
             self._write(rows_of("server", {"pss_bytes": pss_bytes}))
 
     def sample(self) -> None:
-        """Writes one row for every value of every source."""
         if time.monotonic() - self._discovered_s >= DISCOVER_PERIOD_S:
             self._discover()
         rows = rows_of("client", self._clients.read()) + rows_of("watcher", self._own.read())
@@ -239,9 +216,10 @@ class Watch:
             self._write([missing(source, why)])
 
 
-def main(home: Connection, task: WatchTask) -> int:
+def main(home: Connection, told: tuple[WatchTask, tuple[str, ...]]) -> int:
     """Watch until the connection ends; the exit code says whether all was written."""
-    learn(*task.secrets)
+    task, secrets = told
+    learn(*secrets)
     with suppress(OSError):  # a sandbox may refuse
         os.nice(NICENESS)
     file = LineFile(task.path)

@@ -9,29 +9,29 @@ import orjson
 
 from burstline.servers.identity import Gauges
 from burstline.servers.messages import EngineError, Get
+from burstline.servers.protocol.replies import loads
 
 MIB, GIB = 2**20, 2**30
 
 _AVERAGED = frozenset({"kv_used_fraction"})
+_SHARING = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+"""Labels of ranks that compute the same requests together."""
 
 
 def json_at(get: Get, path: str) -> dict[str, Any]:
-    """The JSON object at a path; empty where the server has none there."""
+    """The JSON object at a path; empty where the server has none there. A bare list becomes its `data`."""
     reply = get(path)
-    if reply.status != 200:
-        return {}
-    try:
-        answer = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+    answer = loads(reply.body) if reply.ok else None
+    return {"data": answer} if isinstance(answer, list) else answer if isinstance(answer, dict) else {}
 
 
 def first_model(models: object) -> dict[str, Any]:
-    """The first of the models that `/v1/models` lists; empty where it lists none."""
-    listed = models.get("data") if isinstance(models, dict) else None
+    """The first of the models that `/v1/models` lists, with its `id`; empty where it lists none."""
+    listed = (models.get("data") or models.get("models")) if isinstance(models, dict) else None
     model = listed[0] if isinstance(listed, list) and listed else None
-    return model if isinstance(model, dict) else {}
+    if isinstance(model, str):
+        return {"id": model}
+    return {"id": model.get("name") or model.get("model")} | model if isinstance(model, dict) else {}
 
 
 def owned_by(owner: str) -> bytes:
@@ -78,12 +78,14 @@ def gauges_in(
     Several samples of one name (data-parallel ranks, kinds) add up; of `kv_used_fraction` it is the mean.
     """
     names = {**names, "resident_bytes": ("process_resident_memory_bytes",)}  # of every Prometheus client
-    seen: dict[str, list[float]] = {}
+    each: dict[str, dict[object, float]] = {}
     for sample in samples(metrics, [name for own in names.values() for name in own]):
-        seen.setdefault(sample.name, []).append(sample.value)
+        key = tuple(value for label, value in sample.labels.items() if label not in _SHARING)
+        of_name = each.setdefault(sample.name, {})
+        of_name[key] = max(sample.value, of_name.get(key, sample.value))
     totals: dict[str, float] = {}
     for gauge, own in names.items():
-        values = next((seen[name] for name in own if name in seen), None)
+        values = next((each[name].values() for name in own if name in each), None)
         if values:
             totals[gauge] = sum(values) / (len(values) if gauge in _AVERAGED else 1)
     measured = _histograms(metrics, latencies or {}) | _means(metrics, means or {})
@@ -130,7 +132,7 @@ def samples_at(get: Get, names: Sequence[str]) -> list[Any]:
     """The same of the server's metrics page; none where it has none that can be read."""
     try:
         reply = get("/metrics")
-        return samples(reply.body.decode(errors="replace"), names) if reply.status == 200 else []
+        return samples(reply.body.decode(errors="replace"), names) if reply.ok else []
     except (EngineError, ValueError):
         return []
 

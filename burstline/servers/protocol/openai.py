@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from burstline.servers.messages import Call, Event, HttpReply, Kind, ReplyContent, Target
-from burstline.servers.protocol.replies import Tally, answers_in, loads, text_of
+from burstline.servers.messages import WITH_TOKENS, Call, Event, HttpReply, Kind, ReplyContent, Target
+from burstline.servers.protocol.replies import REASONING, Tally, answers_in, loads, text_of, words_in
 from burstline.workloads.request import Request, RequestKind
 
 _ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
@@ -71,7 +71,7 @@ def tokenize_call(text: str, target: Target) -> Call:
 def tokens_in(reply: HttpReply) -> list[int] | None:
     """The ids in the answer to a `tokenize_call`; None where the server has none, or none like this."""
     answer = loads(reply.body)
-    tokens = answer.get("tokens") if reply.status == 200 and isinstance(answer, dict) else None
+    tokens = answer.get("tokens") if reply.ok and isinstance(answer, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         return None
     return tokens
@@ -80,7 +80,7 @@ def tokens_in(reply: HttpReply) -> list[int] | None:
 def count_in(reply: HttpReply) -> int | None:
     """How many ids the answer to a `tokenize_call` counts; None as for `tokens_in`."""
     answer = loads(reply.body)
-    count = answer.get("count") if reply.status == 200 and isinstance(answer, dict) else None
+    count = answer.get("count") if reply.ok and isinstance(answer, dict) else None
     return count if isinstance(count, int) else None
 
 
@@ -96,14 +96,11 @@ def reply_content(reply: HttpReply) -> ReplyContent | None:
         answers = answers_in(reply)
     except ValueError:
         return None
-    texts: list[str] = []
-    ids: list[int] = []
-    for answer in answers:
-        for choice in (answer.get("choices") or ())[:1]:
-            part = choice.get("delta") or choice.get("message") or choice
-            texts.append(part.get("content") or part.get("text") or "")
-            ids += choice.get("token_ids") or ()
-    return ReplyContent("".join(texts), tuple(ids) or None)
+    choices = [answer["choices"][0] for answer in answers if answer.get("choices")]
+    parts = [choice.get("delta") or choice.get("message") or choice for choice in choices]
+    ids = generated(answers)
+    text = "".join(words_in(part.get("content") or part.get("text")) for part in parts)
+    return ReplyContent(text, None if isinstance(ids, str) else tuple(ids))
 
 
 def generated(answers: Sequence[Any]) -> Sequence[int] | str:
@@ -115,70 +112,101 @@ def generated(answers: Sequence[Any]) -> Sequence[int] | str:
 def take(tally: Tally, answer: Any, end: int) -> Event:
     """One value of a completion or a chat.
 
-    An event's `n_tok` is the number of its token ids, else the growth of the usage block where every event
-    has one, else None. A reply counts as `terminated` by `[DONE]` or by a finish reason.
+    An event's `n_tok` is the number of its token ids, else the growth of the usage block where each event
+    with text has one that grows, else None. A reply counts as `terminated` by `[DONE]` or by a finish reason.
     """
-    if "choices" not in answer and ("data" in answer or "results" in answer):
+    if "choices" not in answer and isinstance(answer.get("data") or answer.get("results"), list):
         usage = answer.get("usage") or {}
-        tally.n_prompt = usage.get("prompt_tokens") or usage.get("total_tokens")
+        tally.n_prompt_tok = usage.get("prompt_tokens") or usage.get("total_tokens")
         tally.finish_reason = "length"
         return Event(end, Kind.ANSWER, 1)
-    choices = answer["choices"]
-    usage = answer.get("usage")
+    choices = answer.get("choices")
+    choice = choices[0] if choices else None
+    usage = answer.get("usage") or (choice or answer.get("x_groq") or answer).get("usage")
     grown = _read_usage(tally, usage) if usage else None
-    if not choices:
+    if choice is None:
+        if not usage and choices is None:
+            raise KeyError
         return Event(end, Kind.USAGE, None)
-    choice = choices[0]
-    if tally.counting is None:
-        # Differences of usage count an event's tokens only where usage came with the very first event: a
-        # usage block that comes once, at the end, is a total.
-        tally.counting = grown is not None
-        prompt_ids = choice.get("prompt_token_ids")
-        if prompt_ids is not None and tally.n_prompt is None:
-            tally.n_prompt = len(prompt_ids)
-    n_tok = grown if tally.counting else None
-    ids = choice.get("token_ids")
-    if ids is not None:
-        n_tok = len(ids)
-        tally.n_output_ids = (tally.n_output_ids or 0) + n_tok
+    if tally.n_prompt_tok is None and (prompt_ids := choice.get("prompt_token_ids")) is not None:
+        tally.n_prompt_tok = len(prompt_ids)
     reason = choice.get("finish_reason") or None  # TGI says "" where others say null
     if reason is not None:
         tally.finish_reason = reason
         tally.terminated = True
-    kind = _ANSWER if choice.get("text") else _kind(choice, n_tok, reason)
+    kind = _ANSWER if choice.get("text") else _kind(choice, reason)
+    n_tok = None
+    if (ids := choice.get("token_ids")) is not None:
+        n_tok = len(ids)
+        tally.n_output_ids = (tally.n_output_ids or 0) + n_tok
+    elif tally.counting is not False:
+        n_tok = _growth(tally, kind, grown)
+    event = Event(end, kind, n_tok)
+    if n_tok and kind not in WITH_TOKENS:
+        event.kind = _ANSWER
+        tally.silent.append(event)
     if n_tok is None:
         tally.uncounted.append(choice)
-        if kind is Kind.TOOL:
-            tally.is_all_text = False  # the server shows no text of a call as it was generated
-    return Event(end, kind, n_tok)
+        tally.is_all_text &= kind is not Kind.TOOL  # no server shows the text of a call as it was generated
+    return event
+
+
+def _growth(tally: Tally, kind: Kind, grown: int | None) -> int | None:
+    """How many tokens an event has by the growth of usage; None where that counts no events.
+
+    Text without growth shows that it counts none: zeros, a total of the whole reply, one that is brought up
+    to date now and then. What a role counts belongs to the first text.
+    """
+    if kind not in WITH_TOKENS:
+        is_total = kind is Kind.FINISH and tally.counting is None and grown != 1  # of tokens without text
+        if not grown or not (is_total or kind is Kind.ROLE):
+            return grown
+        tally.early = grown
+        return 0
+    if grown is not None and grown + tally.early > 0:
+        grown, tally.early, tally.counting = grown + tally.early, 0, True
+        return grown
+    if grown is not None or tally.counting is None:
+        tally.counting = False
+        for event in tally.events:
+            event.n_tok = None
+        for event in tally.silent:
+            event.kind = Kind.EMPTY
+    return None
 
 
 def _read_usage(tally: Tally, usage: Mapping[str, Any]) -> int | None:
     """Takes over a usage block's totals; how much the output count grew by it."""
     before = tally.n_output_usage or 0
-    n_prompt, n_output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    n_prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    n_output = usage.get("completion_tokens", usage.get("output_tokens"))
     if n_prompt is not None:
-        tally.n_prompt = n_prompt
+        tally.n_prompt_tok = n_prompt
     details = usage.get("prompt_tokens_details")
     if details and details.get("cached_tokens") is not None:
-        tally.n_cached = details["cached_tokens"]
+        tally.n_cached_tok = details["cached_tokens"]
+    if details := usage.get("completion_tokens_details"):
+        tally.n_reasoning_tok = details.get("reasoning_tokens")
     if n_output is None:
         return None
     tally.n_output_usage = n_output
     return int(n_output - before)
 
 
-def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:
-    """The kind of an event without text: with text "" it has tokens only where the server counts them."""
+_KINDS = {
+    "content": Kind.ANSWER, **dict.fromkeys(REASONING, Kind.REASONING), "tool_calls": Kind.TOOL,
+    "function_call": Kind.TOOL, "refusal": Kind.ANSWER,
+}  # fmt: skip
+
+
+def _kind(choice: Mapping[str, Any], reason: str | None) -> Kind:
+    """The kind of an event by its text alone; text in a field that nobody knows is text, too."""
     delta = choice.get("delta") or choice.get("message") or choice
-    if delta.get("content"):
-        return Kind.ANSWER
-    if delta.get("reasoning_content") or delta.get("reasoning"):
-        return Kind.REASONING
-    if delta.get("tool_calls"):
-        return Kind.TOOL
-    if n_tok:
-        return Kind.ANSWER
+    for name, kind in _KINDS.items():
+        if (value := delta.get(name)) and (name != "reasoning_details" or words_in(value)):
+            return kind
+    if delta is not choice and words_in(delta):
+        return Kind.OTHER
     if reason is not None:
         return Kind.FINISH
-    return Kind.ROLE if n_tok == 0 or delta.get("role") else Kind.EMPTY
+    return Kind.ROLE if delta.get("role") else Kind.EMPTY

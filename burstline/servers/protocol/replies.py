@@ -6,12 +6,13 @@ cut off and what makes no sense are the same for all.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
 import orjson
 
-from burstline.servers.messages import Event, HttpReply, Kind, Reply, ServerTimes
+from burstline.servers.messages import WITH_TOKENS, Event, HttpReply, Kind, Reply, ServerTimes
 from burstline.servers.protocol import sse
 from burstline.servers.redact import words_of_server
 
@@ -23,53 +24,72 @@ _TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 class Tally:
     """The sum of one reply's events; `Reply` documents the fields.
 
-    `counting` is True where differences of the running total count the tokens of an event, None until known.
-    `uncounted` holds the choices of each event whose tokens the server did not count; `is_all_text`: their
-    texts are the whole reply.
+    `counting` is True where differences of the running total count the tokens of an event, None until known;
+    `early` is what a role counted, `silent` holds the events that have tokens by it alone. `uncounted` holds
+    the choices of each event whose tokens the server did not count; `is_all_text`: their texts are the whole
+    reply. `foreign` says what the first event was that is none of the dialect's.
     """
 
     events: list[Event] = field(default_factory=list)
-    n_prompt: int | None = None
+    n_prompt_tok: int | None = None
     n_output_ids: int | None = None
     n_output_usage: int | None = None
-    n_cached: int | None = None
+    n_cached_tok: int | None = None
+    n_reasoning_tok: int | None = None
     finish_reason: str | None = None
     terminated: bool = False
     overshoots: bool = False
     overloaded: bool = False
     error: str | None = None
+    foreign: str | None = None
     counting: bool | None = None
+    early: int = 0
+    silent: list[Event] = field(default_factory=list)
     uncounted: list[Mapping[str, Any]] = field(default_factory=list)
     is_all_text: bool = True
     times: ServerTimes | None = None
 
     def reply(self) -> Reply:
+        """The reply; a count of no tokens where there is text, or of a prompt, is no count."""
+        if self.n_output_usage == 0 and any(event.kind in WITH_TOKENS for event in self.events):
+            self.n_output_usage = None
+        self.n_prompt_tok = self.n_prompt_tok or None
+        if all(event.kind is Kind.UNKNOWN for event in self.events):
+            self.error = self.error or self.foreign
         counted = self.n_output_ids is not None or self.n_output_usage is not None
-        return Reply(
-            self.events,
-            n_prompt_tok=self.n_prompt,
-            n_output_ids=self.n_output_ids,
-            n_output_usage=self.n_output_usage,
-            n_cached_tok=self.n_cached,
-            finish_reason=self.finish_reason,
-            terminated=self.terminated,
-            error=self.error,
-            times=self.times,
-            text=None if counted or not self.is_all_text else text_of(self.uncounted),
-            overshoots=self.overshoots,
-            overloaded=self.overloaded,
-        )
+        text = None if counted or not self.is_all_text else text_of(self.uncounted)
+        return Reply(**{name: getattr(self, name) for name in _SHARED}, text=text)
+
+
+_SHARED: Final = tuple(each.name for each in fields(Reply) if each.name != "text")
 
 
 def text_of(choices: Sequence[Mapping[str, Any]]) -> str | None:
     """The text of these choices, to be tokenized again; None where there is none."""
-    texts = []
+    texts: list[Any] = []
     for choice in choices:
         part = choice.get("delta") or choice.get("message") or choice
         if isinstance(part, dict):
-            texts.append(part.get("reasoning_content") or part.get("reasoning"))
-            texts.append(part.get("content") or part.get("text"))
-    return "".join(text for text in texts if isinstance(text, str)) or None
+            known = [next(filter(None, map(part.get, names)), None) for names in (REASONING, ANSWER)]
+            texts += known if any(known) or part is choice else [part]
+    return "".join(map(words_in, texts)) or None
+
+
+ANSWER: Final = ("content", "text", "refusal")
+REASONING: Final = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
+"""Where the text of a delta stands, the first that has any: some servers say it twice."""
+_ADMINISTRATIVE: Final = frozenset(
+    "role id name type object index format model provider status signature data".split()  # noqa: SIM905
+)
+
+
+def words_in(value: object) -> str:
+    """Every string in a JSON value that is not known to be administrative."""
+    if isinstance(value, dict):
+        return "".join(words_in(each) for name, each in value.items() if name not in _ADMINISTRATIVE)
+    if isinstance(value, list):
+        return "".join(map(words_in, value))
+    return value if isinstance(value, str) else ""
 
 
 Take = Callable[[Tally, Any, int], Event]
@@ -78,7 +98,7 @@ Take = Callable[[Tally, Any, int], Event]
 
 def decode_reply(reply: HttpReply, take: Take) -> Reply:
     """The decoded reply, streamed or plain; never raises."""
-    if reply.status != 200:
+    if not reply.ok:
         return refusal(reply)
     if not reply.body:
         return Reply([])
@@ -95,7 +115,8 @@ def decode_stream(body: bytes, take: Take) -> Reply:
     answers = loads_all(payloads)
     if answers and isinstance(answers[-1], bytes) and not body.endswith(b"\n"):
         answers.pop()  # cut off in the middle: the wire knows that the reply is not whole
-    tally.events = [_taken(tally, take, answer, end) for answer, end in zip(answers, ends, strict=False)]
+    for answer, end in zip(answers, ends, strict=False):
+        tally.events.append(_taken(tally, take, answer, end))
     return tally.reply()
 
 
@@ -103,23 +124,32 @@ def decode_plain(body: bytes, take: Take) -> Reply:
     """One JSON value for the whole reply; all of it came at once, and so did its tokens."""
     tally = Tally()
     event = _taken(tally, take, loads(body), len(body))
-    if event.kind is not Kind.ERROR and event.n_tok is None:
+    if event.kind in WITH_TOKENS and event.n_tok is None:
         event.n_tok = tally.n_output_usage
     tally.events.append(event)
-    tally.terminated = tally.error is None
+    tally.terminated = event.kind not in (Kind.ERROR, Kind.UNKNOWN)
     return tally.reply()
 
 
 def _taken(tally: Tally, take: Take, answer: Any, end: int) -> Event:
+    """What `take` makes of it. What is no event of the dialect voids no reply, unless it is broken JSON."""
+    problem = None
     try:
         if "error" not in answer or error_message(answer) is None:
             return take(tally, answer, end)
-        problem = None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         problem = f"not a reply of this engine: {answer!r:.300}"
+        if not _is_broken(answer) and error_message(answer) is None:
+            tally.foreign = tally.foreign or problem
+            return Event(end, Kind.UNKNOWN, None)
     tally.error = tally.error or error_message(answer) or problem
     tally.overloaded = tally.overloaded or is_overload(answer)
     return Event(end, Kind.ERROR, None)
+
+
+def _is_broken(answer: object) -> bool:
+    """Whether it was to be JSON: other words are heartbeats."""
+    return isinstance(answer, bytes) and answer.startswith((b"{", b"["))
 
 
 def error_message(answer: object) -> str | None:
@@ -129,11 +159,11 @@ def error_message(answer: object) -> str | None:
     error = answer.get("error")
     if isinstance(error, dict):
         error = error.get("message") or error
-    if error is None and answer.get("object") == "error":
+    if not error and answer.get("object") == "error":
         error = answer.get("message") or answer
-    if error is None and "choices" not in answer:
+    if not error and "choices" not in answer:
         error = answer.get("detail")
-    if error is None:
+    if not error:
         return None
     return error if isinstance(error, str) else orjson.dumps(error).decode()
 
@@ -153,8 +183,8 @@ def refusal(reply: HttpReply) -> Reply:
         message = (
             f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
         )
-    message = message or reply.body[:300].decode(errors="replace").strip()
-    error = message or f"HTTP {reply.status} without a body"
+    error = message or reply.body[:300].decode(errors="replace").strip()
+    error = error or f"HTTP {reply.status} without a body"
     event = Event(len(reply.body), Kind.ERROR, None)
     return Reply([event], error=error, overloaded=is_overload(answer))
 
@@ -176,23 +206,20 @@ def loads_all(payloads: Sequence[bytes]) -> list[Any]:
 
 def loads(payload: bytes) -> Any:
     """The JSON value, or the bytes themselves where they are none (a stray byte in UTF-8 is forgiven)."""
-    try:
+    with suppress(orjson.JSONDecodeError):
         return orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        pass
-    try:
+    with suppress(orjson.JSONDecodeError):
         return orjson.loads(payload.decode(errors="replace"))
-    except orjson.JSONDecodeError:
-        return payload
+    return payload
 
 
 def answers_in(reply: HttpReply) -> list[Any]:
     """Every JSON value of a whole reply, streamed or plain; ValueError where one is an error."""
     payloads = sse.events(reply.body)[0] if is_stream(reply) else [reply.body]
     answers = loads_all([payload for payload in payloads if payload != DONE])
-    if not all(isinstance(answer, dict) and error_message(answer) is None for answer in answers):
+    if any(_is_broken(answer) or error_message(answer) is not None for answer in answers):
         raise ValueError("not a whole reply")
-    return answers
+    return [answer for answer in answers if isinstance(answer, dict)]
 
 
 MOST_TOKENS = 2**31 - 1
@@ -208,35 +235,25 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
     """
     try:
         answer = decode(reply)
-        wrong = list(_wrong(answer))
+        wrong = dict(_wrong(answer))
     except Exception as error:  # whatever a server can make an adapter or its libraries do
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return Reply([], error=words_of_server(f"invalid reply: {what}"))
-    if not wrong:
-        if answer.error is None:
-            return answer
-        return replace(answer, error=words_of_server(str(answer.error)))
-    message = answer.error or "invalid reply: " + ", ".join(f"{name} is {got}" for name, got in wrong)
-    without: dict[str, Any] = {name: None for name, _ in wrong if name != "n_tok"}
-    if any(name == "n_tok" for name, _ in wrong):
-        without["events"] = []
+    if not wrong and answer.error is None:
+        return answer
+    message = answer.error or "invalid reply: " + ", ".join(f"{name} is {wrong[name]}" for name in wrong)
+    without: dict[str, Any] = dict.fromkeys(wrong)
+    if "n_tok" in without:
+        without["events"] = without.pop("n_tok") or []
     return replace(answer, **without, error=words_of_server(str(message)))
 
 
 def _wrong(reply: Reply) -> Iterator[tuple[str, str]]:
-    for name in ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok"):
-        n = getattr(reply, name)
-        if n is not None and not _is_count(n):
+    names = ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok", "n_reasoning_tok")
+    counts = [*((name, getattr(reply, name)) for name in names), *(("n_tok", e.n_tok) for e in reply.events)]
+    for name, n in counts:
+        if n is not None and not (type(n) is int and 0 <= n <= MOST_TOKENS):
             yield name, f"{n!r:.80}"
-    bad = next(
-        (event.n_tok for event in reply.events if not (event.n_tok is None or _is_count(event.n_tok))), None
-    )
-    if bad is not None:
-        yield "n_tok", f"{bad!r:.80}"
     reason: object = reply.finish_reason
     if reason is not None and not (isinstance(reason, str) and _REASON.fullmatch(reason)):
         yield "finish_reason", f"{reason!r:.80}"
-
-
-def _is_count(n: object) -> bool:
-    return type(n) is int and 0 <= n <= MOST_TOKENS

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from burstline.roofline.calibrate.cores import take_cores
-from burstline.servers.host.wishes import allowed_cores, send_at_once
+from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.wishes import send_at_once
 
 
 def _options() -> argparse.Namespace:
@@ -29,7 +30,7 @@ def _options() -> argparse.Namespace:
         help="keep the KV blocks of finished requests for prompts that begin alike",
     )
     add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
-    n = len(allowed_cores())
+    n = usable_cores()
     # Clients have a core of their own where there are three; of two they get what they ask for, first.
     cores = n if n <= 2 else n - 1
     add("--threads", type=_count, default=cores, help="cores to compute on: all but one; of two, both")

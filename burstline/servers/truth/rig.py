@@ -29,11 +29,9 @@ class TruthRig:
         return from_jsonl(self.get("/log"))
 
     def reset(self) -> None:
-        """Forget finished requests and begin the scripts anew."""
         self.get("/reset")
 
     def metrics(self) -> Mapping[str, float]:
-        """The server's counters by name."""
         lines = self.get("/metrics").decode().splitlines()
         return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
 

@@ -73,7 +73,6 @@ class Router:
         self._free_ns = [0] * (setup.slots or 0)
 
     def reset(self) -> None:
-        """Begin the scripts anew; counters go on."""
         self._n_scripts_used = 0
         self._free_ns = [0] * (self.setup.slots or 0)
 
@@ -122,7 +121,6 @@ class Router:
         return plain_reply(200, orjson.dumps(pages[path]))
 
     def pages(self) -> dict[str, Any]:
-        """The JSON at each path."""
         model = {"id": self.setup.model, "object": "model", "created": 0, "owned_by": "burstline-truth"}
         models = [{**model, "max_model_len": self.setup.max_model_len}]
         return {
@@ -132,7 +130,6 @@ class Router:
         }
 
     def metrics(self) -> str:
-        """The counters in Prometheus's text format."""
         counters = self.counters
         rows = [
             ("truth:requests_running", "gauge", counters.running),

@@ -34,7 +34,6 @@ class Script:
             raise WorkloadError(f"script: {problem}")
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the values."""
         if not all(0 <= time_s < 1e9 for time_s in (self.headers_s, self.ttft_s, *self.gaps_s)):
             yield "a time is negative or not finite"
         if self.headers_s > self.ttft_s:

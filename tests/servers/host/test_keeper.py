@@ -35,7 +35,7 @@ def test_what_never_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: None))
     each._task = keeper.KeeperTask(Launch(("x",), after=("hangs",)), {}, tmp_path / "log", ())
     assert each.end() == (7,)
-    assert ours.recv() == keeper.Ending()
+    assert ours.recv() == (keeper.ENDING, None)
     ours.close()
     theirs.close()
 

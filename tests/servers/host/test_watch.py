@@ -19,7 +19,7 @@ from burstline.servers.host.ready import wait_ready
 from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
-from burstline.servers.host.watch import DISK_FULL, Watcher
+from burstline.servers.host.watch import DISK_FULL, Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Target
 from burstline.servers.redact import learn
@@ -87,7 +87,9 @@ def test_a_watcher_on_a_full_disk_goes_on_says_nothing_and_ends_with_its_code(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     target = Target(f"http://127.0.0.1:{process.free_port()}", "m")
-    with Watcher().watch(Path("/dev/full"), engine="vllm", target=target, period_s=0.01) as watcher:
+    with Watcher().watch(
+        WatchTask(Path("/dev/full"), engine="vllm", target=target, period_s=0.01)
+    ) as watcher:
         assert eventually(lambda: psutil.Process(watcher.pid).nice() > 0)  # it has its task
         time.sleep(0.3)
         assert watcher._child.exit_code is None
@@ -132,7 +134,9 @@ def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
         began_ns = time.monotonic_ns()
         with (
             Watcher().watch(
-                path, ServingProcesses(server.keeper_pid), engine="vllm", target=target, period_s=0.1
+                WatchTask(
+                    path, ServingProcesses(server.keeper_pid), engine="vllm", target=target, period_s=0.1
+                )
             ) as w,
             python("import time") as client,
         ):
@@ -180,7 +184,7 @@ def test_a_server_that_runs_already_is_watched_and_when_it_has_ended_no_zero_is_
         assert server.stdout is not None
         server.stdout.readline()
         found = ServingProcesses.at(f"http://127.0.0.1:{port}")
-        with Watcher().watch(path, found, period_s=0.05) as watcher:
+        with Watcher().watch(WatchTask(path, found, period_s=0.05)) as watcher:
             assert eventually(lambda: path.exists() and cpu_of_server(path) > 0.3)
             rollup = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
             server.kill()
@@ -214,7 +218,7 @@ def test_a_relay_that_shows_itself_in_the_load_was_no_server_from_the_start(tmp_
             assert relay.stdout is not None
             relay.stdout.readline()
             found = ServingProcesses.at(f"http://127.0.0.1:{port}")
-            with Watcher().watch(path, found, period_s=0.02):
+            with Watcher().watch(WatchTask(path, found, period_s=0.02)):
                 assert eventually(
                     lambda: path.exists() and ("server", "rss_bytes") in by_name(load_telemetry(path))
                 )
@@ -236,7 +240,7 @@ def seen_with_client(path: Path) -> bool:
 def test_a_server_without_metrics_or_known_processes_is_recorded_as_such(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     dead = Target(f"http://127.0.0.1:{process.free_port()}", "m")
-    with Watcher().watch(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
+    with Watcher().watch(WatchTask(path, engine="vllm", target=dead, clients=(os.getpid(),))):
         assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
     named = by_name(load_telemetry(path))
     assert [row.note for row in named["server", "*"]] == [UNKNOWN.unknown]
@@ -246,7 +250,7 @@ def test_a_server_without_metrics_or_known_processes_is_recorded_as_such(tmp_pat
 
 def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
-    watcher = Watcher().watch(path, period_s=0.05)
+    watcher = Watcher().watch(WatchTask(path, period_s=0.05))
     assert eventually(lambda: path.exists() and len(load_telemetry(path)) > 30)
     os.kill(watcher.pid, signal.SIGKILL)
     watcher.stop()
@@ -269,7 +273,7 @@ def test_a_watcher_that_does_not_end_is_ended_and_that_is_recorded(
 ) -> None:
     monkeypatch.setattr(watch, limit, 0.3)
     path = tmp_path / "telemetry.jsonl"
-    watcher = Watcher().watch(path, engine="vllm", target=deaf, period_s=0.05)
+    watcher = Watcher().watch(WatchTask(path, engine="vllm", target=deaf, period_s=0.05))
     assert eventually(path.exists)
     watcher.stop()
     assert load_telemetry(path)[-1].note == f"the watcher {how}"
@@ -307,7 +311,7 @@ def test_a_watcher_that_still_writes_is_waited_for(tmp_path: Path, monkeypatch: 
 def test_the_baseline_of_a_watcher_that_is_gone_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher = Watcher().watch(tmp_path / "telemetry.jsonl")
+    watcher = Watcher().watch(WatchTask(tmp_path / "telemetry.jsonl"))
     os.kill(watcher.pid, signal.SIGKILL)
     os.waitid(os.P_PID, watcher.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(watch, "BASELINE_S", 600.0)
@@ -323,7 +327,7 @@ def test_a_secret_that_a_server_quotes_to_the_watcher_is_in_no_row(tmp_path: Pat
     path = tmp_path / "telemetry.jsonl"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
-        with Watcher().watch(path, engine="vllm", target=target):
+        with Watcher().watch(WatchTask(path, engine="vllm", target=target)):
             listener.settimeout(20)
             accepted, _ = listener.accept()
             with accepted:
@@ -338,8 +342,8 @@ def test_a_secret_that_a_server_quotes_to_the_watcher_is_in_no_row(tmp_path: Pat
 PARENT = """
 import sys, time
 from pathlib import Path
-from burstline.servers.host.watch import Watcher
-print(Watcher().watch(Path(sys.argv[1])).pid, flush=True)
+from burstline.servers.host.watch import Watcher, WatchTask
+print(Watcher().watch(WatchTask(Path(sys.argv[1]))).pid, flush=True)
 time.sleep(600)
 """
 

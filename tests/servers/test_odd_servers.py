@@ -1,0 +1,189 @@
+"""Pages, refusals and counters as servers and gateways really give them, with what is made of them."""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import orjson
+import pytest
+
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent
+from burstline.servers.host import ready
+from burstline.servers.messages import Call, EngineError, HttpReply, Target
+from burstline.servers.protocol.introspection import first_model, gauges_in, json_at
+from burstline.servers.registry import ENGINES
+from tests.servers import documented as said
+
+MODELS = {
+    "OpenAI's": ({"object": "list", "data": [{"id": "m", "object": "model"}]}, "m"),
+    "a bare list": ([{"id": "m"}], "m"),
+    "a bare list of names": (["m", "n"], "m"),
+    "names in data": ({"data": ["m"]}, "m"),
+    "under models": ({"models": [{"name": "m", "size": 3}]}, "m"),
+    "under models, as model": ({"models": [{"model": "m"}]}, "m"),
+    "an empty list": ([], None),
+    "nothing": ({"object": "list", "data": []}, None),
+    "no list": ({"data": "m"}, None),
+    "an error": ({"detail": "Not Found"}, None),
+    "null": (None, None),
+}
+
+
+@pytest.mark.parametrize(("page", "name"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("status", [200, 201])
+def test_the_first_model_is_read_from_any_list(page: object, name: str | None, status: int) -> None:
+    models = json_at(lambda path: HttpReply(status, {}, orjson.dumps(page)), "/v1/models")
+    assert first_model(models).get("id") == name
+
+
+def ranks(label: str, *values: float, name: str = "sglang:num_running_reqs") -> str:
+    return (
+        "\n".join(f'{name}{{model_name="m",{label}="{k}"}} {value}' for k, value in enumerate(values)) + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "running"),
+    [
+        (ranks("tp_rank", *[4.0] * 8), 4.0),
+        (ranks("pp_rank", 4.0, 3.0), 4.0),
+        (ranks("moe_ep_rank", 4.0, 4.0), 4.0),
+        (ranks("dp_rank", 4.0, 3.0), 7.0),
+        (ranks("engine", 4.0, 3.0), 7.0),
+        (ranks("kind", 4.0, 4.0), 8.0),
+        (ranks('dp_rank="0",tp_rank', 4.0, 4.0) + ranks('dp_rank="1",tp_rank', 2.0, 2.0), 6.0),
+    ],
+)
+def test_ranks_that_share_a_request_count_it_once(page: str, running: float) -> None:
+    assert gauges_in(page, {"running": ("sglang:num_running_reqs",)}).running == running
+
+
+@contextmanager
+def answering(*replies: bytes) -> Iterator[Target]:
+    """A server that answers POST after POST with these raw replies, then with the last again."""
+    left = list(replies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+            self.close_connection = True
+
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield Target(f"http://127.0.0.1:{server.server_port}", "m")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def raw(status: str, body: object = "", *headers: str) -> bytes:
+    data = body.encode() if isinstance(body, str) else orjson.dumps(body)
+    lines = [f"HTTP/1.1 {status}", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
+
+
+REFUSALS = {
+    "a redirect": (
+        "openai",
+        raw("307 Temporary Redirect", "", "location: http://other:1/v1"),
+        "http://other:1/v1",
+    ),
+    "a redirect for good": (
+        "openai-chat",
+        raw("308 Permanent Redirect", "", "location: /x"),
+        "redirects to /x",
+    ),
+    "chats alone": ("openai", raw("404 Not Found", {"detail": "Not Found"}), "--endpoint chat"),
+    "chats alone, by its method": ("openai", raw("405 Method Not Allowed"), "--endpoint chat"),
+    "no chat template": (
+        "openai-chat",
+        raw("500 Internal Server Error", {"error": "the tokenizer has no chat template"}),
+        "--endpoint completions",
+    ),
+    "no chat template, refused": (
+        "openai-chat",
+        raw("400 Bad Request", {"error": {"message": "Chat template is not set"}}),
+        "--endpoint completions",
+    ),
+    "another model": (
+        "openai",
+        raw("404 Not Found", {"error": "The model m does not exist"}),
+        "does not exist$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("engine", "reply", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_that_says_its_cause_is_told_at_once_with_what_helps(
+    engine: str, reply: bytes, words: str
+) -> None:
+    with answering(reply) as target, pytest.raises(ready.RefusalError) as caught:
+        ready.wait_ready(ENGINES[engine], None, target, timeout_s=30.0)
+    assert re.search(words, str(caught.value)), caught.value
+
+
+CALL = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}]}
+READY = {
+    "text": said.stream(said.completion_event("a"), said.DONE),
+    "a tool's call alone": said.stream(CALL, said.DONE),
+    "text of another name": said.stream({"choices": [{"delta": {"novel": "a"}}]}, said.DONE),
+    "a heartbeat first": said.stream({"type": "ping"}, said.completion_event("a"), said.DONE),
+    "early hints": b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+    + said.stream(said.completion_event("a"), said.DONE),
+    "two interim replies": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n"
+    + said.stream(said.completion_event("a"), said.DONE),
+    "created": said.stream(said.completion_event("a"), said.DONE).replace(b" 200 ", b" 201 ", 1),
+    "busy at first": raw("503 Service Unavailable", {"detail": "Loading model"}),
+}
+
+
+@pytest.mark.parametrize("reply", READY.values(), ids=READY)
+def test_a_server_that_generates_is_ready_however_it_says_so(reply: bytes) -> None:
+    with answering(reply, READY["text"]) as target:
+        ready.wait_ready(ENGINES["openai"], None, target, timeout_s=30.0)
+
+
+def test_the_cause_is_not_replaced_by_an_attempt_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last attempt would have had a tenth of a second."""
+    left_s: list[float] = []
+
+    def fails(target: Target, call: Call, timeout_s: float) -> HttpReply:
+        left_s.append(timeout_s)
+        raise EngineError("no memory" if timeout_s > 0.5 else "no complete answer within 0.1 s")
+
+    monkeypatch.setattr(ready, "send", fails)
+    monkeypatch.setattr(ready, "POLL_S", 0.05)
+    with pytest.raises(EngineError, match="no memory"):
+        ready.wait_ready(ENGINES["openai"], None, Target("http://127.0.0.1:1", "m"), timeout_s=1.6)
+    assert left_s
+    assert min(left_s) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("counts", "grown"), [((3, 5, 9), 4.0), ((100, 3, 105, 7, 110), None), ((100, 0, 4), None)]
+)
+def test_a_counter_that_falls_is_of_more_than_one_life(counts: Sequence[float], grown: float | None) -> None:
+    n = len(counts)
+    at_ns = (np.arange(n) - 1) * 10**9
+    columns = [np.full(n, each, dtype=object) for each in ("engine", "generation_tokens", None)]
+    watched = Telemetry(at_ns, columns[0], columns[1], np.array(counts, dtype=float), columns[2], n - 2.0)
+    figure = watched.grown("engine", "generation_tokens", "tok")
+    if grown is None:
+        assert isinstance(figure, Absent)
+        assert "several" in figure.reason
+    else:
+        assert not isinstance(figure, Absent)
+        assert figure.point == grown

@@ -1,0 +1,237 @@
+"""Streams as servers and gateways really send them, with the right values: eight tokens, at 100 to 240 ms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burstline.loadgen.record.record import Counts, Record, record_of
+from burstline.servers.messages import Read
+from tests.loadgen.making import DONE, MS, capture, chunk, request
+from tests.servers.golden import decode_completion
+
+N = 8
+FIRST_MS, GAP_MS = 100, 20
+TIMES_MS = tuple(FIRST_MS + GAP_MS * k for k in range(N))
+END_MS = TIMES_MS[-1]
+
+Payload = dict[str, Any] | bytes
+Timed = tuple[int, Payload]
+
+
+def said(delta: dict[str, Any], finish: str | None = None, **beside: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **beside}
+
+
+def text(k: int, **beside: Any) -> dict[str, Any]:
+    return said({"content": "x"}, "length" if k == N - 1 else None, **beside)
+
+
+def use(n: int | None, n_prompt: int = 4, **beside: Any) -> dict[str, Any]:
+    return {"prompt_tokens": n_prompt, "completion_tokens": n, **beside}
+
+
+def last(n: int = N, **beside: Any) -> Timed:
+    return END_MS, {"choices": [], "usage": use(n, **beside)}
+
+
+def each(*before: Timed, after: Sequence[Timed] = (), usage: Sequence[int | None] = ()) -> list[Timed]:
+    """Eight events with text, each with a usage block where `usage` has its count."""
+    events = [
+        (at_ms, text(k, **({"usage": use(usage[k])} if usage else {}))) for k, at_ms in enumerate(TIMES_MS)
+    ]
+    return [*before, *events, *after]
+
+
+def of(*deltas: dict[str, Any]) -> list[Timed]:
+    """One event for each delta at the eight times, and then the server's own count."""
+    events = [
+        (at_ms, said(delta, "length" if at_ms == END_MS else None))
+        for at_ms, delta in zip(TIMES_MS, deltas, strict=True)
+    ]
+    return [*events, last()]
+
+
+ROLE = (5, said({"role": "assistant", "content": ""}))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stream, and what its record must say; `source` is who counted."""
+
+    events: list[Timed]
+    source: str | None = "usage"
+    token_n: Sequence[int] = (1,) * N
+    token_ms: Sequence[int] = TIMES_MS
+    n_tok: int | None = N
+    outcome: str = "ok"
+    recounts: Counts = ()
+    head: bytes = b"200 OK"
+    asked: dict[str, Any] = field(default_factory=dict)
+
+
+def thought(k: int) -> dict[str, Any]:
+    return {"reasoning_details": [{"type": "reasoning.text", "text": "hm", "index": k}]}
+
+
+CALL = {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]}
+X = {"content": "x"}
+BEAT = (130, b"data: \n\n")
+
+CASES = {
+    # Counts that are not held against the text beside them.
+    "usage of zeros, the total at the end": Case(each(usage=(0,) * 7 + (N,))),
+    "usage of zeros with the role": Case(each((5, ROLE[1] | {"usage": use(0)}), after=[last()])),
+    "the prompt's usage alone, at the start": Case(each((5, ROLE[1] | {"usage": use(None)}), after=[last()])),
+    "the prompt's usage alone, in each event": Case(each(usage=(None,) * N, after=[last()])),
+    "the final usage in each event": Case(each(usage=(N,) * N)),
+    "usage that stands still for three events": Case(each(usage=(1, 1, 1, 4, 4, 4, 7, 8))),
+    "usage that falls": Case(each(usage=(1, 2, 1, 2, 1, 2, 1, N))),
+    "usage that grows as it should": Case(each(ROLE, usage=range(1, N + 1))),
+    "a role that counts the first token": Case(each((5, ROLE[1] | {"usage": use(1)}), usage=range(1, N + 1))),
+    "usage of zeros throughout": Case(each(usage=(0,) * N), None, n_tok=None),
+    "usage of zeros throughout, and a tokenizer": Case(
+        each(usage=(0,) * N), "tokenizer", recounts=[("tokenizer", N)]
+    ),
+    "a prompt of no tokens": Case(each(after=[last(n_prompt=0)])),
+    # Usage in odd places.
+    "usage in the choice": Case(
+        [*each(), (END_MS, {"choices": [{"index": 0, "delta": {}, "finish_reason": None, "usage": use(N)}]})]
+    ),
+    "usage without choices": Case([*each(), (END_MS, {"usage": use(N)})]),
+    "usage with choices of null": Case([*each(), (END_MS, {"choices": None, "usage": use(N)})]),
+    "usage of a gateway's own": Case([*each(), (END_MS, {"choices": [], "x_groq": {"usage": use(N)}})]),
+    "usage in the words of responses": Case(
+        [*each(), (END_MS, {"choices": [], "usage": {"input_tokens": 4, "output_tokens": N}})]
+    ),
+    "usage before the last text": Case([*each()[:-1], (230, {"choices": [], "usage": use(N)}), each()[-1]]),
+    # Text in fields of other names.
+    "reasoning in details": Case(of(*map(thought, range(4)), X, X, X, X)),
+    "reasoning in details alone": Case(of(*map(thought, range(N)))),
+    "thinking": Case(of({"thinking": "hm"}, {"thinking": "hm"}, X, X, X, X, X, X)),
+    "a refusal": Case(of(*[{"refusal": "no"}] * N)),
+    "parts of content": Case(of(*[{"content": [{"type": "text", "text": "x"}]}] * N)),
+    "a field that nobody knows": Case(of(*[{"role": "assistant", "content": None, "novel": "x"}] * N)),
+    "fields without text": Case(of(*[X | {"provider": "p", "annotations": []}] * N)),
+    "administrative strings before the text": Case(
+        each((5, said({"role": "assistant", "id": "1", "name": "m", "type": "message"})), after=[last()])
+    ),
+    "a tool's call alone": Case(of(*[CALL] * N)),
+    "a function's call of old": Case(of(*[{"function_call": {"name": "f", "arguments": "{"}}] * N)),
+    # Heartbeats, and events that are not understood.
+    "an empty data line": Case(each(BEAT, after=[last()])),
+    "a word": Case(each((130, b"data: ping\n\n"), after=[last()])),
+    "null": Case(each((130, b"data: null\n\n"), after=[last()])),
+    "an event of another type": Case(each((130, b'event: ping\ndata: {"type": "ping"}\n\n'), after=[last()])),
+    "an object without choices": Case(each((130, {"id": "1", "object": "heartbeat"}), after=[last()])),
+    "an empty object first": Case(each((5, {}), after=[last()])),
+    "choices of nothing": Case(each((130, {"choices": []}), after=[last()])),
+    "a choice of nothing": Case(each((130, {"choices": [None]}), after=[last()])),
+    "an error of null": Case(each((130, {"error": None, "choices": []}), after=[last()])),
+    "an error without words": Case(each((130, {"error": {}, "choices": []}), after=[last()])),
+    "a comment": Case(each((130, b": keep-alive\n\n"), after=[last()])),
+    "a broken event is an error": Case(
+        each((130, b"data: {oops\n\n"), after=[last()]), outcome="error_event"
+    ),
+    "heartbeats alone": Case([(5, b"data: \n\n"), (END_MS, {"choices": []})], None, (), (), None, "empty"),
+    # Statuses.
+    "created": Case(each(after=[last()]), head=b"201 Created"),
+    "accepted": Case(each(after=[last()]), head=b"202 Accepted"),
+    # What a tokenizer makes of the text is at most what was asked.
+    "a length stop, text of more": Case(each(), "tokenizer", recounts=[("tokenizer", 11)]),
+    "a length stop, text of fewer": Case(each(), "tokenizer", recounts=[("tokenizer", 6)]),
+    "a length stop far below": Case(
+        each()[:2] + each()[-1:],
+        "tokenizer",
+        token_ms=(100, 120, END_MS),
+        token_n=(1, 1, 1),
+        n_tok=3,
+        recounts=[("tokenizer", 3)],
+    ),
+    "a stop of its own, text of more": Case(
+        [*each()[:-1], (END_MS, said(X, "stop"))], "tokenizer", recounts=[("tokenizer", 11)]
+    ),
+    "all came, though it says stop": Case(
+        [*each()[:-1], (END_MS, said(X, "stop"))], "tokenizer", recounts=[("tokenizer", N)]
+    ),
+    "twice what was asked": Case(
+        [*each()[:-1], (END_MS, said(X, "stop"))],
+        "tokenizer",
+        outcome="long",
+        asked={"n_output_tok": 4},
+        recounts=[("tokenizer", N)],
+    ),
+    # Reasoning that the server counts and does not show.
+    "hidden reasoning with events of its own": Case(
+        [(20 + 10 * k, said({"content": None})) for k in range(N)] + each(after=[last(2 * N)]),
+        n_tok=2 * N,
+        asked={"n_output_tok": 2 * N},
+    ),
+    "hidden reasoning without events": Case(
+        each(after=[last(2 * N, completion_tokens_details={"reasoning_tokens": N})]),
+        n_tok=2 * N,
+        asked={"n_output_tok": 2 * N},
+    ),
+    "reasoning that is shown": Case(
+        [
+            *of(*[{"reasoning": "hm"}] * 4, X, X, X, X)[:-1],
+            last(completion_tokens_details={"reasoning_tokens": 4}),
+        ]
+    ),
+}
+
+
+def record_(case: Case, decode: Any = decode_completion) -> Record:
+    head = b"HTTP/1.1 " + case.head + b"\r\ncontent-type: text/event-stream\r\n"
+    reads = [Read(MS, None, head + b"transfer-encoding: chunked\r\n\r\n")]
+    for at_ms, payload in sorted(case.events, key=lambda row: row[0]):
+        data = payload if isinstance(payload, bytes) else b"data: " + orjson.dumps(payload) + b"\n\n"
+        reads.append(Read(at_ms * MS, None, chunk(data)))
+    reads.append(Read(END_MS * MS, None, chunk(DONE) + b"0\r\n\r\n"))
+    return record_of(request(**{"n_output_tok": N} | case.asked), capture(reads), decode, case.recounts)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_stream_of_another_habit_has_the_same_times_and_counts(case: Case) -> None:
+    record = record_(case)
+    assert record.outcome == case.outcome, record.error
+    assert list(record.token_ns) == [at_ms * MS for at_ms in case.token_ms]
+    assert list(record.token_n) == list(case.token_n)
+    assert (record.output_tok, record.output_source) == (case.n_tok, case.source)
+
+
+NOISE = (
+    b"data: \n\n",
+    b"data: ping\n\n",
+    b"data: null\n\n",
+    b"data: 7\n\n",
+    b"data: {}\n\n",
+    b": keep-alive\n\n",
+    b'event: ping\ndata: {"type":"ping"}\n\n',
+    b'data: {"choices":[]}\n\n',
+    b'data: {"choices":[],"usage":null,"extra":{"text":"x"}}\n\n',
+    b'data: {"id":"1","error":null,"choices":[]}\n\n',
+)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, END_MS), st.sampled_from(NOISE)), max_size=6),
+    st.sampled_from(
+        ["reasoning in details", "usage of zeros, the total at the end", "usage that grows as it should"]
+    ),
+)
+def test_no_heartbeat_anywhere_changes_a_record(noise: list[tuple[int, bytes]], name: str) -> None:
+    case = CASES[name]
+    quiet, noisy = record_(case), record_(replace(case, events=[*case.events, *noise]))
+    assert replace(noisy, n_events=0, n_reads=0) == replace(quiet, n_events=0, n_reads=0)
+
+
+def test_tokens_without_text_are_named() -> None:
+    case = Case([(END_MS, said({"content": ""}, "length", usage=use(32)))], outcome="empty")
+    record = record_(replace(case, asked={"n_output_tok": 32}))
+    assert record.outcome == "empty"
+    assert record.error == "the server counted 32 tokens and sent no text"
