@@ -20,10 +20,9 @@ import orjson
 
 from burstline.servers.redact import printable, without_known
 
-_NO_BREAK = "\u00a0"
 _PLAIN = "→ -> ← <- ↑ ^ ↓ v ± +- × x µ u – - − - ⁻ ^- … ... ≤ <= ≥ >= ∞ inf ✓ + ✕ x ★ * · - › >"
 _RAISED = {raised: f"[{k}]" for k, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-SIGNS: Final = str.maketrans(dict(re.findall(r"(\S) (\S+)", _PLAIN)) | _RAISED | {_NO_BREAK: " "})
+SIGNS: Final = str.maketrans(dict(re.findall(r"(\S) (\S+)", _PLAIN)) | _RAISED | {"\u00a0": " "})
 """What stands for our signs where the terminal's encoding lacks some of them."""
 
 

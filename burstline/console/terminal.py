@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from burstline.reports.blocks import Banner, Block
@@ -16,11 +16,11 @@ SHADES: Final = {"good": "32", "warn": "33", "bad": "31"}
 
 def show(blocks: Sequence[Block]) -> None:
     """Print blocks; what is no terminal gets whole lines, and no colour."""
-    signs: Mapping[int, str] = getattr(sys.stdout, "signs", {})
-    if not sys.stdout.isatty():
-        print(text(blocks, signs=signs))
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
+    shown = text(blocks, width, getattr(sys.stdout, "signs", None))
+    if width is None:
+        print(shown)
         return
-    shown = text(blocks, shutil.get_terminal_size((100, 24)).columns, signs)
     shown = "\n" + printable(without_known(shown))
     if "NO_COLOR" not in os.environ:
         for banner in (block for block in blocks if isinstance(block, Banner)):

@@ -16,11 +16,11 @@ from tests.reports import synthetic
 def _figures_must_be_drawn() -> Iterator[None]:
     """A page shows a note where a figure cannot be drawn; a test of a page must fail."""
 
-    def fails(name: str, width: float, error: Exception) -> None:
-        raise error
+    def fails(why: str) -> str:
+        raise AssertionError(why)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "undrawn", fails)
+        patch.setattr(drawing, "escape", fails)
         yield
 
 

@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -29,7 +30,6 @@ from tests.reports import synthetic
 from tests.reports.pages import answer_of, page_of
 from tests.reports.synthetic_sweep import finished_run
 
-UNDRAWN = drawing.undrawn
 DRAWN = [pytest.param(name, marks=pytest.mark.drawn) for name in ("burst", "metal")]
 RUNS = (*DRAWN, "lossy", "hopeless", "single")
 
@@ -381,7 +381,7 @@ def test_a_figure_that_fails_leaves_a_note_and_the_page_is_written(lossy, tmp_pa
         raise RuntimeError("Failed to process <string> with tex")
 
     folder = shutil.copytree(lossy.path, tmp_path / "run")
-    monkeypatch.setattr(drawing, "undrawn", UNDRAWN)
+    monkeypatch.setattr(drawing, "escape", escape)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
     write_report(RunDir(folder))
     html = (folder / "report.html").read_text("utf-8")

@@ -237,14 +237,12 @@ class Dispatcher:
     def refuse_waiting(self) -> None:
         """Fail what waits for a connection that cannot be had: all where none is on its way any more.
 
-        Else one for each try that failed for good, the longest waiting first, and only by a try that began
-        after its own dispatch: what failed before says nothing of it.
+        Else one for each try that began after its dispatch and failed for good, the longest waiting first.
         """
-        pool, waiting = self._pool, self._waiting
+        pool, waiting, refused = self._pool, self._waiting, []
         refusals, pool.refusals = pool.refusals, []
         if pool.failure is not None and pool.is_settled:
             refusals = [(NEVER, pool.failure)] * len(waiting)
-        refused = []
         for began_ns, why in refusals:
             while waiting and waiting[0].failure is not None:
                 waiting.popleft()

@@ -19,10 +19,7 @@ _N_OWN_FDS, _N_OWN_PORTS = 64, 16
 
 
 def ensure_fd_limit(n_connections: int) -> None:
-    """Raise the soft limit of open files so that `n_connections` sockets fit.
-
-    Raises WorkloadError where the hard limit is too low.
-    """
+    """Let so many sockets be open at once; WorkloadError where the hard limit is too low."""
     need = n_connections + _N_OWN_FDS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
@@ -36,8 +33,7 @@ def ensure_fd_limit(n_connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
 
 
-# include/net/tcp_states.h; then 127.0.0.1 and ::1 as the kernel prints them.
-_TIME_WAIT, _LISTEN = "06", "0A"
+_TIME_WAIT, _LISTEN = "06", "0A"  # include/net/tcp_states.h
 _LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
@@ -82,11 +78,8 @@ class Usage:
         return cls(time.monotonic(), used.ru_utime + used.ru_stime, used.ru_nivcsw)
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(
-            self.wall_s - other.wall_s,
-            self.cpu_s - other.cpu_s,
-            self.n_involuntary - other.n_involuntary,
-        )
+        wall_s, cpu_s = self.wall_s - other.wall_s, self.cpu_s - other.cpu_s
+        return Usage(wall_s, cpu_s, self.n_involuntary - other.n_involuntary)
 
 
 class CpuClock:

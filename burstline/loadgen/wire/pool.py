@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.network import Network
 from burstline.servers.host.wishes import send_at_once, stamp_reads
+from burstline.servers.protocol.destination import NEXT_ADDRESS_S
 
 IN: Final = 1
 OUT: Final = 4
@@ -122,8 +123,7 @@ class Channel:
 _MAX_CONNECTING = 24
 _CONNECT_TIMEOUT_NS = 10_000_000_000
 _N_TRIES = 4
-# RFC 8305, section 5: so long an address may be silent before the next one gets its turn.
-_NEXT_ADDRESS_NS = 250_000_000
+_NEXT_ADDRESS_NS = int(NEXT_ADDRESS_S * 1e9)
 
 # A server that closes connections within a second, before any request, is asked more and more slowly.
 _STILLBORN_NS = 1_000_000_000
@@ -132,14 +132,6 @@ _LONGEST_PAUSE_NS = 1_000_000_000
 _N_STILLBORN = 5
 
 now = time.monotonic_ns
-
-
-def _prepared(sock: socket.socket) -> socket.socket:
-    """Never waited for; what is sent leaves at once, and what comes is stamped."""
-    sock.setblocking(False)
-    send_at_once(sock)
-    stamp_reads(sock)
-    return sock
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -167,6 +159,9 @@ class Connection:
     def __post_init__(self) -> None:
         self.fd = self.sock.fileno()  # kept: `fileno()` is -1 once the socket is closed
         self.recvmsg_into = self.sock.recvmsg_into
+        self.sock.setblocking(False)
+        send_at_once(self.sock)
+        stamp_reads(self.sock)
 
 
 class Pool:
@@ -208,9 +203,7 @@ class Pool:
 
     def adopt(self, sock: socket.socket) -> Connection:
         """A connection that stands already, read like any other and never idle: the canary's."""
-        connection = Connection(_prepared(sock), 0)
-        connection.adopted = True
-        connection.connected_ns = now()
+        connection = Connection(sock, 0, connected_ns=now(), adopted=True)
         self.by_fd[connection.fd] = connection
         self._poller.register(connection.fd, IN)
         return connection
@@ -251,8 +244,7 @@ class Pool:
         del self._connecting[connection]
         self.idle[connection] = None
         self.failure = None
-        if self._best is None:
-            self._best = connection.place
+        self._best = connection.place if self._best is None else self._best
         self.want(self._n_wanted)
         return True
 
@@ -284,9 +276,10 @@ class Pool:
     def tick(self, at_ns: int) -> None:
         """Try again what failed, give up what takes too long."""
         self.sweep()
-        late = [c for c in self._connecting if at_ns - c.opened_ns > self._patience_ns(c)]
-        for connection in late:
-            self._miss(connection, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        for each in list(self._connecting):  # an address that has never answered is passed over soon, once
+            passes_soon = 1 < len(self._addresses) > each.tries and each.place != self._best
+            if at_ns - each.opened_ns > (_NEXT_ADDRESS_NS if passes_soon else _CONNECT_TIMEOUT_NS):
+                self._miss(each, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
         # Out of the list first: a try that fails at once enters it again, or empties it.
         n = max(0, _MAX_CONNECTING - len(self._connecting))
         again, self._retries = self._retries[:n], self._retries[n:]
@@ -305,11 +298,6 @@ class Pool:
         if self._network is not None and connection.connected_ns is not None and not connection.adopted:
             self._network.leave(connection.sock)
 
-    def _patience_ns(self, connection: Connection) -> int:
-        """How long a try may take: an address that has never answered is passed over soon, once."""
-        passes_soon = 1 < len(self._addresses) > connection.tries and connection.place != self._best
-        return _NEXT_ADDRESS_NS if passes_soon else _CONNECT_TIMEOUT_NS
-
     def _open(self, tries: int) -> bool:
         place = ((self._best or 0) + tries) % len(self._addresses)
         family, address = self._addresses[place]
@@ -318,13 +306,12 @@ class Pool:
         except OSError as error:  # out of file descriptors, as a rule
             self.failure = f"cannot open a socket: {error}"
             return False
-        connection = Connection(_prepared(sock), tries, place)
+        connection = Connection(sock, tries, place)
         self.by_fd[connection.fd] = connection
         self._connecting[connection] = None
         # Before the connect: on the loopback it may stand, or be refused, before `connect_ex` returns.
         self._poller.register(connection.fd, OUT)
-        code = sock.connect_ex(address)
-        if code not in (0, errno.EINPROGRESS):
+        if (code := sock.connect_ex(address)) not in (0, errno.EINPROGRESS):
             self._miss(connection, OSError(code, os.strerror(code)))
             return False
         return True
@@ -336,8 +323,7 @@ class Pool:
             if not received:
                 raise ConnectionResetError(errno.ECONNRESET, "closed during the TLS handshake")
         else:
-            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
+            if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, os.strerror(code))
             self._poller.modify(connection.fd, IN)
             if self._tls is None:
@@ -348,12 +334,10 @@ class Pool:
         return standing
 
     def _miss(self, connection: Connection, error: OSError | ssl.SSLError) -> None:
-        tries, n_tries = connection.tries + 1, _N_TRIES
+        tries, n = connection.tries + 1, len(self._addresses)
         self.drop(connection)
-        if isinstance(error, TimeoutError | ssl.SSLError):
-            n_tries = len(self._addresses)
-            n_tries += n_tries if self._best is None and n_tries > 1 else 0  # each once with more patience
-        if tries < n_tries:
+        twice = self._best is None and n > 1  # the second time with more patience
+        if tries < (n * (1 + twice) if isinstance(error, TimeoutError | ssl.SSLError) else _N_TRIES):
             self._retries.append(tries)
             return
         host, port = self._addresses[connection.place][1][:2]

@@ -96,13 +96,8 @@ def attempt(name: str, width: float, draw: Callable[[str, float], Drawing]) -> D
     try:
         return draw(name, width)
     except Exception as error:  # matplotlib, with fonts and files of the user's
-        return undrawn(name, width, error)
-
-
-def undrawn(name: str, width: float, error: Exception) -> Drawing:
-    """What stands in place of a figure that could not be drawn."""
-    why = escape(f"This figure could not be drawn: {type(error).__name__}: {error}"[:200])
-    return Drawing(name, f'<text y="20">{why}</text>', width, 50.0, None)
+        why = escape(f"This figure could not be drawn: {type(error).__name__}: {error}"[:200])
+        return Drawing(name, f'<text y="20">{why}</text>', width, 50.0, None)
 
 
 def in_both_widths(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from textwrap import TextWrapper
-from types import MappingProxyType
+from textwrap import wrap
 
 from burstline.reports.blocks import (
     Answer,
     Banner,
     Block,
-    Cell,
     Command,
     Findings,
     Folded,
@@ -24,15 +22,13 @@ from burstline.reports.blocks import (
 from burstline.reports.number_format import RAISED
 
 
-def text(
-    blocks: Iterable[Block], width: int | None = None, signs: Mapping[int, str] = MappingProxyType({})
-) -> str:
+def text(blocks: Iterable[Block], width: int | None = None, signs: Mapping[int, str] | None = None) -> str:
     """The blocks, an empty line between them; no line break at the end.
 
     Within a `width` sentences break, and a table goes on below with the columns that are left. `signs` are
     those to be replaced, as for `str.translate`.
     """
-    shown = (_block(block, width, signs).translate(signs) for block in blocks)
+    shown = (_block(block, width, signs or {}).translate(signs or {}) for block in blocks)
     return "\n\n".join(_wrapped(each, width) if width else each for each in shown if each)
 
 
@@ -41,9 +37,7 @@ def _wrapped(shown: str, width: int) -> str:
     lines = []
     for line in shown.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        own = TextWrapper(
-            width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        ).wrap(line)
+        own = wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         lines += own if len(line) > width else [line]
     return "\n".join(lines)
 
@@ -94,7 +88,8 @@ def _table(table: Table, width: int | None, signs: Mapping[int, str]) -> str:
         split = column.numeric and any(row[k].detail for row in cells)
         grid[0] += [column.title, ""] if split else [column.title]
         for line, row in zip(grid[1:], cells, strict=True):
-            shown = [_text(row[k]), row[k].detail]
+            note = "" if row[k].note is None else str(row[k].note).translate(RAISED)
+            shown = [row[k].text + note, row[k].detail]
             line += shown if split else [" ".join(filter(None, shown))]
     grid = [[cell.translate(signs) for cell in line] for line in grid]  # before they are aligned
     notes = [f"  {str(k).translate(RAISED)} {note}" for k, note in enumerate(table.notes, 1)]
@@ -124,10 +119,6 @@ def _fitted(grid: Sequence[Sequence[str]], words: Sequence[int], width: int | No
         columns([[row[k] for k in part] for row in grid], [at for at, k in enumerate(part) if k in words])
         for part in parts
     )
-
-
-def _text(cell: Cell) -> str:
-    return cell.text if cell.note is None else f"{cell.text}{str(cell.note).translate(RAISED)}"
 
 
 def columns(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:

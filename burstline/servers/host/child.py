@@ -134,18 +134,13 @@ class Child(AbstractContextManager["Child", None]):
                 raise ChildLostError(f"{self.name} did not answer {within}")
             message = self.connection.recv()
         except (EOFError, OSError):
-            raise ChildLostError(f"{self.name} {self._how_it_ended()}") from None
+            with suppress(subprocess.TimeoutExpired):  # it is ending: the exit code says how
+                self._process.wait(END_S)
+            how = "closed its connection" if self.exit_code is None else self.how_it_ended()
+            raise ChildLostError(f"{self.name} {how}") from None
         if isinstance(message, Failed):
             raise message.error
         return message
-
-    def _how_it_ended(self) -> str:
-        """Its connection has ended, so it is ending: the exit code says how, its output perhaps why."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        if self.exit_code is None:
-            return "closed its connection"
-        return self.how_it_ended()
 
     def how_it_ended(self) -> str:
         """`ended with exit code 1: OSError: ...`: the last line of what it printed says why."""

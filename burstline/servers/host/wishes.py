@@ -8,9 +8,8 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
-SO_TIMESTAMPNS: Final = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
+SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
 
 
 def send_at_once(sock: socket.socket) -> None:
@@ -21,8 +20,8 @@ def send_at_once(sock: socket.socket) -> None:
 
 def stamp_reads(sock: socket.socket) -> None:
     """Have the kernel stamp what comes; without, only our own reads say when that was."""
-    with suppress(OSError):
-        if sys.platform == "linux" and sys.maxsize > 2**32:
+    if sys.platform == "linux" and sys.maxsize > 2**32:
+        with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 

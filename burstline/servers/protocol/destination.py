@@ -69,7 +69,6 @@ class Destination:
         return self.url.hostname or ""
 
     def addresses(self) -> list[tuple[int, Any]]:
-        """Every (address family, socket address) of the host."""
         return addresses_of(self.host, self.port)
 
     def connected(self, timeout_s: float) -> socket.socket:
@@ -84,14 +83,13 @@ class Destination:
                 sock.settimeout(max(1e-3, min(patience_s, share_s)))
                 try:
                     sock.connect(address)
+                    sock.settimeout(timeout_s)
+                    _answered[self.host, self.port] = address
+                    return sock
                 except OSError as error:
                     sock.close()
                     why = str(error)
                     silent += [(family, address)] if isinstance(error, TimeoutError) else []
-                    continue
-                sock.settimeout(timeout_s)
-                _answered[self.host, self.port] = address
-                return sock
         if silent:
             why = f"no connection to {' or '.join(str(at[0]) for _, at in silent)} within {timeout_s:g} s"
         raise OSError(f"{why}{_proxy_hint(self.host)}")
@@ -147,9 +145,8 @@ def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        hint = _proxy_hint(host)
-        raise EngineError(f"cannot find the host {host!r}: {why}; check the URL{hint}") from error
+        why = f"{getattr(error, 'strerror', None) or error}; check the URL{_proxy_hint(host)}"
+        raise EngineError(f"cannot find the host {host!r}: {why}") from error
     return [(family, address) for family, _, _, _, address in found]
 
 
