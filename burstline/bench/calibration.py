@@ -117,6 +117,7 @@ def may_calibrate(asked: bool) -> bool:
 
 def measure_again(run: RunDir, hints: Hints, say: Callable[[str], None]) -> None:
     """Measure the CPU whose calibration this run exceeded: its load is over, and its server stopped."""
+    say("This run was faster than what was measured of this CPU, so that is measured again")
     (run.path / DEVICE_FILE).unlink()
     note_measured(run, hints, say, calibrate=True)
 

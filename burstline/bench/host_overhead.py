@@ -115,12 +115,11 @@ def _slowness(log: Log, deployment: Deployment, calibration: Calibration) -> flo
 def fit_of(log: Log, kernels_s: Callable[[Step], float], slowness: float = 1.0) -> HostFit | None:
     """From steps in a row, and what their kernels take; None where there are too few that only decode.
 
-    The machine was so many times slower than when the kernels were measured.
-
-    A step lasts until the next begins, in wall or CPU time, whichever is less: in the one other processes
-    count, in the other a second core. What it lasts beside its kernels is, where it only decodes, a part of
-    the step and one of each token, by least squares of the relative error; what these leave of the other
-    steps is the prompts'.
+    `slowness` is how many times slower the machine was than when the kernels were measured. A step lasts
+    until the next begins, in wall or CPU time, whichever is less: in the one other processes count, in the
+    other a second core. What it lasts beside its kernels is, where it only decodes, a part of the step and
+    one of each token, by least squares of the relative error; what these leave of the other steps is the
+    prompts'.
     """
     rows = zip(log["new_tok"][:-1], log["context_tok"][:-1], log["n_logits"][:-1], strict=True)
     spent_s = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])) / 1e9 / slowness

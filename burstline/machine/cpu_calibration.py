@@ -21,10 +21,9 @@ from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
     cached_file,
-    device_table,
     read_device_file,
 )
-from burstline.roofline.device.device import Device
+from burstline.roofline.device.device import Device, device_table
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled

@@ -20,10 +20,11 @@ from burstline.loadgen.record.rundir import RunDir
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
-from burstline.roofline.device.calibration import device_table, device_toml, load_calibration
-from burstline.roofline.device.device import load_device
+from burstline.roofline.device.calibration import device_toml, load_calibration
+from burstline.roofline.device.device import device_table, load_device
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.families import bundled_config, bundled_models, config_file, quant_of
+from burstline.roofline.model.checkpoint import config_file, quant_of
+from burstline.roofline.model.families import bundled_config, bundled_models
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES

@@ -112,6 +112,10 @@ class CpuTime:
         return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
 
 
+NAMED: Final = 0.01
+"""The share of the machine from which on a process is named."""
+
+
 class Beside:
     """Who else computes on this machine, from when it is made; those of this process and its children not."""
 
@@ -123,9 +127,10 @@ class Beside:
         now = CpuTime.now()
         share, all_s = self._began.others_until(now), max(now.all_s - self._began.all_s, 1e-9)
         used = sorted(
-            (s - self._used.get(pid, ("", 0))[1], pid, name) for pid, (name, s) in _used_s().items()
+            ((s - self._used.get(pid, ("", 0))[1]) / all_s, pid, name) for pid, (name, s) in _used_s().items()
         )
-        return share, ", ".join(f"{name} (pid {pid}) {s / all_s:.0%}" for s, pid, name in used[:-3:-1])
+        most = [f"{name} (pid {pid}) {part:.0%}" for part, pid, name in used[:-3:-1] if part >= NAMED]
+        return share, ", ".join(most) or "processes that have ended, or other virtual machines"
 
 
 def _used_s() -> dict[int, tuple[str, float]]:

@@ -248,6 +248,14 @@ def test_who_computes_beside_a_measurement_is_named(monkeypatch):
     assert Beside().others() == (pytest.approx(0.4), "rustc (pid 7) 24%, new (pid 9) 12%")
 
 
+def test_a_process_that_took_next_to_nothing_is_not_named(monkeypatch):
+    """Those that took it have ended, or run in other virtual machines."""
+    monkeypatch.setattr(host_facts, "_used_s", lambda: {7: ("python", 1.0)})
+    times = iter([CpuTime(100.0, 50.0, 10.0), CpuTime(120.0, 55.0, 11.0)])
+    monkeypatch.setattr(CpuTime, "now", lambda: next(times))
+    assert Beside().others() == (pytest.approx(0.2), "processes that have ended, or other virtual machines")
+
+
 @pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.timeout(300)

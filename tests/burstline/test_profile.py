@@ -19,6 +19,7 @@ from burstline.servers.messages import EngineError, Target
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 from tests.burstline.answering import answering
+from tests.verdicts import done
 
 RECORDED = "tests/golden/profile"
 ON_CPU = ("--model", "reference", "--device", f"{RECORDED}/cpu.toml")
@@ -32,7 +33,7 @@ def profiled_run(tmp_path_factory):
     device.write_text(re.sub(r"(bytes_per_s = \S+e)\+10", r"\1+12", fast))
     load = "--requests 12 --concurrency 4 --prompt-tokens 64 --output-tokens 8"
     argv = ["run", "--engine", "reference", *load.split(), "--profile", "--device", str(device)]
-    assert main([*argv, "--no-canary", "-q", "--out", str(out)]) == 0
+    assert done(main([*argv, "--no-canary", "-q", "--out", str(out)]), out)
     (path,) = out.iterdir()
     return path
 

@@ -69,6 +69,8 @@ OUTCOMES = {
         "error_event",
     ),
     "reset before the end": (request(3), [(10, event())], "reset", "reset"),
+    "reset after heartbeats alone": (request(3), [(10, b"data: {}\n\n")], "reset", "reset"),
+    "nothing but heartbeats": (request(3), [(10, b"data: {}\n\n")], None, "error_event"),
     "reset after the end": (request(3), [*THREE, (30, usage(3)), (30, DONE)], "reset", "ok"),
     "out of time amid the stream": (request(3), [(10, event())], "timeout", "timeout"),
     "cancelled amid the stream": (request(3), [(10, event())], "cancelled", "cancelled"),

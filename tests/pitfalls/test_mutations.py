@@ -93,8 +93,8 @@ MUTATIONS = (
     Mutation(
         "a 200 is a success whatever its stream says",
         record._outcome,
-        "if reply.error is not None:",
-        "if False:",
+        "if reply.error is not None and",
+        "if False and",
         LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(

@@ -9,7 +9,8 @@ import pytest
 from burstline.cli import main
 from burstline.machine.hardware import config_at
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.families import bundled_config, load_model, quant_of, read_config
+from burstline.roofline.model.checkpoint import quant_of
+from burstline.roofline.model.families import bundled_config, load_model, read_config
 from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Quant

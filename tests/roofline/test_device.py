@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import DTYPES, bundled_devices, load_device, read_device
 from burstline.roofline.errors import RooflineError
 
@@ -123,6 +124,14 @@ def test_a_users_file_with_a_mistake_is_refused(tmp_path, old, new, says):
     path.write_text(FILE.replace(old, new))
     with pytest.raises(RooflineError, match=says):
         load_device(str(path))
+
+
+def test_a_users_file_of_other_bytes_is_refused(tmp_path):
+    path = tmp_path / "laptop.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    for read in (load_device, load_calibration):
+        with pytest.raises(RooflineError, match="is not TOML"):
+            read(str(path))
 
 
 def test_a_file_that_is_not_there_is_said_so():

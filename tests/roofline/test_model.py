@@ -9,7 +9,8 @@ import pytest
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.families import FAMILIES, quant_of, read_config
+from burstline.roofline.model.checkpoint import quant_of
+from burstline.roofline.model.families import FAMILIES, read_config
 from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Dense, Moe, Quant

@@ -180,7 +180,8 @@ def test_a_counter_that_falls_is_of_more_than_one_life(counts: Sequence[float], 
     at_ns = (np.arange(n) - 1) * 10**9
     columns = [np.full(n, each, dtype=object) for each in ("engine", "generation_tokens", None)]
     watched = Telemetry(at_ns, columns[0], columns[1], np.array(counts, dtype=float), columns[2], n - 2.0)
-    figure = watched.grown("engine", "generation_tokens", "tok")
+    figure, change = (f("engine", "generation_tokens", "tok") for f in (watched.grown, watched.change))
+    assert not isinstance(change, Absent), "a gauge may fall"
     if grown is None:
         assert isinstance(figure, Absent)
         assert "several" in figure.reason

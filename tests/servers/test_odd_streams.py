@@ -83,7 +83,7 @@ X = {"content": "x"}
 BEAT = (130, b"data: \n\n")
 
 CASES = {
-    # Counts that are not held against the text beside them.
+    # What usage counts, which may disagree with the text beside it.
     "usage of zeros, the total at the end": Case(each(usage=(0,) * 7 + (N,))),
     "usage of zeros with the role": Case(each((5, ROLE[1] | {"usage": use(0)}), after=[last()])),
     "the prompt's usage alone, at the start": Case(each((5, ROLE[1] | {"usage": use(None)}), after=[last()])),
@@ -115,7 +115,7 @@ CASES = {
     "thinking": Case(of({"thinking": "hm"}, {"thinking": "hm"}, X, X, X, X, X, X)),
     "a refusal": Case(of(*[{"refusal": "no"}] * N)),
     "parts of content": Case(of(*[{"content": [{"type": "text", "text": "x"}]}] * N)),
-    "a field that nobody knows": Case(of(*[{"role": "assistant", "content": None, "novel": "x"}] * N)),
+    "an unknown field": Case(of(*[{"role": "assistant", "content": None, "novel": "x"}] * N)),
     "fields without text": Case(of(*[X | {"provider": "p", "annotations": []}] * N)),
     "administrative strings before the text": Case(
         each((5, said({"role": "assistant", "id": "1", "name": "m", "type": "message"})), after=[last()])

@@ -54,8 +54,8 @@ _LOOK_AHEAD: Final = 10_000
 """The number of requests prepared before they are due: all of a burst, a part of a long run."""
 _POLL_S: Final = 0.01
 ABANDONED: Final = "abandoned"
-WITHOUT_IDS: Final = "the reply has no token ids for the next turn's prompt: pass --endpoint chat"
 """How an exchange ends whose client was to hang up; an `Outcome` of a record has this name."""
+WITHOUT_IDS: Final = "the reply has no token ids for the next turn's prompt: pass --endpoint chat"
 _OPENING_S: Final = 60.0
 """How long opening connections may delay the start; what lacks one then waits within its own deadline."""
 
@@ -180,10 +180,10 @@ class _Drive:
     def _content(self, exchange: Exchange) -> ReplyContent | None:
         """The reply's text for later turns; None if it failed or lacks the text."""
         head = exchange.head
-        if exchange.failure is not None or head is None or not 200 <= head.status < 300 or self._stopped:
+        if exchange.failure is not None or head is None or self._stopped:
             return None
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-        return reply_content(reply)
+        return reply_content(reply) if reply.ok else None
 
     def _n_tokens(self, exchange: Exchange) -> int:
         """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""

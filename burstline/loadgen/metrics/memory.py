@@ -102,7 +102,7 @@ def _per(amount: Figure, rate: Figure, unit: str) -> Figure:
 
 def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
     """How much more a gauge shows after the load than before; None where the engine does not have it."""
-    grown = watched.grown("engine", gauge, unit)
+    grown = watched.change("engine", gauge, unit)
     if isinstance(grown, Absent):
         return grown if len(watched.series("engine", gauge)[1]) else None
     return measured(max(0.0, grown.point), unit, "", grown.n)

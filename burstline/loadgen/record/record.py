@@ -287,7 +287,8 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
         return failure  # whatever the part that was kept looks like
     if tokens.beyond is not None:
         return Outcome.OK  # all that was asked for came, whatever became of the rest
-    if reply.error is not None:
+    only_unknown = bool(reply.events) and all(event.kind is Kind.UNKNOWN for event in reply.events)
+    if reply.error is not None and (failure is None or not only_unknown):
         return Outcome.ERROR_EVENT
     if failure is not None and not reply.terminated:
         return failure

@@ -106,7 +106,13 @@ class Telemetry:
         return measured(largest, unit, self.why_missing(source, name), len(values))
 
     def grown(self, source: str, name: str, unit: str) -> Figure:
-        """How much a counter grew over the load; Absent where it was not read both before and after."""
+        """How much a counter grew over the load; Absent where it fell, or was not read before and after."""
+        if (np.diff(self.series(source, name)[1]) < 0).any():
+            return Absent(f"{name} fell: the server started again, or several answer in turn")
+        return self.change(source, name, unit)
+
+    def change(self, source: str, name: str, unit: str) -> Figure:
+        """What a gauge shows after the load less what it showed before, as `grown` has it."""
         at_s, values = self.series(source, name)
         before, after = values[at_s <= 0], values[at_s >= self.length_s]
         if not len(values):
@@ -115,8 +121,6 @@ class Telemetry:
             return Absent(f"{name} was first read {at_s[0]:.2g} s into the load")
         if not len(after):
             return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
-        if (np.diff(values) < 0).any():
-            return Absent(f"{name} fell: the server started again, or several answer in turn")
         return measured(float(after[-1] - before[-1]), unit, "", len(values))
 
     def restarted(self, source: str, *names: str) -> Figure:

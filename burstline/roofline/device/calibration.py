@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.roofline.device.device import Device, Level, Link, read_device
+from burstline.roofline.device.device import Device, Level, Link, device_table, read_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 
@@ -184,7 +184,7 @@ def load_calibration(device: Device | str) -> Calibration:
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
-        table = tomllib.loads(Path(device).read_text("utf-8")).get("calibration")
+        table = device_table(Path(device).read_bytes(), device).get("calibration")
         if table is None:
             raise RooflineError(f"{device} has no [calibration] table; make one with `burstline calibrate`")
         return read_calibration(table, device)
@@ -253,14 +253,6 @@ def _read(table: Mapping[str, Any]) -> Calibration:
         HostFit(**table["host"]) if "host" in table else None,
         Conditions(**table["conditions"]) if "conditions" in table else None,
     )
-
-
-def device_table(data: str | bytes, path: object) -> dict[str, Any]:
-    """What `path` holds; RooflineError where it is no TOML."""
-    try:
-        return tomllib.loads(data if isinstance(data, str) else data.decode())
-    except ValueError as error:
-        raise RooflineError(f"{path} is damaged: {error}") from None
 
 
 def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibration]:

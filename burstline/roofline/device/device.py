@@ -110,7 +110,8 @@ def load_device(name_or_path: str) -> Device:
         path = Path(name_or_path)
         if not path.is_file():
             raise RooflineError(f"no device file at {name_or_path}")
-        return _read_file(path)
+        table = device_table(path.read_bytes(), path)
+        return read_device(table.get("id", path.stem), table)
     by_name = _bundled_by_name()
     key = _plain(name_or_path)
     if key in by_name:
@@ -174,12 +175,12 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
     )
 
 
-def _read_file(path: Path) -> Device:
+def device_table(data: str | bytes, path: object) -> dict[str, Any]:
+    """What `path` holds; RooflineError where it is no TOML."""
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(data if isinstance(data, str) else data.decode())
+    except ValueError as error:
         raise RooflineError(f"{path} is not TOML: {error}") from error
-    return read_device(table.get("id", path.stem), table)
 
 
 @cache

@@ -1,17 +1,13 @@
 """Models by name, folder or config.json, as a `ModelShape`: one reader per family of architectures."""
 
 import difflib
-import json
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.checkpoint import DTYPES, config_file, held_by, json_object, quant_of, text_part
 from burstline.roofline.model.shapes import (
-    ELEMENT_BYTES,
     QUANTS,
     Attention,
     DeltaNet,
@@ -23,9 +19,6 @@ from burstline.roofline.model.shapes import (
     Quant,
 )
 
-_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_Group = tuple[Quant, Sequence[str]]
-
 _FOLDER = Path(__file__).parent / "configs"
 
 
@@ -36,7 +29,7 @@ def bundled_models() -> list[str]:
 
 def bundled_config(name: str) -> dict[str, Any]:
     """A bundled model's config.json, parsed."""
-    return _json_object(_FOLDER / f"{name}.json")
+    return json_object(_FOLDER / f"{name}.json")
 
 
 def load_model(name_or_path: str, quant: str | None = None) -> tuple[ModelShape, Quant]:
@@ -56,59 +49,7 @@ def load_model(name_or_path: str, quant: str | None = None) -> tuple[ModelShape,
         )
     config = config_file(path)
     model = read_config(config, name)
-    return model, QUANTS[quant] if quant else _held(path.parent, model, quant_of(config, model))
-
-
-def _held(folder: Path, model: ModelShape, quant: Quant) -> Quant:
-    """The storage with the bytes of the folder's own weights, where they are another number than it says."""
-    n_bytes, index = 0, folder / "model.safetensors.index.json"
-    names = _json_object(index).get("weight_map", {}).values() if index.is_file() else ["model.safetensors"]
-    paths = {folder / name for name in names}
-    if quant.experts_only or not paths or not all(path.is_file() for path in paths):
-        return quant
-    for path in paths:
-        with path.open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), 1 << 30))
-        try:
-            for name, row in json.loads(header).items():
-                layer = re.search(r"layers\.(\d+)\.", name)  # those beyond the last predict further tokens
-                unused = _UNSERVED.search(name) or (model.tied and "lm_head" in name)
-                if not unused and (layer is None or int(layer[1]) < model.n_layers):
-                    n_bytes += row["data_offsets"][1] - row["data_offsets"][0]
-        except (ValueError, TypeError, LookupError, AttributeError):
-            raise RooflineError(f"{path} is cut or no safetensors file; expected a header of JSON") from None
-    linears = [(layer.count * each.params, quant.of(each.name).weight_bytes)
-               for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
-    others = (model.params() - sum(n for n, _ in linears)) * ELEMENT_BYTES[quant.stream]
-    held = (n_bytes - others) / sum(n * each for n, each in linears)
-    if held <= 0 or abs(held - 1) < 0.03:
-        return quant
-    return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
-
-
-_UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.|\.attn\.bias$")
-
-
-def config_file(path: Path) -> dict[str, Any]:
-    """A config.json, with what `hf_quant_config.json` beside it says of the storage (as NVIDIA writes it)."""
-    config, beside = _json_object(path), path.with_name("hf_quant_config.json")
-    own = _text_part(config).get("quantization_config") or {}
-    said = _json_object(beside).get("quantization") if beside.is_file() else None
-    if said and isinstance(own, dict):
-        own = {"quant_method": "modelopt", **said, **own}
-    return config | ({"quantization_config": own} if own else {})
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError:
-        raise RooflineError(f"no {path.name} in {path.parent}") from None
-    except ValueError as error:
-        raise RooflineError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RooflineError(f"{path} is not a JSON object")
-    return found
+    return model, QUANTS[quant] if quant else held_by(path.parent, model, quant_of(config, model))
 
 
 class _Config:
@@ -135,7 +76,7 @@ class _Config:
 
 def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
     """The shape a Hugging Face `config.json` describes; the text part of a multimodal one."""
-    raw = _text_part(raw)
+    raw = text_part(raw)
     family = str(raw.get("model_type"))
     if family not in FAMILIES:
         raise RooflineError(
@@ -144,148 +85,6 @@ def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
         )
     reader, defaults = FAMILIES[family]
     return reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
-
-
-def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What describes the text's part of a multimodal model, with what only the whole says of its storage."""
-    parts = [raw[name] for name in ("text_config", "language_config", "llm_config") if raw.get(name)]
-    if not parts or "num_hidden_layers" in raw:
-        return raw
-    whole = ("torch_dtype", "dtype", "model_type", "quantization_config")
-    own = {key: value for key, value in parts[0].items() if value is not None}
-    return {key: raw[key] for key in whole if raw.get(key)} | own
-
-
-def quant_of(raw: Mapping[str, Any], model: ModelShape | None = None) -> Quant:
-    """How the checkpoint of this `config.json` is stored: its dtype, or its `quantization_config`.
-
-    With the `model`'s shape also which of its products are stored in another way, or not quantised.
-    """
-    part = _text_part(raw)
-    scheme = part.get("quantization_config")
-    dtype = str(part.get("torch_dtype") or part.get("dtype") or "bfloat16").removeprefix("torch.")
-    if not scheme:
-        if dtype not in _DTYPES:
-            raise RooflineError(
-                f"config.json has torch_dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
-            )
-        return QUANTS[_DTYPES[dtype]]
-    try:
-        scheme = {**scheme, **(scheme.get("quantization") or {})}
-        groups = _groups(scheme, _DTYPES.get(dtype, "fp16"))
-        kv = str(scheme.get("kv_cache_quant_algo") or scheme.get("kv_cache_scheme"))
-        if "'num_bits': 8" in kv or kv == "FP8":
-            groups = [(replace(quant, kv="fp8"), names) for quant, names in groups]
-        return groups[-1][0] if model is None else _by_product(model, groups, scheme)
-    except (LookupError, TypeError, AttributeError, re.error):  # another tool's words
-        raise RooflineError(
-            f"config.json has quantization_config {str(scheme)[:100]}, which the roofline cannot read;"
-            f" say it yourself with --quant, one of {', '.join(QUANTS)}"
-        ) from None
-
-
-def _by_product(model: ModelShape, groups: Sequence[_Group], scheme: Mapping[str, Any]) -> Quant:
-    """The last group's storage, with each product that is stored in another way in most of its layers."""
-    base, plain = groups[-1][0], groups[-1][0].plain
-    kept = [name for key in _KEPT for name in scheme.get(key) or ()]
-    n_params: Counter[tuple[str, Quant]] = Counter()
-    for i, kind in enumerate(model.order):
-        rules = [(quant, _covering(names, i)) for quant, names in [(plain, kept), *groups]]
-        for linear in (each for each in model.layers[kind].linears(model.d) if each.quantised):
-            modules = _MODULES.get(linear.name, f"self_attn.{linear.name}_proj").split()
-            names = [f"{before}layers.{i}.{module}" for before in _BEFORE for module in modules]
-            quant = next((quant for quant, covers in rules if any(map(covers.search, names))), plain)
-            n_params[linear.name, quant] += linear.params
-    by_name = {name: quant for (name, quant), _ in reversed(n_params.most_common())}
-    others = [replace(quant, product=name) for name, quant in by_name.items() if quant != base]
-    return base if base.experts_only else replace(base, others=tuple(others))
-
-
-def _covering(names: Sequence[str], layer: int) -> re.Pattern[str]:
-    """What finds the modules below these, globs, expressions behind `re:` or "Linear", in a layer."""
-    each = [f"^(?:{name[3:]})" for name in names if name.startswith("re:")]
-    for name in set(names).difference("re:" + one[4:-1] for one in each):
-        own = re.search(r"layers\.(\d+)", name)
-        if own is None or str(layer).startswith(own[1]):  # thousands of names make a slow expression
-            glob = re.escape(name).replace(r"\*", ".*")
-            each.append(rf"(?:^|\.){glob}(?:\.|$)")
-    return re.compile("" if "Linear" in names else "|".join(each) or "(?!)")
-
-
-_KEPT = (
-    "ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers",
-    "llm_int8_skip_modules",
-)  # fmt: skip
-_BEFORE = ("model.", "model.language_model.", "language_model.model.")
-# The modules of a checkpoint that are one product here, where they are not `self_attn.NAME_proj`.
-_MODULES = {
-    "qkv": "self_attn.q_proj", "kv_a": "self_attn.kv_a_proj_with_mqa", "qkvz": "linear_attn.in_proj_qkvz",
-    "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk", "down": "mlp.down_proj",
-    "o": "self_attn.o_proj linear_attn.out_proj", "gate_up": "mlp.gate_proj mlp.gate_up_proj",
-    "experts_gate_up": "mlp.experts.0.gate_proj block_sparse_moe.experts.0.w1",
-    "experts_down": "mlp.experts.0.down_proj block_sparse_moe.experts.0.w2",
-    "shared_gate_up": "mlp.shared_experts.gate_proj mlp.shared_expert.gate_proj",
-    "shared_down": "mlp.shared_experts.down_proj mlp.shared_expert.down_proj",
-}  # fmt: skip
-
-
-def _groups(scheme: Mapping[str, Any], stream: str) -> Sequence[_Group]:
-    """Each way of storing modules, and their names, those of all last; none where it is not known."""
-    method, bits, size = str(scheme.get("quant_method")), scheme.get("bits"), scheme.get("group_size") or 128
-    by_algo: dict[str, list[str]] = {}
-    for name, row in (scheme.get("quantized_layers") or {"Linear": scheme}).items():
-        if not re.search(r"experts\.[1-9]", name):  # one expert stands for all
-            by_algo.setdefault(str(row.get("quant_algo")), []).append(name)
-    if all(algo in _MODELOPT for algo in by_algo):
-        return [(_MODELOPT[algo], names) for algo, names in by_algo.items()]
-    groups = scheme.get("config_groups") or {}
-    rows = [(row["weights"], row.get("input_activations"), row.get("targets")) for row in groups.values()]
-    if method == "quark":
-        groups = {**(scheme.get("layer_quant_config") or {}), "Linear": scheme.get("global_quant_config")}
-        rows = [(row["weight"], row.get("input_tensors"), [name]) for name, row in groups.items()]
-    if rows:
-        ways = [(_stored(numbers, inputs, stream), names or ["Linear"]) for numbers, inputs, names in rows]
-        return sorted(ways, key=lambda way: "Linear" in way[1])
-    if method == "bitsandbytes":
-        four, eight = Quant("int4", stream, stream, group=64), Quant("int8", "int8", stream)
-        return [(four if scheme.get("load_in_4bit") else eight, ["Linear"])]
-    if method.startswith(("awq", "gptq", "auto-round", "intel/auto-round")) and bits in (4, 8):
-        group = size if size > 0 else None
-        return [(Quant(f"int{bits}", stream, stream, group=group, zero_points=True), ["Linear"])]
-    scales = "-block" if scheme.get("weight_block_size") else ""
-    scales = "-static" if scheme.get("activation_scheme") == "static" and not scales else scales
-    known = {"fp8": f"fp8{scales}", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
-    return [(QUANTS[known[method]], ["Linear"])] if method in known else []
-
-
-_MODELOPT = {
-    "FP8": QUANTS["fp8-static"], "FP8_PER_CHANNEL_PER_TOKEN": QUANTS["fp8"], "FP8_PB_WO": QUANTS["fp8-block"],
-    "NVFP4": QUANTS["nvfp4"], "W4A16_NVFP4": replace(QUANTS["nvfp4"], activations="bf16"),
-    "W4A16_AWQ": QUANTS["int4"], "MXFP8": QUANTS["fp8"], "W4A16_MXFP4": QUANTS["mxfp4"],
-}  # fmt: skip
-
-
-def _stored(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, stream: str) -> Quant:
-    """How numbers are stored in the words of compressed-tensors or Quark; `inputs`: where quantised."""
-    strategy = str(weights.get("strategy") or weights.get("qscheme"))
-    scales: Literal["dynamic", "static", "block"] = "dynamic"
-    if inputs and inputs.get("dynamic", inputs.get("is_dynamic")) is False:
-        scales = "static"
-    elif strategy == "block":
-        scales = "block"
-    return Quant(
-        _dtype(weights), _dtype(inputs) if inputs else stream, stream, scales=scales,
-        group=weights.get("group_size") if "group" in strategy or strategy == "None" else None,
-        zero_points=weights.get("symmetric") is False,
-    )  # fmt: skip
-
-
-def _dtype(numbers: Mapping[str, Any]) -> str:
-    own = str(numbers.get("dtype") or f"{numbers.get('type')}{numbers.get('num_bits')}")
-    kind = re.fullmatch(r"(fp|float|u?int)(4|8)(_e4m3)?", own)
-    if kind is None:
-        raise RooflineError(f"config.json quantises to numbers of type {own!r}, which is not known")
-    return f"{'int' if 'int' in kind[1] else 'fp'}{kind[2]}"
 
 
 def _shape(
@@ -302,7 +101,7 @@ def _shape(
         order=tuple(map(kinds.index, layers)),
         tied=bool(config.get("tie_word_embeddings", False)),
         max_context=config.get("max_position_embeddings"),
-        dtype=_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
+        dtype=DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
         **other,
     )
 

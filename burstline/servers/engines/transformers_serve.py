@@ -67,24 +67,24 @@ class TransformersServe(PackagedEngine):
             *(() if option_of(extra, *_BATCHING) else ("--continuous-batching",)),
             *extra,
         )
-        notes = {
-            (
-                "--cb-max-memory-percent",
-                "--cb-num-blocks",
-            ): "its KV cache takes nearly all of the device's free "
-            "memory, on a CPU the machine's; limit it with -- --cb-max-memory-percent F or --cb-num-blocks N",
-            (
-                "--no-continuous-batching",
-            ): "it samples all requests as its first, the greedy one for readiness: "
-            "for --temperature add -- --no-continuous-batching",
-        }
+        notes = []
+        if not option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks"):
+            notes.append(
+                "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; limit it "
+                "with -- --cb-max-memory-percent F or --cb-num-blocks N"
+            )
+        if not option_of(extra, "--no-continuous-batching"):
+            notes.append(
+                "it samples all requests as its first, the greedy one for readiness: for --temperature add "
+                "-- --no-continuous-batching"
+            )
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
             argv,
             {"HF_HUB_OFFLINE": "1"} if offline else {},
             stop_grace_s=15.0,
             n_cores=threads_for_server(),
-            notes=tuple(note for flags, note in notes.items() if not option_of(extra, *flags)),
+            notes=tuple(notes),
             scripts=found.scripts,
             served_name=options.model,
             version=found.versions["transformers"],

@@ -200,7 +200,7 @@ _KINDS = {
 
 
 def _kind(choice: Mapping[str, Any], reason: str | None) -> Kind:
-    """The kind of an event by its text alone; text in a field that nobody knows is text, too."""
+    """The kind of an event by its text alone; text in an unknown field is text, too."""
     delta = choice.get("delta") or choice.get("message") or choice
     for name, kind in _KINDS.items():
         if (value := delta.get(name)) and (name != "reasoning_details" or words_in(value)):

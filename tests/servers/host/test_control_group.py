@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -109,7 +110,7 @@ print(host_facts.host().cpu_quota, throttling.read()["throttled_s"])
 def group() -> Iterator[Path]:
     """A control group of this machine's version that allows a fifth of a CPU."""
     for root in (control_group.CGROUPS / "cpu", control_group.CGROUPS / "cpu,cpuacct", control_group.CGROUPS):
-        folder = root / "burstline-test"
+        folder = root / f"burstline-test-{os.getpid()}"
         with contextlib.suppress(OSError):
             folder.mkdir()
             try:
