@@ -159,7 +159,10 @@ class _Ran:
             self._end_s = time.monotonic()
             over.set()
             watcher.join()
-            _redact(log)
+            clean = log.with_suffix(".partial")  # a tool prints its arguments, and the server's errors
+            with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as to:
+                to.writelines(map(redacted, lines))
+            clean.replace(log)
         self._cpu_s = max(_children_s() - before_s, self._watched_cpu_s)
 
     def _watch(self, pid: int, over: threading.Event) -> None:
@@ -175,14 +178,6 @@ class _Ran:
         pss = [pss_bytes for _, pss_bytes in self._samples if pss_bytes is not None]
         before_s, after_s = first_s - self._start_s, self._end_s - last_s
         return ClientCost(self._cpu_s, max(pss, default=None), before_s, after_s)
-
-
-def _redact(log: Path) -> None:
-    """A tool prints its arguments, and the server's errors."""
-    clean = log.with_suffix(".partial")
-    with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as file:
-        file.writelines(map(redacted, lines))
-    clean.replace(log)
 
 
 def _children_s() -> float:

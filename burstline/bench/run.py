@@ -253,9 +253,8 @@ def fire_watched(
     site = ready.site
     if truth and site.launch and site.launch.n_cores:
         truth.leave_to_server(site.launch.n_cores)
-    job = job_at(
-        run, site, ready.load, ready.plan, ready.vocabulary, canary_port=truth.port if truth else None
-    )
+    others, port = ([truth.pid], truth.port) if truth else ([], None)
+    job = job_at(run, site, ready.load, ready.plan, ready.vocabulary, canary_port=port)
     sent = send_stages(ready.plan, job, site.engine, progress.phase)
     if sent:
         assert run.manifest.load is not None
@@ -273,12 +272,11 @@ def fire_watched(
         progress.update(replace(watched, planned_tok=planned_tok, tok=live.tok))
 
     def watch_clients(pids: list[int]) -> None:
-        watcher.add_clients([*pids, *([truth.pid] if truth else ())])
+        watcher.add_clients([*pids, *others])
 
     no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
-    task = WatchTask(
-        telemetry, site.processes, ready.gpus, no_gpu, engine=site.engine.name, target=site.target
-    )
+    engine = site.engine.name
+    task = WatchTask(telemetry, site.processes, ready.gpus, no_gpu, engine=engine, target=site.target)
     with watcher.watch(task):
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")

@@ -193,11 +193,8 @@ def _finding(label: str, sample: _Sample, scale: Scale) -> tuple[str, Numbers]:
     lost = ((f"{key}.failed", f"{n - n_ok:,}"), (f"{key}.n", f"{n:,}")) if n_ok < n else ()
     failed = f"; {lost[0][1]} of {lost[1][1]} failed, so their latency counts as infinite" if lost else ""
     middle = f"half within {half}, " if 0.5 in sample.curve.known else ""
-    numbers = (
-        (f"{key}.min", first),
-        (f"{key}.p50", half),
-        (f"{key}.{'served_max' if lost else 'max'}", last),
-    )
+    end = "served_max" if lost else "max"
+    numbers = ((f"{key}.min", first), (f"{key}.p50", half), (f"{key}.{end}", last))
     return f"{label}: fastest {first}, {middle}slowest {last}{failed}.", (*numbers, *lost)
 
 

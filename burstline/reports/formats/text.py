@@ -44,14 +44,12 @@ def _wrapped(shown: str, width: int) -> str:
 
 def _block(block: Block, width: int | None, signs: Mapping[int, str]) -> str:
     match block:
-        case Heading():
+        case Heading() | Note():
             return block.text
         case Banner():
             return "\n".join(_banner(block))
         case Table():
             return _table(block, width, signs)
-        case Note():
-            return block.text
         case Findings():
             return "\n".join(block.sentences)
         case Command():

@@ -180,12 +180,8 @@ def _tail(summary: Summary, manifest: Manifest) -> str:
     """Where the slowest requests stand out: p99 at least three times the median, or the end of a burst."""
     median, most, tail = (summary.figure("metrics", "e2e", p) for p in ("p50", "p95", "p99"))
     end = finite(summary.window.end_s)
-    if (
-        manifest.asked.kind == "burst"
-        and isinstance(most, Estimate)
-        and end
-        and most.point < STRAGGLERS * end
-    ):
+    is_burst = manifest.asked.kind == "burst"
+    if is_burst and isinstance(most, Estimate) and end and most.point < STRAGGLERS * end:
         return (
             f"The last 5% of the requests made the run last {duration(end)}: the others had ended after "
             f"{with_unit(most)}. The throughput counts the whole time."

@@ -235,8 +235,7 @@ def say(home: Connection, message: Message) -> None:
 
 def main(home: Connection, task: KeeperTask) -> None:
     """Keep the engine until all of its processes have ended."""
-    if sys.platform == "linux":
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         keeper = Keeper(task, home)
     except OSError as error:

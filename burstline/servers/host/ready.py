@@ -87,7 +87,13 @@ def wait_ready(
                 stages.append(StartStage(name, waited_s))
         if progress is not None:
             progress(waited_s, state if server is None else _doing(stages, log, waited_s))
-    raise EngineError(_why_not_ready(engine, server, target, timeout_s, state, stages))
+    what = f"{engine.title} at {target.url} is not ready after {timeout_s:g} s"
+    if server is None:
+        raise EngineError(f"{what}: {state}")
+    if (cause := engine.root_cause(server.log())) is not None:
+        raise EngineError(f"{what}: {cause}\nIts whole log: {server.log_path}")
+    doing = f" while {stages[-1].name}" if stages else ""
+    raise EngineError(f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}")
 
 
 class _Attempt:
@@ -132,13 +138,8 @@ class _Attempt:
 
 def stage_of(engine: Engine, log: str) -> str | None:
     """The stage that the last telling line of a log belongs to; None where no line tells."""
-    for line in reversed(log.splitlines()):
-        if len(line) > LONGEST_LINE:
-            continue
-        for pattern, name in engine.stages:
-            if re.search(pattern, line):
-                return name
-    return None
+    lines = (line for line in reversed(log.splitlines()) if len(line) <= LONGEST_LINE)
+    return next((name for line in lines for pattern, name in engine.stages if re.search(pattern, line)), None)
 
 
 def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
@@ -149,24 +150,6 @@ def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
     # Indented lines quote source code, Python's warnings are about that code.
     telling = (line for line in lines if line[:1].strip() and not re.search(r"\w+Warning: ", line))
     return log_message(next(telling, "")) or "nothing in its log yet"
-
-
-def _why_not_ready(
-    engine: Engine,
-    server: Server | None,
-    target: Target,
-    timeout_s: float,
-    state: str,
-    stages: list[StartStage],
-) -> str:
-    what = f"{engine.title} at {target.url} is not ready after {timeout_s:g} s"
-    if server is None:
-        return f"{what}: {state}"
-    cause = engine.root_cause(server.log())
-    if cause is not None:
-        return f"{what}: {cause}\nIts whole log: {server.log_path}"
-    doing = f" while {stages[-1].name}" if stages else ""
-    return f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}"
 
 
 def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.inf) -> Get:
