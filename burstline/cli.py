@@ -107,8 +107,8 @@ def _run_verb(name: str, argv: list[str]) -> int:
     try:
         Path.cwd()
     except OSError as error:
-        why = f"the working directory cannot be used: {error.strerror}; cd to another"
-        return _fail(why, exit_codes.USAGE)
+        gone = f"the working directory cannot be used: {error.strerror}; cd to another"
+        return _fail(gone, exit_codes.USAGE)
     for place in filter(None, (getattr(args, "out", None), getattr(args, "to", None))):
         if not getattr(args, "dry_run", False) and (why := memory_limits.lost_with_container(place)):
             return _fail(why, exit_codes.USAGE)
