@@ -385,7 +385,8 @@ def test_a_figure_that_fails_leaves_a_note_and_the_page_is_written(lossy, tmp_pa
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
     write_report(RunDir(folder))
     html = (folder / "report.html").read_text("utf-8")
-    assert "This figure could not be drawn:" in html
-    assert "RuntimeError: Failed to process &lt;string&gt; with tex" in html
+    notes = " ".join(re.findall(r'<text y="\d+">(.*?)</text>', html))
+    why = "RuntimeError: Failed to process &lt;string&gt; with tex"
+    assert f"This figure could not be drawn: {why}" in notes
     assert (folder / "summary.json").is_file()
     assert all(name.endswith(".svg") for name in figure_files(alone(view_of(open_run(folder)))))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from html import escape
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -96,8 +97,9 @@ def attempt(name: str, width: float, draw: Callable[[str, float], Drawing]) -> D
     try:
         return draw(name, width)
     except Exception as error:  # matplotlib, with fonts and files of the user's
-        why = escape(f"This figure could not be drawn: {type(error).__name__}: {error}"[:200])
-        return Drawing(name, f'<text y="20">{why}</text>', width, 50.0, None)
+        why = wrap(f"This figure could not be drawn: {type(error).__name__}: {error}"[:200], int(width / 8))
+        lines = [f'<text y="{20 * k}">{escape(line)}</text>' for k, line in enumerate(why, 1)]
+        return Drawing(name, "".join(lines), width, 20.0 * len(lines) + 10, None)
 
 
 def in_both_widths(
