@@ -206,11 +206,8 @@ def _of_cases(comparison: Comparison) -> Answer:
     lines, numbers = [], [each for sweep, _ in swept for each in best_numbers(sweep)]
     for sweep, cases in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
-        lines += [
-            f"{of}{words}"
-            for words in (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_loads(sweep))
-            if words
-        ]
+        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_loads(sweep))
+        lines += [f"{of}{words}" for words in parts if words]
     apart = [case for case in comparison.cases if not any(case in cases for _, cases in swept)]
     if len(apart) == 1 and not lines:
         first, *others = _sentences(apart[0])
