@@ -9,9 +9,12 @@ import resource
 import select
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import count
+
+import orjson
 
 from burstline.servers.host.wishes import prctl, send_at_once, stamp_reads
 from burstline.servers.messages import EngineError
@@ -35,6 +38,7 @@ class TruthServer:
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
         self.router = router
         self.exchanges: list[Serving] = []
+        self.refused = Counter[str]()
         self._numbers, self._connection_numbers = count(), count()
         self._heap: list[tuple[int, int, Serving]] = []
         self._connections: dict[int, ClientSocket] = {}
@@ -140,10 +144,8 @@ class TruthServer:
         """The reply is over; where it is whole, the next request on the connection may follow."""
         exchange.ended, exchange.ended_ns = exchange.answer.reply.end, time.monotonic_ns()
         self.part(connection)
-        if exchange.ended == "done":
-            self._ask(connection)
-        else:
-            self.close_when_sent(connection)
+        is_last = exchange.ended != "done" or not exchange.keep_alive
+        (self.close_when_sent if is_last else self._ask)(connection)
 
     def part(self, connection: ClientSocket) -> None:
         """The connection's exchange is over."""
@@ -241,6 +243,7 @@ class TruthServer:
         try:
             call = take_call(connection.inbox, connection.stamp_ns)
         except ValueError as error:
+            self.refused["no request of HTTP/1.1"] += 1
             self._send(connection, _whole(plain_reply(400, str(error).encode(), "text/plain")))
             self.close_when_sent(connection)
             return
@@ -253,14 +256,20 @@ class TruthServer:
             self.router.counters.running += 1
             self.router.counters.kv_tok += exchange.n_prompt_tok
             heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
-        else:
-            self._send(connection, _whole(self._page(call.path)))
-            self._ask(connection)
+            return
+        page = self._page(call.path)
+        if page.status == 404:
+            self.refused[f"{call.method} {call.path}"] += 1
+        self._send(connection, _whole(page))
+        (self._ask if call.keep_alive else self.close_when_sent)(connection)
 
     def _page(self, path: str) -> TimedReply:
         if path == "/log":
             return plain_reply(200, self.log(), "application/x-ndjson")
+        if path == "/refused":
+            return plain_reply(200, orjson.dumps(self.refused))
         if path == "/reset":
+            self.refused.clear()
             self.exchanges = [row for row in self.exchanges if row.ended is None]
             self.router.reset()
             return plain_reply(200, b"{}")
