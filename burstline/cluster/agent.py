@@ -39,6 +39,7 @@ from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
 from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
 from burstline.servers.host.sources import HostCpu
+from burstline.servers.host.wishes import send_at_once
 from burstline.servers.redact import learn
 
 TAIL_S: Final = 0.25
@@ -81,7 +82,7 @@ def main() -> None:
 def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection:
     peer = socket.create_connection((host, port), timeout=REACH_S)
     peer.settimeout(None)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    send_at_once(peer)
     home = Connection(peer.detach())
     answer_challenge(home, key)
     home.send(facts)

@@ -30,6 +30,7 @@ from burstline.loadgen.driver.job import Counters, Done, Go, Job
 from burstline.loadgen.record.capture import CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import ClockError, ClockMap, Offset
 from burstline.servers.host.child import Child, ChildLostError, Failed, limit_waits
+from burstline.servers.host.wishes import send_at_once
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import known_secrets, redacted
 
@@ -225,7 +226,7 @@ def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) ->
             continue
         # A peer that goes silent in the middle of a message must not hold us.
         limit_waits(peer, SILENCE_S, SILENCE_S)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_at_once(peer)
         connection = Connection(peer.detach())
         try:
             deliver_challenge(connection, key)

@@ -106,7 +106,7 @@ class Lab:
         end = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < end:
-            done = self.run(self.hosts[0], [sys.executable, "-c", code], 240)
+            done = self.run(self.hosts[0], [sys.executable, "-c", code], timeout_s)
             said = done.stdout + done.stderr
             if done.stdout.strip().endswith(str(n)):
                 return

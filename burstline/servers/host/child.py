@@ -54,7 +54,7 @@ class ChildLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last message of a child whose work raised an exception, which is raised again in the parent."""
+    """The last message of a child: what it raised, for the parent to raise; the place is its last note."""
 
     error: Exception
 
@@ -66,6 +66,8 @@ class Failed:
         except Exception:
             return cls(RuntimeError("".join(traceback.format_exception(error))))
         error.add_note(f"in process {os.getpid()}:\n{''.join(traceback.format_tb(error.__traceback__))}")
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        error.add_note(f"{place.filename.removeprefix(f'{_OURS}/')}:{place.lineno}")
         return cls(error)
 
 
@@ -133,8 +135,8 @@ class Child(AbstractContextManager["Child", None]):
                 within = f"within {timeout_s:g} s" if timeout_s else "in time"
                 raise ChildLostError(f"{self.name} did not answer {within}")
             message = self.connection.recv()
-        except (EOFError, OSError):  # it is ending: its exit code says how, its output perhaps why
-            with suppress(subprocess.TimeoutExpired):
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):  # it is ending: the exit code says how
                 self._process.wait(END_S)
             how = "closed its connection" if self.exit_code is None else self.how_it_ended()
             raise ChildLostError(f"{self.name} {how}") from None
@@ -186,7 +188,8 @@ def limit_waits(peer: socket.socket, take_s: float, give_s: float) -> None:
     """A send or a read that the other side holds up for longer raises OSError; for sockets that block."""
     for option, limit_s in ((socket.SO_SNDTIMEO, take_s), (socket.SO_RCVTIMEO, give_s)):
         limit = struct.pack("ll", *divmod(round(limit_s * 1e6), 1_000_000))
-        peer.setsockopt(socket.SOL_SOCKET, option, limit)
+        with suppress(OSError):  # a sandbox may refuse
+            peer.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def how_it_ended(exit_code: int | None) -> str:

@@ -9,10 +9,11 @@ import base64
 import functools
 import socket
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
@@ -29,6 +30,10 @@ _HEADERS = {
 }
 _IN_A_TARGET = "/?:@!$&'()*+,;=%-._~"
 """What stands in a request target as it is; `%` because the user may have quoted the rest."""
+NEXT_ADDRESS_S: Final = 0.25
+"""How long an address may be silent before the next one is tried (RFC 8305, section 5)."""
+_answered: dict[tuple[str, int], Any] = {}
+"""The address of a host and port that answered this process last: it is tried first."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,30 @@ class Destination:
         return self.url.hostname or ""
 
     def addresses(self) -> list[tuple[int, Any]]:
-        """Every (address family, socket address) of the host."""
         return addresses_of(self.host, self.port)
+
+    def connected(self, timeout_s: float) -> socket.socket:
+        """A connection to the first address that answers; OSError, with what was tried, where none does."""
+        until_s, known, why = time.monotonic() + timeout_s, _answered.get((self.host, self.port)), ""
+        silent = sorted(self.addresses(), key=lambda each: each[1] != known)
+        for patience_s in (NEXT_ADDRESS_S, timeout_s)[len(silent) < 2 :]:
+            asked, silent = silent, []
+            for k, (family, address) in enumerate(asked):
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                share_s = (until_s - time.monotonic()) / (len(asked) - k)
+                sock.settimeout(max(1e-3, min(patience_s, share_s)))
+                try:
+                    sock.connect(address)
+                    sock.settimeout(timeout_s)
+                    _answered[self.host, self.port] = address
+                    return sock
+                except OSError as error:
+                    sock.close()
+                    why = str(error)
+                    silent += [(family, address)] if isinstance(error, TimeoutError) else []
+        if silent:
+            why = f"no connection to {' or '.join(str(at[0]) for _, at in silent)} within {timeout_s:g} s"
+        raise OSError(f"{why}{_proxy_hint(self.host)}")
 
     def tls(self) -> ssl.SSLContext | None:
         """The certificates that this machine trusts, and those of `ca_bundle`; None without TLS.
@@ -119,9 +146,19 @@ def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise EngineError(f"cannot find the host {host!r}: {why}; check the URL") from error
+        why = f"{getattr(error, 'strerror', None) or error}; check the URL{_proxy_hint(host)}"
+        raise EngineError(f"cannot find the host {host!r}: {why}") from error
     return [(family, address) for family, _, _, _, address in found]
+
+
+def _proxy_hint(host: str) -> str:
+    """That a proxy is set which is not used, where one would be used for this host; else ""."""
+    from urllib.request import getproxies, proxy_bypass  # takes long to import
+
+    names = [f"{each.upper()}_PROXY" for each in getproxies() if each in ("https", "http", "all")]
+    if not names or host in ("localhost", "::1") or host.startswith("127.") or proxy_bypass(host):
+        return ""
+    return f"; {names[0]} is set, but Burstline connects directly: a proxy would be measured too"
 
 
 def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str] | None) -> Call:

@@ -44,7 +44,9 @@ def test_a_child_knows_all_secrets_before_its_task_also_those_that_were_learned_
 def test_what_the_child_raises_is_raised_here_with_its_trace() -> None:
     with child("raise") as each, pytest.raises(ValueError, match="no such thing") as caught:
         each.receive(30)
-    assert "in main" in caught.value.__notes__[0]
+    trace, place = caught.value.__notes__
+    assert "in main" in trace
+    assert place.startswith("tests/servers/host/obedient.py:")
 
 
 @pytest.mark.parametrize(
