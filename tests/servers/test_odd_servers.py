@@ -310,5 +310,6 @@ def test_a_counter_that_falls_is_of_more_than_one_life(counts: Sequence[float], 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_that_was_asked_for_is_what_is_printed(flag: str) -> None:
-    ended = SimpleNamespace(launch=Launch(("vllm", flag)), log=lambda: "usage: vllm\n  --port N\n")
-    assert ready._why_it_ended(ENGINES["vllm"], ended) == "usage: vllm\n  --port N\n"  # type: ignore[arg-type]
+    ended = SimpleNamespace(alive=lambda: False, launch=Launch(("vllm", flag)), log=lambda: "usage: vllm\n")
+    with pytest.raises(EngineError, match=r"^usage: vllm\n$"):
+        ready.wait_ready(ENGINES["vllm"], ended, Target("http://127.0.0.1:9", ""))  # type: ignore[arg-type]

@@ -92,10 +92,7 @@ def _means(watched: Telemetry) -> dict[str, Figure]:
 
 
 def disagreement(agreed: Agreement, read_late_s: Mapping[str, float]) -> Iterator[Reason]:
-    """What the two sides cannot both mean, or what lies between them; the first latency that shows it.
-
-    `read_late_s` is by how much late reads of ours may have moved a latency's median: it lies between, too.
-    """
+    """What the two sides cannot both mean, or what lies between them but our own late reads, the first."""
     for name in LATENCIES:
         gap, client = agreed.figure(f"{name}_gap_s"), agreed.figure(f"{name}_client_p50_s")
         if isinstance(gap, Absent) or isinstance(client, Absent):
