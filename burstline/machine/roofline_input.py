@@ -11,11 +11,11 @@ import numpy as np
 from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.manifest import HardwareFacts
 from burstline.loadgen.record.rundir import Run
-from burstline.machine.hints import DEVICE_FILE, DTYPES, Stated
+from burstline.machine.hints import DEVICE_FILE, Stated
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.checkpoint import quant_of
+from burstline.roofline.model.checkpoint import DTYPES, quant_of
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant

@@ -83,16 +83,12 @@ def drawn_sessions(
             ids = array("I", stream.ids(index, n_new, vocabulary).tobytes())
             requests.append(Request(index, ids, None, total, n_output, turn=turn))
         at += n_own
-    _check(requests, max_tok)
-    return tuple(requests), _sessions(requests), dropped
+    return tuple(requests), _sessions(requests, max_tok), dropped
 
 
-def _check(requests: Sequence[Request], max_tok: int | None) -> None:
+def _sessions(requests: Sequence[Request], max_tok: int | None) -> NDArray[np.int64]:
     if not requests:
         raise WorkloadError(f"no session's first turn fits the model's limit of {max_tok} tokens")
-
-
-def _sessions(requests: Sequence[Request]) -> NDArray[np.int64]:
     return np.array([r.turn.session for r in requests if r.turn], dtype=np.int64)
 
 
@@ -133,8 +129,7 @@ def written_sessions(
             requests.append(prompted(request, item, ids, materials))
             n_context += n_output
         session += len(requests) > first
-    _check(requests, materials.max_tok)
-    return tuple(requests), _sessions(requests), dropped
+    return tuple(requests), _sessions(requests, materials.max_tok), dropped
 
 
 def _conversations(items: Sequence[Item]) -> Iterator[list[Item]]:

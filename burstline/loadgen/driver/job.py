@@ -78,7 +78,6 @@ class Job:
         return self._shares(n_workers)
 
     def _shares(self, n_workers: int) -> list[Job]:
-        shares = range(n_workers)
         urls = (self.target.url, *self.target.replicas)
         return [
             replace(
@@ -90,7 +89,7 @@ class Job:
                 canary_port=self.canary_port if k == 0 else None,
                 target=replace(self.target, url=urls[k % len(urls)]),
             )
-            for k in shares
+            for k in range(n_workers)
         ]
 
     def _split_by(self, n_workers: int, groups: Sequence[int]) -> list[Job]:

@@ -85,11 +85,6 @@ class Columns:
         return float(np.nan_to_num(self.closed_s).max(initial=0.0))
 
     @property
-    def event_lag_s(self) -> Floats:
-        """`event_lag_ns` in seconds; NaN where unknown."""
-        return seconds_or_nan(self.event_lag_ns)
-
-    @property
     def event_error_s(self) -> Floats:
         """`event_error_ns` in seconds; NaN where unknown."""
         return seconds_or_nan(self.event_error_ns)

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from burstline.servers.host.child import Child
@@ -117,9 +116,7 @@ class Watcher(AbstractContextManager["Watcher", None]):
             with suppress(OSError):  # the disk is full still: what keeps the run will say so
                 LineFile(path).write(as_lines([missing("watcher", why)]))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
