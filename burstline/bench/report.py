@@ -92,7 +92,6 @@ def said(run: RunDir, summary: Summary) -> int:
 
 
 def of_summary(summary: Summary) -> int:
-    """The exit code of a run that ended."""
     state = exit_codes.INCONCLUSIVE if state_decides(summary) else exit_codes.DONE
     return exit_codes.worst([exit_codes.of_results(target.result for target in summary.targets), state])
 

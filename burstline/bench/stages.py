@@ -61,7 +61,6 @@ def sent(stage: Stage, job: Job, engine: Engine) -> list[Record]:
 def job_at(
     run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Vocabulary, canary_port: int | None = None
 ) -> Job:
-    """What the drivers have to do with the plan at this server, into this run's folder."""
     return job_of(
         plan, load, engine=site.engine.name, target=site.target, vocabulary=vocabulary,
         captures=run.captures, counters=run.path / "counters", canary_port=canary_port,

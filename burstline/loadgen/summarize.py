@@ -165,7 +165,6 @@ def _verdict(
     goals: Sequence[Goal],
     not_comparable: tuple[Reason, ...],
 ) -> Verdict:
-    """The verdict on these numbers, with its reasons and warnings."""
     concurrency = manifest.asked.concurrency
     cold, slow_start = _cold(part, concurrency, turns, summary)
     warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)

@@ -122,7 +122,6 @@ def run_suite(
 
 
 def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | None) -> list[Slot]:
-    """The runs of the platform, all of them without one."""
     names = [one.name for one in suite.platforms]
     if platform is not None and platform not in names:
         known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"

@@ -187,7 +187,6 @@ class DrawnRequests(Sequence[Request]):
 
     @property
     def n_tok(self) -> int:
-        """Of all prompts together."""
         return int(self.column("n_prompt_tok").sum())
 
     def sha256(self) -> bytes:

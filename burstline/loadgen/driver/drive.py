@@ -63,7 +63,6 @@ Due = tuple[Request, int]
 
 
 def main(home: Connection, job: Job) -> None:
-    """One driver process."""
     # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends Stop.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -59,7 +59,6 @@ class Job:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def call(self, request: Request, engine: Engine) -> Call:
-        """The call that asks the target for one of the requests."""
         if self.salt is not None and self.vocabulary is not None:
             request = salted(request, self.salt, self.vocabulary)
         return dressed(engine.encode(request, self.target), self.target, request.index, engine.lora_path)
@@ -180,7 +179,6 @@ class Counters:
         return self._cells[worker * len(NAMES) : (worker + 1) * len(NAMES)]
 
     def totals(self) -> Mapping[str, int]:
-        """Every counter by name, summed over all drivers."""
         return {name: sum(self._cells[i :: len(NAMES)]) for i, name in enumerate(NAMES)}
 
     def close(self) -> None:

@@ -145,17 +145,13 @@ def _with_any_peak(device: Device) -> Device:
 
 def _joined(device: Device, n: int) -> Device:
     """`n` devices as one: no way to divide a model among them is faster than all of it on this one."""
+    rates = [level.bytes_per_s and n * level.bytes_per_s for level in device.levels]
+    pairs = zip(device.levels, rates, strict=True)
     levels = tuple(
-        replace(
-            level,
-            capacity_bytes=n * level.capacity_bytes,
-            bytes_per_s=None if level.bytes_per_s is None else n * level.bytes_per_s,
-        )
-        for level in device.levels
+        replace(one, capacity_bytes=n * one.capacity_bytes, bytes_per_s=rate) for one, rate in pairs
     )
-    return replace(
-        device, peaks={dtype: n * peak for dtype, peak in device.peaks.items()}, levels=levels, links=()
-    )
+    peaks = {dtype: n * peak for dtype, peak in device.peaks.items()}
+    return replace(device, peaks=peaks, levels=levels, links=())
 
 
 def run_checks(run: MeasuredRun) -> Iterator[Check]:

@@ -72,7 +72,6 @@ class Watcher(AbstractContextManager["Watcher", None]):
         self._path: Path | None = None
 
     def watch(self, task: WatchTask) -> Self:
-        """From now on append telemetry to the task's file."""
         self._path = task.path
         self._child.send((task, known_secrets()))
         return self
@@ -82,7 +81,6 @@ class Watcher(AbstractContextManager["Watcher", None]):
         return self._child.pid
 
     def add_clients(self, pids: Iterable[int]) -> None:
-        """Count these processes as clients from now on."""
         self._child.send(tuple(pids))
 
     def await_baseline(self) -> bool:
@@ -207,7 +205,6 @@ class Watch:
             self._complain("server", f"the server is not watched: what listens there talks to {peer}")
 
     def _complain(self, source: str, why: str) -> None:
-        """Says once that a source is missing."""
         if (source, why) not in self._complained:
             self._complained.add((source, why))
             self._write([missing(source, why)])
