@@ -62,9 +62,8 @@ def write_report(run: RunDir) -> Summary:
         audit=found,
     )
     run.save_summary(summary)
-    page = open_run(run.path)  # with the summary that was just written
-    page.columns = opened.columns
-    write_bytes(run.report, render(alone(view_of(page))).encode())
+    opened.summary = summary
+    write_bytes(run.report, render(alone(view_of(opened))).encode())
     return summary
 
 

@@ -126,11 +126,8 @@ class _Facts:
                     f"the engine does not state its dtype: {stored.activations}, the checkpoint's"
                 )
         kv = self.stated.kv_dtype or KV_DTYPES.get(str(identity.kv_cache_dtype if identity else None))
-        kv_certain = (
-            kv is not None
-            or self.self_describing
-            or self._started_without("kv-cache-dtype", "kv_cache_dtype")
-        )
+        kv_certain = kv is not None or self.self_describing
+        kv_certain = kv_certain or self._started_without("kv-cache-dtype", "kv_cache_dtype")
         if not kv_certain:
             self.assumed.append(f"the KV cache's dtype is not stated: {stored.kv}")
         return (replace(stored, kv=kv) if kv else stored), certain, kv_certain
@@ -151,11 +148,8 @@ class _Facts:
         stated_all = pp is not None and dp is not None and not (identity and identity.expert_parallel)
         if tp is not None and (stated_all or self._started_without(*other_ranks)):
             return Parallel(tp=tp, pp=pp or 1, dp=dp or 1), Known()
-        self.assumed.append(
-            "parallelism is not stated: one device"
-            if tp is None
-            else f"only tensor parallelism is stated: {tp}"
-        )
+        only = f"only tensor parallelism is stated: {tp}"
+        self.assumed.append("parallelism is not stated: one device" if tp is None else only)
         if device.arch == "measured":  # this machine's CPU: a server may use more cores than were measured
             host = self.run.manifest.host
             cores = host.cores or host.cores_allowed or device.n_units or 1
