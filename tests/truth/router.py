@@ -103,7 +103,7 @@ class ScriptedRouter(Router):
     setup: TruthSetup
 
     def __init__(self, setup: TruthSetup) -> None:
-        self._cache = PrefixCache()  # the first `reset`, by the class above, empties it
+        self._cache = PrefixCache()
         super().__init__(setup)
         self.replies = ScriptedReplies()
         self._late: deque[tuple[int, LoadTally]] = deque()
