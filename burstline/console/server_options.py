@@ -90,12 +90,10 @@ class ServerOptions:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The base URLs, one for each replica."""
         return tuple(filter(None, (url.strip() for url in (self.url or "").split(","))))
 
 
 def add_settings(group: argparse._ActionsContainer) -> None:
-    """Settings in one spelling for all engines."""
     add_options(group, Settings, about="setting: ")
 
 

@@ -26,7 +26,6 @@ from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run, originals
-from burstline.machine.hints import DTYPES
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
@@ -36,6 +35,7 @@ from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
@@ -125,7 +125,6 @@ def run_suite(
 
 
 def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | None) -> list[Slot]:
-    """The runs of the platform, all of them without one."""
     names = [one.name for one in suite.platforms]
     if platform is not None and platform not in names:
         known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"

@@ -148,15 +148,16 @@ class Slot:
 
     @property
     def id(self) -> str:
-        platform = self.platform.name if self.platform else ""
-        words = (f"{self.place:03d}", self.engine.name, self.model.name, self.workload.name, platform)
-        return "-".join(word for word in words if word)
+        return "-".join(filter(None, (f"{self.place:03d}", self.engine.name, *self._shared)))
 
     @property
     def cell(self) -> str:
         """The settings that must be equal to compare engines."""
-        platform = self.platform.name if self.platform else ""
-        return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
+        return ", ".join(filter(None, self._shared))
+
+    @property
+    def _shared(self) -> tuple[str, ...]:
+        return self.model.name, self.workload.name, self.platform.name if self.platform else ""
 
     def argv(self, out: Path) -> tuple[str, ...]:
         server, load = self.engine.at(self.model, self.platform), self.workload

@@ -90,7 +90,6 @@ def given(value: object) -> Iterator[tuple[Option, Any]]:
 
 
 def words_of(value: object, but: Collection[str] = ()) -> tuple[str, ...]:
-    """The flags that say what is not default in a dataclass of options."""
     return tuple(word for each, own in given(value) if each.name not in but for word in each.words(own))
 
 
@@ -99,7 +98,6 @@ def flag_of(name: str) -> str:
 
 
 def as_text(value: object) -> str:
-    """A value as a word that its option parses."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
