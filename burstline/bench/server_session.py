@@ -13,10 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
 from burstline.loadgen.record.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
+from burstline.servers.host.gpus import has_gpu
 from burstline.servers.host.process import Server, free_port, require_free_port, require_host, start
 from burstline.servers.host.ready import (
     PAGE_TIMEOUT_S,
@@ -36,6 +39,7 @@ from burstline.servers.redact import learn_body, learn_header, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
+from burstline.suggest import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
@@ -176,8 +180,7 @@ def _engine_of(where: ServerOptions) -> Engine:
     """The engine named; else what answers at the URL; else vLLM where it is installed and a model named."""
     if where.engine is not None:
         if where.engine not in ENGINES:
-            known = ", ".join(ENGINES)
-            raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
+            raise WorkloadError(f"unknown engine {where.engine!r}; {hint(where.engine, ENGINES)}")
         return ENGINES[where.engine]
     if where.url is not None:
         return ENGINES[engine_at(_asking(where)[1]) or "openai"]
@@ -249,6 +252,13 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         raise WorkloadError(
             f"--model {where.model} holds no weights ({kinds}), which {engine.title} needs; "
             f"`burstline make-model {flag}` generates random ones"
+        )
+    files = (file for kind in engine.weight_files for file in folder.glob(f"*.{kind}"))
+    weights, total = sum(file.stat().st_size for file in files), psutil.virtual_memory().total
+    if weights > total and not has_gpu():
+        raise WorkloadError(
+            f"--model {where.model}: its weights take {weights / 1e9:.1f} GB; this machine has no GPU and "
+            f"{total / 1e9:.1f} GB of memory; choose a smaller model"
         )
     limit = where.settings.max_model_len or context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:

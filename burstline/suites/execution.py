@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,15 @@ import orjson
 from burstline.bench.limit import CODES, RESULT
 from burstline.bench.load_options import checked
 from burstline.bench.report import of_summary
-from burstline.bench.server_session import check_model, check_requests
+from burstline.bench.run import check as check_run
+from burstline.bench.run_settings import Settings as RunSettings
+from burstline.bench.server_session import (
+    check_model,
+    check_requests,
+    check_start,
+    check_where,
+    choose_engine,
+)
 from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
@@ -42,6 +51,7 @@ from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
+from burstline.servers.messages import EngineError
 from burstline.servers.redact import redacted
 from burstline.servers.settings import Settings
 from burstline.suites.platforms import run_by_platform
@@ -95,12 +105,15 @@ def run_suite(
         )
     folder = out / suite.folder_name
     if dry_run:
-        print("".join(f"# {line}\n" for line in fits(slots)), end="")
+        lacking = [] if suite.platforms else [f"cannot run here: {each}" for each in lacks(slots)]
+        print("".join(f"# {line}\n" for line in (*fits(slots), *lacking, _time_of(slots))), end="")
         print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
         _need_models(suite)
+        if lacking := list(lacks([slot for slot in slots if not _is_done(slot, folder)])):
+            raise WorkloadError(f"{path} was not begun:\n" + "\n".join(f"  {each}" for each in lacking))
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
         _keep(suite, all_slots, path, folder)
@@ -128,6 +141,44 @@ def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | Non
         known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"
         raise WorkloadError(f"--platform {platform}: not a platform of {path}; {known}")
     return [s for s in slots if platform is None or (s.platform and s.platform.name == platform)]
+
+
+def _is_done(slot: Slot, folder: Path) -> bool:
+    find = finished_in if slot.workload.limit is None else limit_in
+    return find(folder / slot.id) is not None
+
+
+def lacks(slots: Sequence[Slot]) -> Iterator[str]:
+    """What each contender needs to run and does not have here: engine, packages, weights, memory, port, GPUs.
+
+    A model that is still to be made lacks nothing.
+    """
+    told = set[str]()
+    for slot in {(slot.engine.name, slot.model.name, slot.workload.name): slot for slot in slots}.values():
+        where, spec = slot.engine.at(slot.model, slot.platform), slot.workload.spec
+        try:
+            if slot.model.like is not None and not Path(slot.model.path or "").exists():
+                check_start(choose_engine(where), replace(where, model=None), 0)
+            else:
+                check_where(where)
+                check_run(RunSettings(where, spec, slot.workload.goals))
+        except (WorkloadError, EngineError) as error:
+            what = f"{slot.engine.name}: {error}"
+            if what not in told:
+                told.add(what)
+                yield what
+
+
+def _time_of(slots: Sequence[Slot]) -> str:
+    """How many runs there are, and how long their loads last as far as that is known before."""
+    known_s, n_unknown = 0.0, 0
+    for slot in slots:
+        spec, limit = slot.workload.spec, slot.workload.limit
+        n_s = spec.requests / spec.rate if spec.rate and spec.requests else None
+        lasts_s = limit.budget_s if limit else spec.duration_s or n_s
+        known_s, n_unknown = known_s + (lasts_s or 0.0), n_unknown + (lasts_s is None)
+    open_ended = f"; {n_unknown} of them last until all replies are there" if n_unknown else ""
+    return f"{counted(len(slots), 'run')}: {known_s / 60:.1f} min of load, and the starts{open_ended}"
 
 
 def _need_models(suite: Suite) -> None:
@@ -233,7 +284,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
     done_in = finished_in if slot.workload.limit is None else limit_in
-    if done_in(folder / slot.id) is not None:
+    if _is_done(slot, folder):
         print(f"{slot_name}: done before", file=sys.stderr)
         return exit_codes.DONE
     print(slot_name, file=sys.stderr)

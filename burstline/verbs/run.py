@@ -1,7 +1,9 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
+import secrets
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from burstline.cluster.placement import RayOptions, parse_ray
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions, add_settings, server_of
 from burstline.machine.hints import Hints
+from burstline.workloads.options import as_text, flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec, check_goals, check_spec
 
@@ -92,18 +95,24 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
     )
 
 
+LOADS = ("rate", "concurrency")
+"""The options that a command line may sweep."""
+
+
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     where, goals = server_of(args), read_options(Goals, args)
-    spec = checked_spec(read_options(LoadSpec, args), goals, where)
+    loads = []
+    for argv, at in _swept(args):
+        loads.append((argv, checked_spec(read_options(LoadSpec, at), goals, where)))
     # Here: what a run imports would delay `--help` and the answer to a wrong flag.
     from burstline.bench.run import run_once
     from burstline.bench.run_settings import Settings
 
     settings = Settings(
         where,
-        spec,
+        spec := loads[0][1],
         goals,
         args.out,
         args.quiet,
@@ -111,15 +120,35 @@ def run(args: argparse.Namespace) -> int:
         calibrate=not args.no_calibrate,
         hints=read_options(Hints, args),
         ray=_ray_of(args, spec),
-        argv=tuple(sys.argv[1:]),
     )
-    if args.repeats is not None:
-        from burstline.bench.repeats import run_repeats
+    every = [replace(settings, argv=argv, spec=spec) for argv, spec in loads]
+    if args.repeats is not None or len(every) > 1:
+        from burstline.bench.repeats import run_several
 
-        return run_repeats(settings, args.repeats, restart_after=args.restart)
+        return run_several(every, args.repeats or 1, restart_after=args.restart)
     if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
-    return run_once(settings)
+    return run_once(every[0])
+
+
+def _swept(args: argparse.Namespace) -> Iterator[tuple[tuple[str, ...], argparse.Namespace]]:
+    """The command line and the flags of each load, of which a sweep has several."""
+    words, names = sys.argv[1:], [name for name in LOADS if isinstance(getattr(args, name), tuple)]
+    if not names:
+        yield tuple(words), args
+        return
+    if len(names) > 1:
+        raise WorkloadError("--rate and --concurrency: expected one load; sweep one or the other")
+    flag, values = flag_of(names[0]), getattr(args, names[0])
+    if len(set(values)) < len(values):
+        raise WorkloadError(f"{flag} {','.join(map(as_text, values))}: expected different loads")
+    salt = args.salt or secrets.token_hex(8)
+    for value in values:
+        at = [
+            as_text(value) if before == flag else f"{flag}={as_text(value)}" if f"{flag}=" in word else word
+            for before, word in zip(["", *words], words, strict=False)
+        ]
+        yield tuple(at), argparse.Namespace(**{**vars(args), names[0]: value, "salt": salt})
 
 
 def checked_spec(asked: LoadSpec, goals: Goals, where: ServerOptions) -> LoadSpec:

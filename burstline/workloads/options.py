@@ -23,7 +23,7 @@ class Option:
 
     `bare` is the value where the flag stands without one. `choices` are all words that it takes; `many`: it
     may be given several times, and its value is a tuple; `once`: a second one is refused, for it would win
-    without a word.
+    without a word; `swept`: a command line may have several values, with commas, for a run of each.
     """
 
     help: str
@@ -32,6 +32,7 @@ class Option:
     choices: tuple[str, ...] | None = None
     many: bool = False
     once: bool = False
+    swept: bool = False
     bare: Any = None
     name: str = ""
     default: Any = None
@@ -121,6 +122,26 @@ def share(text: str) -> float:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         raise WorkloadError(f"expected a share such as 0.01 or 1%, not {text!r}") from None
+
+
+UNITS_S: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """30 and 30s are the same; also 500ms, 2m and 1h."""
+    number = text.strip().rstrip("hmins")
+    try:
+        return float(number) * UNITS_S[text.strip().removeprefix(number)]
+    except (ValueError, KeyError):
+        raise WorkloadError(f"{text!r}: expected seconds such as 30, or 30s, 500ms, 2m, 1h") from None
+
+
+def per_second(text: str) -> float:
+    """10 and 10/s are the same."""
+    try:
+        return float(text.removesuffix("/s").removesuffix("req"))
+    except ValueError:
+        raise WorkloadError(f"{text!r}: expected requests per second such as 10, or 10/s") from None
 
 
 def number_or_auto(text: str) -> int | Literal["auto"]:

@@ -1,0 +1,180 @@
+"""What a newcomer types in the first five minutes: words of other tools, units, several loads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from burstline.bench import repeats, server_session
+from burstline.bench.run_settings import Settings
+from burstline.cli import Parser, main
+from burstline.console.server_options import ServerOptions
+from burstline.servers.registry import ENGINES
+from burstline.suggest import NEEDLESS, OTHERS, hint
+from burstline.suites import execution
+from burstline.verbs import run as run_verb
+from burstline.workloads.options import per_second, seconds
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LoadSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+def parser_of_run() -> Parser:
+    parser = Parser("burstline run", "")
+    run_verb.add_arguments(parser)
+    return parser
+
+
+@pytest.mark.parametrize("theirs", sorted(OTHERS))
+def test_another_tools_flag_names_one_that_a_run_has(theirs):
+    ours = OTHERS[theirs]
+    assert ours.partition(" ")[0] in parser_of_run().flags()
+    assert hint(f"--{theirs}", parser_of_run().flags()) == f"--{theirs} is {ours} here"
+
+
+def test_the_page_for_those_who_come_from_other_tools_has_every_row():
+    page = (ROOT / "docs" / "howto" / "coming-from.md").read_text()
+    rows = dict(re.findall(r"^\| `--([\w-]+)` \| (.*?) \|$", page, re.MULTILINE))
+    assert rows == {**{theirs: f"`{ours}`" for theirs, ours in OTHERS.items()}, **NEEDLESS}
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["run", "--num-prompts", "3"], "--num-prompts is --requests here"),
+        (["run", "--request-rate=3"], "--request-rate is --rate here"),
+        (["run", "--ignore-eos"], "it is not needed: each reply gets exactly --output-tokens"),
+        (["run", "--duration", "30"], "did you mean --duration-s?"),
+        (["sweep"], "it is `burstline run --rate 1,2,4` here"),
+        (["run", "--rate", "many"], "'many': expected requests per second such as 10, or 10/s"),
+        (["run", "--duration-s", "3x"], "'3x': expected seconds such as 30, or 30s, 500ms, 2m, 1h"),
+        (["run", "--rate", "1,2", "--concurrency", "1,2"], "sweep one or the other"),
+        (["run", "--rate", "2,2"], "--rate 2,2: expected different loads"),
+        (["run", "--engine", "truth", "--rate", "2,0"], "0"),
+        (["limit", "--rate", "2,4", "--slo", "ttft.p90<=1s"], "--rate 2,4: expected one value"),
+        (["run", "--engine", "vlm"], "unknown engine 'vlm'; did you mean vllm?"),
+        (["bound", "--model", "lama-3.1-8b", "--device", "h100"], "did you mean llama-3.1-8b"),
+        (["bound", "--model", "llama-3.1-8b", "--device", "b20"], "did you mean b200-sxm"),
+    ],
+)
+def test_a_slip_is_told_with_what_to_write_instead(argv, told, capsys):
+    try:
+        code = main(argv)
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_key_or_an_argument_of_another_tool_is_told_in_our_words():
+    assert hint("num_prompts", ["requests", "rate"]) == "num_prompts is requests here"
+    assert hint("requsts", ["requests", "rate"]) == "did you mean requests?"
+    assert hint("zz", ["requests", "rate"]) == "expected one of: requests, rate"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("30", 30.0),
+        ("30s", 30.0),
+        ("1.5 s", 1.5),
+        ("500ms", 0.5),
+        ("2m", 120.0),
+        ("2min", 120.0),
+        ("1h", 3600.0),
+    ],
+)
+def test_seconds_may_have_a_unit(text, value):
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "s", "3x", "nan", "3 days", "1m30s"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(WorkloadError, match="expected seconds such as"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("10", 10.0), ("10/s", 10.0), ("2.5req/s", 2.5)])
+def test_a_rate_may_have_a_unit(text, value):
+    assert per_second(text) == value
+
+
+def test_a_sweep_has_a_run_for_each_load_each_with_its_own_command(monkeypatch):
+    words = ["run", "--concurrency", "8,16", "--requests=40", "--out", "8,16"]
+    monkeypatch.setattr("sys.argv", ["burstline", *words])
+    loads = list(run_verb._swept(parser_of_run().parse_args(words[1:])))
+    assert [at.concurrency for _, at in loads] == [8, 16]
+    assert loads[1][0] == ("run", "--concurrency", "16", "--requests=40", "--out", "8,16")
+    assert len({at.salt for _, at in loads}) == 1
+    joined = ["run", "--rate=1,2/s"]
+    monkeypatch.setattr("sys.argv", ["burstline", *joined])
+    assert [argv for argv, _ in run_verb._swept(parser_of_run().parse_args(joined[1:]))] == [
+        ("run", "--rate=1"),
+        ("run", "--rate=2"),
+    ]
+
+
+def test_a_sweep_goes_forwards_then_backwards_and_ends_when_it_is_interrupted(monkeypatch, tmp_path):
+    order: list[tuple[int | None, str]] = []
+
+    def once(settings: Settings, serve: object) -> int:
+        order.append((settings.spec.concurrency, settings.spec.salt))
+        return 130 if len(order) == 4 else 0
+
+    monkeypatch.setattr(repeats, "run_once", once)
+    base = Settings(out=tmp_path, spec=LoadSpec(salt="0"))
+    loads = [replace(base, spec=replace(base.spec, concurrency=n)) for n in (1, 2)]
+    assert repeats.run_several(loads, 3, restart_after=None) == 130
+    assert order == [(1, "0"), (2, "1"), (2, "2"), (1, "3")]
+
+
+ENGINES_OF_A_DUEL = """
+name = "duel"
+[[engine]]
+engine = "reference"
+[[engine]]
+engine = "vllm"
+engine_python = "/nonsense/python"
+[[model]]
+name = "m"
+path = "{model}"
+[[workload]]
+name = "burst"
+requests = 4
+[[workload]]
+name = "timed"
+duration_s = 60
+rate = 2
+"""
+
+
+def test_a_suite_tells_what_is_missing_before_its_first_run_and_in_its_dry_run(tmp_path, monkeypatch, capsys):
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    suite = tmp_path / "duel.toml"
+    suite.write_text(ENGINES_OF_A_DUEL.format(model=model))
+    monkeypatch.setattr(execution, "called", lambda *_: pytest.fail("a run was begun"))
+    assert main(["run", str(suite), "--out", str(tmp_path / "runs")]) == 2
+    assert "vllm: /nonsense/python does not run as a Python interpreter" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert main(["run", str(suite), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "# cannot run here: vllm: /nonsense/python does not run" in told
+    assert "# 4 runs: 2.0 min of load, and the starts; 2 of them last until all replies are there" in told
+
+
+def test_weights_that_no_memory_could_hold_are_told_before_the_start(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 2048)
+    monkeypatch.setattr(server_session, "has_gpu", lambda: False)
+    monkeypatch.setattr(server_session.psutil, "virtual_memory", lambda: SimpleNamespace(total=1024))
+    engine = ENGINES["transformers"]
+    monkeypatch.setattr(engine, "installed", lambda _: "5", raising=False)
+    with pytest.raises(WorkloadError, match=r"its weights take 0\.0 GB; this machine has no GPU"):
+        server_session.check_start(engine, ServerOptions(engine="transformers", model=str(tmp_path)), 0)
