@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,14 +16,16 @@ if TYPE_CHECKING:  # imported where it draws: a run in a pipe draws nothing
     from rich.live import Live
     from rich.table import Table
 
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Where a run stands. `tok`, `tok_per_s` and `memory_bytes` are None until the watcher has seen them.
 
-    `planned_tok` are the output tokens of all requests, 0 where that is not known.
+    `planned_tok` are the output tokens of all requests, 0 where that is not known. `spare`: the plan holds
+    more requests than are needed; `until_s`: the load goes by time, and starts none later than that.
+    `failed` are all that ended otherwise than `done`, also those that were never sent.
     """
 
     planned: int
@@ -37,18 +39,30 @@ class Snapshot:
     tok: float | None = None
     tok_per_s: float | None = None
     memory_bytes: float | None = None
+    spare: bool = False
+    until_s: float | None = None
+
+    @property
+    def unsent(self) -> int:
+        """How many requests ended without having been sent."""
+        return max(0, self.done + self.failed - self.sent)
 
     @property
     def share(self) -> float:
-        """How much of the load is served: by its output tokens where these are counted, else by requests."""
+        """How much of the load is served: by its time, its output tokens where counted, or its requests."""
+        if self.until_s is not None:
+            return min(self.elapsed_s / self.until_s, 1.0)
         requests = (self.done + self.failed) / self.planned if self.planned else 0.0
         tokens = (self.tok or 0.0) / self.planned_tok if self.planned_tok else 0.0
         return min(max(requests, tokens), 1.0)
 
     @property
     def left_s(self) -> float | None:
-        """At the mean pace so far; None until a twentieth is served: before, it is a guess."""
-        return None if self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
+        """By the load's own time, else at the mean pace so far; None while that is a guess: before a
+        twentieth is served, and where it is open how many are needed."""
+        if self.until_s is not None:
+            return max(0.0, self.until_s - self.elapsed_s)
+        return None if self.spare or self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
 
     def __str__(self) -> str:
         """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""
@@ -91,6 +105,25 @@ class Plain(Progress):
         if snapshot.elapsed_s >= self._next_s:
             self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
             print(f"  {snapshot}", file=self._stream, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh(Progress):
+    """Hands on each phase that was not said before: runs at one server repeat most of theirs."""
+
+    to: Progress
+    said: set[str] = field(default_factory=set)
+
+    def phase(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.to.phase(text)
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.to.update(snapshot)
+
+    def close(self) -> None:
+        self.to.close()
 
 
 class Rich(Progress):
@@ -137,11 +170,13 @@ def progress_for(quiet: bool, stream: TextIO | None = None) -> Progress:
 
 def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     facts = [
-        (f"{snapshot.sent}/{snapshot.planned}", "sent"),
+        (f"{snapshot.sent}" if snapshot.spare else f"{snapshot.sent}/{snapshot.planned}", "sent"),
         (f"{snapshot.first_tokens}", "first tokens"),
         (f"{snapshot.done}", "done"),
-        (f"{snapshot.failed}", "failed"),
+        (f"{snapshot.failed - snapshot.unsent}", "failed"),
     ]
+    if snapshot.unsent:
+        facts.append((f"{snapshot.unsent}", "not needed" if snapshot.spare else "not sent"))
     optional: list[tuple[float | None, Callable[[float], str], str]] = [
         (snapshot.tok, lambda v: f"{v:,.0f}", "tokens"),
         (snapshot.tok_per_s, lambda v: f"{v:,.0f}", "tok/s"),
