@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Final
 
 import psutil
 
-from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
+from burstline.console.server_options import START, ServerOptions
 from burstline.loadgen.record.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
@@ -33,7 +33,7 @@ from burstline.servers.host.ready import (
 from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
-from burstline.servers.messages import EngineError, Get, Target, target_at
+from burstline.servers.messages import API_KEY_VARIABLE, EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
 from burstline.servers.redact import learn_body, learn_header, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
@@ -135,10 +135,22 @@ def check_requests(where: ServerOptions) -> None:
             base = target_at(url).url
         except ValueError as error:
             shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
-            raise WorkloadError(f"--url {shown}: {error}") from None
+            told = f"it has no scheme; try --url http://{shown}" if _lacks_scheme(url) else str(error)
+            raise WorkloadError(f"--url {shown}: {told}") from None
         if base in found:
             raise WorkloadError(f"--url names {base} twice; expected different replicas: name it once")
         found.add(base)
+
+
+def _lacks_scheme(url: str) -> bool:
+    """Whether it is HOST:PORT or HOST/PATH, a target but for its scheme."""
+    with suppress(ValueError):
+        return (
+            re.match(r"[\w.-]+[:/.]", url) is not None
+            and "://" not in url
+            and bool(target_at(f"http://{url}"))
+        )
+    return False
 
 
 _ANSWERS: Final = "drop it, for each request gets one streamed reply"
@@ -403,7 +415,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
         yield
     finally:
         grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}: it is killed after {grace_s:.0f} s"
+        text = f"Stopping {engine.title}, which may take up to {grace_s:.0f} s"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()
@@ -448,8 +460,11 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             if not (listed or identity.model):
                 say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
         startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
-    except RefusalError:
-        raise  # it runs, and its own words say what it lacks
+    except RefusalError as error:  # it runs, and its own words say what it lacks
+        served = first_model(identified(engine, getter(target), "").raw.get("models")).get("id")
+        if served and where.model not in (None, served):
+            raise EngineError(f"{error}; it serves {served}: try --model {served}") from error
+        raise
     except EngineError as error:
         hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from burstline.console.flags import add_options, read_options
+from burstline.servers.messages import API_KEY_VARIABLE
 from burstline.servers.settings import Settings
 from burstline.workloads.options import option, seconds
 
-API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
 START: Final = ("port", "engine_python", "container")
 """The options of an engine that is started here."""
 
@@ -27,7 +27,10 @@ class ServerOptions:
     """
 
     engine: str | None = option(
-        "the engine to start, or the engine of the server at --url", metavar="NAME", once=True
+        "the engine to start: vllm, sglang, tgi, lightllm, trtllm, llamacpp, transformers, reference or "
+        "truth; or the engine of the server at --url",
+        metavar="NAME",
+        once=True,
     )
     url: str | None = option(
         f"a server that is already running, or several replicas, used in turn (API key: {API_KEY_VARIABLE})",

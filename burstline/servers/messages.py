@@ -1,5 +1,6 @@
 """Messages between Burstline and a server: its address, requests, and replies."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -178,8 +179,11 @@ class Target:
     insecure: bool = False
 
 
+API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
+
+
 def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
-    """The target that a user's URL names, given with or without `/v1`; its login is taken out of it.
+    """The target that a user's URL names, with or without `/v1/...`; its login is taken out of it.
 
     From here on its secrets are known. Raises ValueError, which never quotes the URL, where it is not
     scheme://[user:password@]host[:port][/path].
@@ -202,7 +206,7 @@ def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         learn(login, unquote(parts.password or ""), parts.password)
     name = f"[{host}]" if ":" in host else host
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    path = re.sub(r"/v1(?:/(?:chat/)?completions|/models)?$", "", parts.path.rstrip("/")).rstrip("/")
     base = f"{parts.scheme}://{name}{'' if port is None else f':{port}'}{path}"
     return Target(base, model, api_key, login=login)
 

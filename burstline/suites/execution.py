@@ -31,7 +31,6 @@ from burstline.bench.server_session import (
 )
 from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
-from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run, originals
@@ -51,7 +50,7 @@ from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
-from burstline.servers.messages import EngineError
+from burstline.servers.messages import API_KEY_VARIABLE, EngineError
 from burstline.servers.redact import redacted
 from burstline.servers.settings import Settings
 from burstline.suites.platforms import run_by_platform

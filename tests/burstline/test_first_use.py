@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import http.server
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import burstline
 from burstline.bench import repeats, server_session
 from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
 from burstline.console.server_options import ServerOptions
+from burstline.servers.host.ready import send, wait_ready
+from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.registry import ENGINES
 from burstline.suggest import NEEDLESS, OTHERS, hint
 from burstline.suites import execution
+from burstline.verbs import compare
 from burstline.verbs import run as run_verb
 from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
+from tests.burstline.test_compare import another
 
 ROOT = Path(__file__).parents[2]
 
@@ -178,3 +185,128 @@ def test_weights_that_no_memory_could_hold_are_told_before_the_start(tmp_path, m
     monkeypatch.setattr(engine, "installed", lambda _: "5", raising=False)
     with pytest.raises(WorkloadError, match=r"its weights take 0\.0 GB; this machine has no GPU"):
         server_session.check_start(engine, ServerOptions(engine="transformers", model=str(tmp_path)), 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("127.0.0.1:8000", "--url 127.0.0.1:8000: it has no scheme; try --url http://127.0.0.1:8000"),
+        ("localhost/v1", "it has no scheme; try --url http://localhost/v1"),
+        ("nonsense", "expected something like http://127.0.0.1:8000"),
+    ],
+)
+def test_a_url_without_a_scheme_is_told_with_one(url, told, capsys):
+    assert main(["run", "--url", url]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions", "/v1/models"]
+)
+def test_a_url_may_end_in_a_path_of_the_api(path):
+    assert target_at(f"http://h:8000/gateway{path}").url == "http://h:8000/gateway"
+
+
+def test_nothing_at_a_url_leaves_no_run_and_one_cause(tmp_path, capsys):
+    assert main(["run", "--url", "http://127.0.0.1:9", "--ready-s", "1", "--out", str(tmp_path)]) == 5
+    told = capsys.readouterr().err
+    assert "nothing answers at http://127.0.0.1:9" in told
+    assert "Decoding" not in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("key", "told"), [(None, "it wants a key"), ("k-1", "its key is wrong")])
+def test_a_refused_key_names_its_variable(key, told):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    target = Target(f"http://127.0.0.1:{server.server_port}", "m", key)
+    try:
+        with pytest.raises(EngineError, match=rf"{told}: export BURSTLINE_API_KEY="):
+            wait_ready(ENGINES["openai"], None, target, timeout_s=5)
+        with pytest.raises(EngineError, match=r"does not speak TLS .*try --url http://127\.0\.0\.1"):
+            send(replace(target, url=target.url.replace("http:", "https:")), Call("GET", "/", headers=()), 5)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_error(401)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [(["serve"], "expected one engine"), (["serve", "truth", "--engine", "vllm"], "expected one engine"),
+     (["serve", "--engine", "vlm"], "unknown engine 'vlm'; did you mean vllm?")],
+)  # fmt: skip
+def test_serve_takes_its_engine_as_the_other_verbs_do(argv, told, capsys):
+    assert main(argv) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_stands_for_its_runs(burst_run, tmp_path):
+    for k in (1, 2):
+        another(burst_run.path, tmp_path / "setting" / f"run-{k}", k)
+    (tmp_path / "setting" / "page").mkdir()
+    (tmp_path / "setting" / "page" / "comparison.json").write_text("{}")
+    found = compare.runs_in(tmp_path / "setting")
+    assert [path.name for path in found] == ["run-1", "run-2"]
+    assert compare.runs_in(tmp_path / "setting" / "page") == []
+    assert compare.runs_in(tmp_path) == found
+
+
+def test_the_help_of_run_in_python_shows_every_option():
+    told = burstline.run.__doc__ or ""
+    for name in ("engine", "url", "max_num_seqs", "rate", "prompt_tokens", "slo", "device"):
+        assert re.search(rf"^    {name}: .", told, re.MULTILINE), name
+
+
+def test_the_engines_in_the_help_are_those_that_can_be_started(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    startable = {name for name, engine in ENGINES.items() if not engine.attach_only}
+    listed = re.search(r"the engine to start: (.*?);", told)
+    assert listed
+    assert set(re.findall(r"\w+", listed[1])) - {"or"} == startable
+
+
+def test_completion_knows_engines_devices_and_models(capsys):
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "bash"])
+    script = capsys.readouterr().out
+    for verb, flag, word in (
+        ("run", "engine", "vllm"),
+        ("bound", "device", "h100-sxm5-80g"),
+        ("make_model", "like", "llama-3.1-8b"),
+    ):
+        (line,) = re.findall(rf"^_\w*{verb}___{flag}_choices=(.*)$", script, re.MULTILINE)
+        assert word in re.findall(r"[\w.-]+", line)
+
+
+def test_a_short_report_has_verdict_figures_versions_and_command(burst_run, tmp_path, capsys):
+    run = another(burst_run.path, tmp_path / "run", repeat="burstline run --salt 5eed")
+    assert main(["report", str(run), "--format", "markdown", "--short"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(list(filter(None, lines))) <= 12
+    told = "\n".join(lines)
+    for word in ("VALID", "TTFT p50: ", "Output: ", "Burstline ", "`burstline run --salt 5eed`"):
+        assert word in told
+    assert main(["report", str(burst_run.path), "--short"]) == 2
+    assert "give --format markdown" in capsys.readouterr().err
+
+
+def test_runs_are_compared_in_python_as_on_the_command_line(burst_run, tmp_path):
+    for k in (1, 2):
+        another(burst_run.path, tmp_path / f"run-{k}", k)
+    found = burstline.compare(tmp_path, anyway=True, to=tmp_path / "page.html")
+    assert found.cases
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    with pytest.raises(WorkloadError, match="one run cannot be compared"):
+        burstline.compare(tmp_path / "run-1")

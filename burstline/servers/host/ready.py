@@ -18,7 +18,16 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
 from burstline.servers.launch import StartStage
-from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.messages import (
+    API_KEY_VARIABLE,
+    WITH_TOKENS,
+    Call,
+    EngineError,
+    Get,
+    HttpReply,
+    Reply,
+    Target,
+)
 from burstline.servers.protocol.destination import Destination, dressed
 from burstline.servers.protocol.introspection import log_message
 from burstline.servers.protocol.openai import path_under
@@ -222,17 +231,19 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
     call = dressed(engine.ready_call(target), target, 0, engine.lora_path)
     raw = send(target, call, timeout_s)
     reply = understood(engine.decode, raw)
-    hint = _hint(raw, call.path, str(reply.error))
+    hint = _hint(raw, call.path, str(reply.error), has_key=bool(target.api_key))
     if hint or (400 <= raw.status < 500 and raw.status != 429):
         refused = f"refuses a request for one token (HTTP {raw.status})"
         raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}{hint}")
     return reply
 
 
-def _hint(raw: HttpReply, path: str, error: str) -> str:
+def _hint(raw: HttpReply, path: str, error: str, *, has_key: bool) -> str:
     """What helps against this refusal, where the reply says so much."""
     if 300 <= raw.status < 400:
         return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
+    if raw.status in (401, 403):
+        return f"; {'its key is wrong' if has_key else 'it wants a key'}: export {API_KEY_VARIABLE}=..."
     if not raw.ok and "chat template" in error.lower():
         return "; its model has none: pass --endpoint completions"
     is_lacking = raw.status in (404, 405) and "/chat/" not in path and "model" not in error.lower()
@@ -279,7 +290,9 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
         late = time.monotonic() >= until_s
         why = f"no complete answer within {timeout_s:g} s" if late else error
         if isinstance(error, ssl.SSLCertVerificationError):
-            why = f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"
+            why = f"{error.verify_message}: pass --ca-bundle FILE to trust its authority, or --insecure"
+        elif isinstance(error, ssl.SSLError):
+            why = f"it does not speak TLS ({error.reason}): try --url http:{target.url.partition(':')[2]}"
         raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error
     finally:
         alarm.cancel()
