@@ -33,7 +33,7 @@ from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.files import figure_files, written
 from burstline.servers.messages import API_KEY_VARIABLE
-from burstline.servers.redact import learn_from
+from burstline.servers.secret import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check
@@ -170,7 +170,7 @@ def run(
         **table.options(ServerOptions),
         settings=Settings(**table.options(Settings)),
         engine_args=tuple(engine_args),
-        api_key=os.environ.get(API_KEY_VARIABLE),
+        api_key=Secret(os.environ[API_KEY_VARIABLE]) if os.environ.get(API_KEY_VARIABLE) else None,
     )
     asked = LoadSpec(**table.options(LoadSpec))
     argv = words_of_run(where, Path(out), asked, goals, hints)
