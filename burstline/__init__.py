@@ -5,7 +5,7 @@ import importlib
 __version__ = "0.1.0"
 
 _FROM = {
-    **dict.fromkeys(("Bound", "Figure", "LoadedRun", "bound", "compare", "load", "run"), "api"),
+    **dict.fromkeys(("Bound", "Figure", "LoadedRun", "bound", "load", "run"), "api"),
     "Snapshot": "bench.progress",
     "Engine": "servers.engine",
     "EngineError": "servers.messages",

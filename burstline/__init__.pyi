@@ -2,7 +2,6 @@ from burstline.api import Bound as Bound
 from burstline.api import Figure as Figure
 from burstline.api import LoadedRun as LoadedRun
 from burstline.api import bound as bound
-from burstline.api import compare as compare
 from burstline.api import load as load
 from burstline.api import run as run
 from burstline.bench.progress import Snapshot as Snapshot

@@ -1,5 +1,4 @@
-"""The Python API: `run` sends a load, `load` opens a run that has ended, `compare` ranks several, and `bound`
-asks the roofline.
+"""The Python API: `run` sends a load, `load` opens a run that has ended, `bound` asks the roofline.
 
 Options have the names of the command's flags with `_` for `-`, and a suite's types: `requests=200`,
 `arrival="poisson"`, `slo=["ttft.p99<=2s"]`. WorkloadError and RooflineError (both ValueError) say what is
@@ -22,22 +21,19 @@ from burstline.bench.progress import Called, Progress, Snapshot
 from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.run_settings import words_of_run
-from burstline.console.server_options import ServerOptions
+from burstline.console.server_options import API_KEY_VARIABLE, ServerOptions
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.verdict import Verdict
 from burstline.machine.hints import Hints
 from burstline.reports.formats.bound_text import told
 from burstline.reports.formats.csv import request_frame
-from burstline.reports.model.comparison import Comparison, alone, view_of
-from burstline.reports.model.contenders import comparison_of
-from burstline.reports.page.files import figure_files, written
-from burstline.servers.messages import API_KEY_VARIABLE
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.files import figure_files
 from burstline.servers.secret import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check
-from burstline.verbs.compare import runs_in
 from burstline.verbs.run import checked_spec
 from burstline.workloads.options import as_text, options_of
 from burstline.workloads.request import WorkloadError
@@ -187,28 +183,8 @@ def run(
     return load(ended.run.path)
 
 
-run.__doc__ = f"{run.__doc__}\n    Options:\n\n" + "\n".join(
-    f"    {row.name}: {row.help.replace('%%', '%')}"
-    for kind in _OF_A_RUN
-    for row in options_of(kind).values()
-)
-
-
-def compare(
-    *runs: str | PathLike[str], vary: Sequence[str] = (), anyway: bool = False, to: str | PathLike[str] = ""
-) -> Comparison:
-    """Compare runs, or all runs in a folder, as `burstline compare` does; `to` is where its page is written.
-
-    `comparable` says whether they did the same work, `cases` what they have in common and how they differ.
-    Raises WorkloadError where there are fewer than two runs, or `vary` names what does not differ.
-    """
-    opened = [open_run(folder) for path in runs for folder in runs_in(Path(path))]
-    if len(opened) < 2:
-        raise WorkloadError("burstline.compare: one run cannot be compared: name two or more")
-    found = comparison_of(opened, Path(to).parent, varied=vary, anyway=anyway)
-    if to:
-        Path(to).write_text(written("html", found), "utf-8")
-    return found
+for _row in (row for kind in _OF_A_RUN for row in options_of(kind).values()):
+    run.__doc__ = f"{run.__doc__}\n    {_row.name}: {_row.help.replace('%%', '%')}"
 
 
 @dataclass(frozen=True, slots=True)

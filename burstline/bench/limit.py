@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from burstline.bench.load_options import checked
-from burstline.bench.progress import Fresh, Snapshot, progress_for
+from burstline.bench.progress import Snapshot, progress_for
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import ReadyLoad, carry_out
 from burstline.bench.run_settings import Settings
@@ -171,15 +171,6 @@ def forecast_rate(run: Run, goals: Sequence[Goal], spec: LoadSpec) -> float:
     return float(f"{RATES[low]:.2g}")
 
 
-def _told(look: ProbeLook | None, lost: str) -> str:
-    """What a probe came to, in a few words."""
-    if look is None or lost:
-        return f"undecided{f', its run is {lost}' if lost else ''}"
-    words = {Result.PASS: "meets the SLOs", Result.FAIL: "misses the SLOs"}.get(look.judged, "undecided")
-    late = ", ".join(f"{each.beyond:.0%}" for each in look.shares)
-    return f"{words} ({late} of {look.n:,} requests are beyond their limit)" if late else words
-
-
 class _Prober:
     """Runs what the search asks for, one run for each probe, on one server."""
 
@@ -207,7 +198,7 @@ class _Prober:
 
     def run(self) -> bool:
         """Probe until all is known or the time is up; whether a person interrupted."""
-        progress = Fresh(progress_for(self._settings.quiet))
+        progress = progress_for(self._settings.quiet)
         while self._found is None and self._is_time:
             ask, self._at_n = self._ask, self._ask.n
             unit = "users at a time" if self._users else "requests per second"
@@ -223,7 +214,8 @@ class _Prober:
                 over = replace(self._evidence(ended.run), over=True)
                 look = self._ask.look or look
                 self._tell(replace(over, lost=(lost := self._lost(ended.run, self._ask.look))))
-            progress.phase(f"Probe {ask.number}, {ask.load:g}: {_told(look, lost)}")
+            told = lost or (look.judged if look else Result.INCONCLUSIVE)
+            progress.phase(f"Probe {ask.number}, {ask.load:g}: {told}")
             self._after_s = max(self._after_s, time.monotonic() - self._looked_s)
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,7 +14,6 @@ from burstline.servers.redact import printable, without_known
 if TYPE_CHECKING:  # imported where it draws: a run in a pipe draws nothing
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
 
 PLAIN_EVERY_S = 10.0
 
@@ -44,7 +43,6 @@ class Snapshot:
 
     @property
     def unsent(self) -> int:
-        """How many requests ended without having been sent."""
         return max(0, self.done + self.failed - self.sent)
 
     @property
@@ -66,7 +64,15 @@ class Snapshot:
 
     def __str__(self) -> str:
         """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""
-        return ", ".join(f"{value} {word}" if word else value for value, word in _facts(self))
+        sent = f"{self.sent}" if self.spare else f"{self.sent}/{self.planned}"
+        facts = [f"{sent} sent", f"{self.first_tokens} first tokens", f"{self.done} done"]
+        facts.append(f"{self.failed - self.unsent} failed")
+        if self.unsent:
+            facts.append(f"{self.unsent} not {'needed' if self.spare else 'sent'}")
+        memory_gb = None if self.memory_bytes is None else self.memory_bytes / 1e9
+        rest = {"{:,.0f} tokens": self.tok, "{:,.0f} tok/s": self.tok_per_s, "{:.2f} GB": memory_gb}
+        rest["{:.0f} s left"] = self.left_s
+        return ", ".join([*facts, *(form.format(n) for form, n in rest.items() if n is not None)])
 
 
 class Progress:
@@ -95,35 +101,18 @@ class Plain(Progress):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._next_s = 0.0
+        self._next_s, self._said = 0.0, set[str]()
 
     def phase(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
         self._next_s = 0.0
+        if text not in self._said:  # runs at one server repeat most of it
+            print(text, file=self._stream, flush=True)
+            self._said.add(text)
 
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.elapsed_s >= self._next_s:
             self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
             print(f"  {snapshot}", file=self._stream, flush=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh(Progress):
-    """Hands on each phase that was not said before: runs at one server repeat most of theirs."""
-
-    to: Progress
-    said: set[str] = field(default_factory=set)
-
-    def phase(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
-            self.to.phase(text)
-
-    def update(self, snapshot: Snapshot) -> None:
-        self.to.update(snapshot)
-
-    def close(self) -> None:
-        self.to.close()
 
 
 class Rich(Progress):
@@ -132,9 +121,13 @@ class Rich(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self._said = set[str]()
 
     def phase(self, text: str) -> None:
         self.close()
+        if text in self._said:
+            return
+        self._said.add(text)
         from rich.text import Text
 
         # Not as markup: a server's log may hold brackets.
@@ -143,8 +136,11 @@ class Rich(Progress):
 
     def update(self, snapshot: Snapshot) -> None:
         from rich.live import Live
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
 
-        line = _live_line(snapshot)
+        line, bar = Table.grid(padding=(0, 2)), ProgressBar(total=1.0, completed=snapshot.share, width=16)
+        line.add_row("  ", bar, str(snapshot))
         if self._live is None:
             self._live = Live(line, console=self._console, auto_refresh=False, transient=False)
             self._live.start()
@@ -166,33 +162,6 @@ def progress_for(quiet: bool, stream: TextIO | None = None) -> Progress:
     from rich.console import Console
 
     return Rich(Console(file=getattr(stream, "raw", stream)))
-
-
-def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
-    facts = [
-        (f"{snapshot.sent}" if snapshot.spare else f"{snapshot.sent}/{snapshot.planned}", "sent"),
-        (f"{snapshot.first_tokens}", "first tokens"),
-        (f"{snapshot.done}", "done"),
-        (f"{snapshot.failed - snapshot.unsent}", "failed"),
-    ]
-    if snapshot.unsent:
-        facts.append((f"{snapshot.unsent}", "not needed" if snapshot.spare else "not sent"))
-    optional: list[tuple[float | None, Callable[[float], str], str]] = [
-        (snapshot.tok, lambda v: f"{v:,.0f}", "tokens"),
-        (snapshot.tok_per_s, lambda v: f"{v:,.0f}", "tok/s"),
-        (snapshot.memory_bytes, lambda v: f"{v / 1e9:.2f} GB", ""),
-        (snapshot.left_s, lambda v: f"{v:.0f} s", "left"),
-    ]
-    return facts + [(show(value), word) for value, show, word in optional if value is not None]
-
-
-def _live_line(snapshot: Snapshot) -> Table:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    line = Table.grid(padding=(0, 2))
-    line.add_row("  ", ProgressBar(total=1.0, completed=snapshot.share, width=16), str(snapshot))
-    return line
 
 
 Key = tuple[str, str]

@@ -59,23 +59,19 @@ def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None)
     # Every other round goes backwards: what drifts with time falls on all loads alike.
     order = [load for k in range(n) for load in loads[:: 1 if k % 2 == 0 else -1]]
     if restart_after is not None and not 1 <= restart_after < len(order):
-        raise WorkloadError(
-            f"--restart {restart_after}: expected 1 or more, and less than all {len(order)} runs"
-        )
+        raise WorkloadError(f"--restart {restart_after}: expected 1 or more, below all {len(order)} runs")
     for load in loads:  # one that cannot be is told before the first is sent
         checked(load.spec)
     before = set(settings.out.glob("*")) if settings.out.is_dir() else set()
-    server, codes = SharedServer(), dict[LoadSpec, list[int]]()
+    server, codes = SharedServer(), list[int]()
     try:
         for k, load in enumerate(order):
-            spec = load.spec
-            told = f": concurrency {spec.concurrency}" if spec.concurrency else f": {spec.rate:g} req/s"
-            print(f"{'Run' if swept else 'Repeat'} {k + 1} of {len(order)}{told if swept else ''}")
-            spec = replace(spec, salt=f"{int(spec.salt, 16) + k:x}")
+            print(f"{'Run' if swept else 'Repeat'} {k + 1} of {len(order)}")
+            spec = replace(load.spec, salt=f"{int(load.spec.salt, 16) + k:x}")
             # A server of one run is stopped before its report is written.
             serve = serving if restart_after == 1 else server.serving
-            codes.setdefault(load.spec, []).append(run_once(replace(load, spec=spec), serve))
-            if exit_codes.INTERRUPTED in codes[load.spec]:
+            codes.append(run_once(replace(load, spec=spec), serve))
+            if codes[-1] == exit_codes.INTERRUPTED:
                 return exit_codes.INTERRUPTED
             if restart_after is not None and (k + 1) % restart_after == 0:
                 server.close()
@@ -88,13 +84,10 @@ def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None)
     page = write_all(comparison, folder)
     show(digest(comparison))
     print(f"\nReport over {len(order)} {'runs' if swept else 'repeats'}: {page}")
-    of = {spec: [run for run in runs if _same_load(run, spec)] for spec in codes}
-    return exit_codes.best(_code_of(of[spec], own) for spec, own in codes.items())
-
-
-def _same_load(run: Run, spec: LoadSpec) -> bool:
-    asked = run.manifest.asked
-    return (asked.rate, asked.concurrency) == (spec.rate, spec.concurrency)
+    of = dict[LoadSpec, list[tuple[Run, int]]]()
+    for run, load, code in zip(runs, order, codes, strict=True):
+        of.setdefault(load.spec, []).append((run, code))
+    return exit_codes.best(_code_of(*zip(*each, strict=True)) for each in of.values())
 
 
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:

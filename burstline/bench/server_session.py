@@ -7,19 +7,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from burstline.console.server_options import START, ServerOptions
+from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
 from burstline.loadgen.record.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
-from burstline.servers.host.gpus import has_gpu
 from burstline.servers.host.process import Server, free_port, require_free_port, require_host, start
 from burstline.servers.host.ready import (
     PAGE_TIMEOUT_S,
@@ -33,7 +30,7 @@ from burstline.servers.host.ready import (
 from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
-from burstline.servers.messages import API_KEY_VARIABLE, EngineError, Get, Target, target_at
+from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
 from burstline.servers.redact import can_be_known, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
@@ -136,22 +133,12 @@ def check_requests(where: ServerOptions) -> None:
             base = target_at(url).url
         except ValueError as error:
             shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
-            told = f"it has no scheme; try --url http://{shown}" if _lacks_scheme(url) else str(error)
+            bare = re.fullmatch(r"[\w.-]+(:\d+)?(/[\w./-]*)?", url) and re.search("[:/.]", url)
+            told = f"it has no scheme; try --url http://{shown}" if bare else error
             raise WorkloadError(f"--url {shown}: {told}") from None
         if base in found:
             raise WorkloadError(f"--url names {base} twice; expected different replicas: name it once")
         found.add(base)
-
-
-def _lacks_scheme(url: str) -> bool:
-    """Whether it is HOST:PORT or HOST/PATH, a target but for its scheme."""
-    with suppress(ValueError):
-        return (
-            re.match(r"[\w.-]+[:/.]", url) is not None
-            and "://" not in url
-            and bool(target_at(f"http://{url}"))
-        )
-    return False
 
 
 _ANSWERS: Final = "drop it, for each request gets one streamed reply"
@@ -265,13 +252,6 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         raise WorkloadError(
             f"--model {where.model} holds no weights ({kinds}), which {engine.title} needs; "
             f"`burstline make-model {flag}` generates random ones"
-        )
-    files = (file for kind in engine.weight_files for file in folder.glob(f"*.{kind}"))
-    weights, total = sum(file.stat().st_size for file in files), psutil.virtual_memory().total
-    if weights > total and not has_gpu():
-        raise WorkloadError(
-            f"--model {where.model}: its weights take {weights / 1e9:.1f} GB; this machine has no GPU and "
-            f"{total / 1e9:.1f} GB of memory; choose a smaller model"
         )
     limit = where.settings.max_model_len or context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:

@@ -77,6 +77,5 @@ def read_options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:
     values = {name: getattr(args, name) for name in options_of(kind) if hasattr(args, name)}
     for name, value in values.items():
         if isinstance(value, tuple) and options_of(kind)[name].swept:
-            several = ",".join(map(as_text, value))
-            raise WorkloadError(f"{flag_of(name)} {several}: expected one value; only `burstline run` sweeps")
+            raise WorkloadError(f"{flag_of(name)} {as_text(value)}: expected one value; only `run` sweeps")
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}, **more)

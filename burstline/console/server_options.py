@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from burstline.console.flags import add_options, read_options
-from burstline.servers.messages import API_KEY_VARIABLE
 from burstline.servers.secret import Secret
 from burstline.servers.settings import Settings
 from burstline.workloads.options import option, seconds
 
+API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
 START: Final = ("port", "engine_python", "container")
 """The options of an engine that is started here."""
 

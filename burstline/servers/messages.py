@@ -180,9 +180,6 @@ class Target:
     insecure: bool = False
 
 
-API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
-
-
 def target_at(url: str, model: str = "", api_key: Secret | None = None) -> Target:
     """The target that a user's URL names, with or without `/v1/...`; its login is taken out of it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shlex
 import signal
@@ -22,15 +23,10 @@ from burstline.bench.load_options import checked
 from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
-from burstline.bench.server_session import (
-    check_model,
-    check_requests,
-    check_start,
-    check_where,
-    choose_engine,
-)
+from burstline.bench.server_session import check_requests, check_start, check_where, choose_engine
 from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
+from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run, originals
@@ -50,7 +46,7 @@ from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
-from burstline.servers.messages import API_KEY_VARIABLE, EngineError
+from burstline.servers.messages import EngineError
 from burstline.servers.redact import redacted
 from burstline.servers.secret import Secret, without_secrets
 from burstline.servers.settings import Settings
@@ -113,8 +109,9 @@ def run_suite(
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
-        _need_models(suite)
-        if lacking := list(lacks([slot for slot in slots if not _is_done(slot, folder)])):
+        for model in suite.models:
+            make_where_missing(model)
+        if lacking := list(lacks([slot for slot in slots if _done(slot, folder) is None])):
             raise WorkloadError(f"{path} was not begun:\n" + "\n".join(f"  {each}" for each in lacking))
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
@@ -145,51 +142,35 @@ def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | Non
     return [s for s in slots if platform is None or (s.platform and s.platform.name == platform)]
 
 
-def _is_done(slot: Slot, folder: Path) -> bool:
-    find = finished_in if slot.workload.limit is None else limit_in
-    return find(folder / slot.id) is not None
+def _done(slot: Slot, folder: Path) -> Run | tuple[str, LimitResult] | None:
+    return (finished_in if slot.workload.limit is None else limit_in)(folder / slot.id)
 
 
 def lacks(slots: Sequence[Slot]) -> Iterator[str]:
-    """What each contender needs to run and does not have here: engine, packages, weights, memory, port, GPUs.
-
-    A model that is still to be made lacks nothing.
-    """
+    """What contenders need and do not have here: engine, packages, weights, port, GPUs; once each."""
     told = set[str]()
     for slot in {(slot.engine.name, slot.model.name, slot.workload.name): slot for slot in slots}.values():
-        where, spec = slot.engine.at(slot.model, slot.platform), slot.workload.spec
+        where = slot.engine.at(slot.model, slot.platform)
         try:
-            if slot.model.like is not None and not Path(slot.model.path or "").exists():
+            if slot.model.like is not None and not Path(slot.model.path or "").exists():  # it will be made
                 check_start(choose_engine(where), replace(where, model=None), 0)
             else:
                 check_where(where)
-                check_run(RunSettings(where, spec, slot.workload.goals))
+                check_run(RunSettings(where, slot.workload.spec, slot.workload.goals))
         except (WorkloadError, EngineError) as error:
-            what = f"{slot.engine.name}: {error}"
-            if what not in told:
-                told.add(what)
-                yield what
+            told.add(f"{slot.engine.name}: {error}")
+    yield from sorted(told)
 
 
 def _time_of(slots: Sequence[Slot]) -> str:
     """How many runs there are, and how long their loads last as far as that is known before."""
-    known_s, n_unknown = 0.0, 0
-    for slot in slots:
-        spec, limit = slot.workload.spec, slot.workload.limit
-        n_s = spec.requests / spec.rate if spec.rate and spec.requests else None
-        lasts_s = limit.budget_s if limit else spec.duration_s or n_s
-        known_s, n_unknown = known_s + (lasts_s or 0.0), n_unknown + (lasts_s is None)
-    open_ended = f"; {n_unknown} of them last until all replies are there" if n_unknown else ""
-    return f"{counted(len(slots), 'run')}: {known_s / 60:.1f} min of load, and the starts{open_ended}"
-
-
-def _need_models(suite: Suite) -> None:
-    """Check that this machine has the models, and make those that are made."""
-    for model in suite.models:
-        if model.path and model.like is None and all(e.server.url is None for e in suite.engines):
-            check_model(model.path)
-    for model in suite.models:
-        make_where_missing(model)
+    loads = [(slot.workload.spec, slot.workload.limit) for slot in slots]
+    known_s = [
+        limit.budget_s if limit else spec.duration_s or (spec.requests or 0) / (spec.rate or math.inf)
+        for spec, limit in loads
+    ]
+    rest = f"; {known_s.count(0)} last until all replies are there" if 0 in known_s else ""
+    return f"{counted(len(slots), 'run')}: {sum(known_s) / 60:.1f} min of load, and the starts{rest}"
 
 
 def _carry_out_all(
@@ -280,8 +261,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
-    done_in = finished_in if slot.workload.limit is None else limit_in
-    if _is_done(slot, folder):
+    if _done(slot, folder) is not None:
         print(f"{slot_name}: done before", file=sys.stderr)
         return exit_codes.DONE
     print(slot_name, file=sys.stderr)
@@ -292,7 +272,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
         raise WorkloadError(f"{slot_name} could not be run (see above): the suite stops, its runs are kept")
-    done = done_in(folder / slot.id)
+    done = _done(slot, folder)
     how = f"failed with exit code {code}"
     if done is not None:
         shown = verdict_line(view_of(done).summary) if isinstance(done, Run) else answer_of(done[1])

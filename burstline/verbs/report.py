@@ -19,9 +19,8 @@ from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.reports.formats.markdown import markdown
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page.digest import digest, short
+from burstline.reports.page.digest import digest
 from burstline.reports.page.files import FILES
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
@@ -44,9 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text and json are printed; the others need --to. parquet, csv: one row per request; "
         "markdown: for a pull request; junit: SLOs and verdict for CI; figures: SVG and "
         "PNG. Repeatable; --to alone writes all",
-    )
-    add(
-        "--short", action="store_true", help="with --format markdown: print ten lines, to paste into an issue"
     )
     add("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)
@@ -74,11 +70,6 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
             f"of these runs: for repeats they are beside it, in {args.run.parent}"
         )
-    if args.short:
-        if args.format != ["markdown"] or args.to:
-            raise WorkloadError("--short prints a few lines of Markdown: give --format markdown, and no --to")
-        print(markdown(short(view_of(open_run(args.run)))), end="")
-        return exit_codes.DONE
     of_page = [name for name in OF_PAGE if (given := getattr(args, name)) is not None and given is not False]
     if args.format or args.to:
         if of_page:

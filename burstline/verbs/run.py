@@ -3,7 +3,6 @@
 import argparse
 import secrets
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,24 +94,18 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
     )
 
 
-LOADS = ("rate", "concurrency")
-"""The options that a command line may sweep."""
-
-
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     where, goals = server_of(args), read_options(Goals, args)
-    loads = []
-    for argv, at in _swept(args):
-        loads.append((argv, checked_spec(read_options(LoadSpec, at), goals, where)))
+    specs = [checked_spec(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
     # Here: what a run imports would delay `--help` and the answer to a wrong flag.
     from burstline.bench.run import run_once
-    from burstline.bench.run_settings import Settings
+    from burstline.bench.run_settings import Settings, words_of_run
 
     settings = Settings(
         where,
-        spec := loads[0][1],
+        spec := specs[0],
         goals,
         args.out,
         args.quiet,
@@ -120,8 +113,12 @@ def run(args: argparse.Namespace) -> int:
         calibrate=not args.no_calibrate,
         hints=read_options(Hints, args),
         ray=_ray_of(args, spec),
+        argv=tuple(sys.argv[1:]),
     )
-    every = [replace(settings, argv=argv, spec=spec) for argv, spec in loads]
+    every = [settings]
+    if len(specs) > 1:  # each has a command of its own
+        words = [words_of_run(where, args.out, spec, goals, settings.hints) for spec in specs]
+        every = [replace(settings, argv=argv, spec=spec) for argv, spec in zip(words, specs, strict=True)]
     if args.repeats is not None or len(every) > 1:
         from burstline.bench.repeats import run_several
 
@@ -131,24 +128,16 @@ def run(args: argparse.Namespace) -> int:
     return run_once(every[0])
 
 
-def _swept(args: argparse.Namespace) -> Iterator[tuple[tuple[str, ...], argparse.Namespace]]:
-    """The command line and the flags of each load, of which a sweep has several."""
-    words, names = sys.argv[1:], [name for name in LOADS if isinstance(getattr(args, name), tuple)]
-    if not names:
-        yield tuple(words), args
-        return
-    if len(names) > 1:
-        raise WorkloadError("--rate and --concurrency: expected one load; sweep one or the other")
-    flag, values = flag_of(names[0]), getattr(args, names[0])
-    if len(set(values)) < len(values):
-        raise WorkloadError(f"{flag} {','.join(map(as_text, values))}: expected different loads")
-    salt = args.salt or secrets.token_hex(8)
-    for value in values:
-        at = [
-            as_text(value) if before == flag else f"{flag}={as_text(value)}" if f"{flag}=" in word else word
-            for before, word in zip(["", *words], words, strict=False)
-        ]
-        yield tuple(at), argparse.Namespace(**{**vars(args), names[0]: value, "salt": salt})
+def _swept(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The flags of each load, of which a sweep has several."""
+    loads = {"rate": args.rate, "concurrency": args.concurrency}
+    several = {name: values for name, values in loads.items() if isinstance(values, tuple)}
+    for name, values in several.items():
+        if len(several) > 1 or len(set(values)) < len(values):
+            raise WorkloadError(f"{flag_of(name)} {as_text(values)}: expected one list of different loads")
+        args.salt = args.salt or secrets.token_hex(8)
+        return [argparse.Namespace(**{**vars(args), name: value}) for value in values]
+    return [args]
 
 
 def checked_spec(asked: LoadSpec, goals: Goals, where: ServerOptions) -> LoadSpec:

@@ -104,7 +104,7 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join(map(as_text, value))
     if isinstance(value, float):
         return str(int(value)) if value == value // 1 else str(value)
     return str(getattr(value, "text", value))
@@ -116,32 +116,26 @@ def on_or_off(text: str) -> bool:
     return text == "on"
 
 
-def share(text: str) -> float:
-    """0.05 and 5% are the same."""
+def _quantity(text: str, expected: str, units: Mapping[str, float]) -> float:
+    """The number, divided by what its unit says; one without a unit as it is."""
+    number = text.rstrip("/%aehimnqrs ") if text[:1].isdigit() or text[:1] in "+-." else text
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        raise WorkloadError(f"expected a share such as 0.01 or 1%, not {text!r}") from None
+        return float(number) / {"": 1.0, **units}[text.removeprefix(number).strip()]
+    except (ValueError, KeyError):
+        raise WorkloadError(f"expected {expected}, not {text!r}") from None
 
 
-UNITS_S: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+def share(text: str) -> float:
+    return _quantity(text, "a share such as 0.01 or 1%", {"%": 100.0})
 
 
 def seconds(text: str) -> float:
-    """30 and 30s are the same; also 500ms, 2m and 1h."""
-    number = text.strip().rstrip("hmins")
-    try:
-        return float(number) * UNITS_S[text.strip().removeprefix(number)]
-    except (ValueError, KeyError):
-        raise WorkloadError(f"{text!r}: expected seconds such as 30, or 30s, 500ms, 2m, 1h") from None
+    units = {"ms": 1000.0, "s": 1.0, "m": 1 / 60, "min": 1 / 60, "h": 1 / 3600}
+    return _quantity(text, "seconds such as 30, or 30s, 500ms, 2m, 1h", units)
 
 
 def per_second(text: str) -> float:
-    """10 and 10/s are the same."""
-    try:
-        return float(text.removesuffix("/s").removesuffix("req"))
-    except ValueError:
-        raise WorkloadError(f"{text!r}: expected requests per second such as 10, or 10/s") from None
+    return _quantity(text, "requests per second such as 10, or 10/s", {"/s": 1.0, "req/s": 1.0})
 
 
 def number_or_auto(text: str) -> int | Literal["auto"]:

@@ -245,19 +245,13 @@ class LoadSpec:
         metavar="PATTERN",
     )
     rate: float | None = option(
-        "requests per second; several for a run at each, and one page: 1,2,4",
-        parse=per_second,
-        metavar="R[,R...]",
-        swept=True,
+        "requests per second, or several rates: 1,2,4", parse=per_second, metavar="R[,R...]", swept=True
     )
     duration_s: float | None = option(
         "send requests for S seconds (also 30s, 2m), instead of --requests", parse=seconds, metavar="S"
     )
     concurrency: int | None = option(
-        "closed loop: keep N requests in flight; several for a run with each, and one page: 8,16,32",
-        parse=int,
-        metavar="N[,N...]",
-        swept=True,
+        "closed loop: keep N requests in flight, or several: 8,16", parse=int, metavar="N[,N...]", swept=True
     )
 
     @property

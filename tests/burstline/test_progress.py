@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from burstline.bench.progress import Fresh, Plain, Progress, Rich, Snapshot, progress_for
+from burstline.bench.progress import Plain, Progress, Rich, Snapshot, progress_for
 
 HALF = Snapshot(1000, 1000, 873, 500, 3, 20.0, tok_per_s=812.4, memory_bytes=4e8)
 
@@ -40,7 +40,7 @@ def test_a_probe_of_a_search_claims_no_time_and_an_interrupted_load_names_what_w
 
 def test_runs_at_one_server_say_each_phase_once():
     stream = io.StringIO()
-    fresh = Fresh(Plain(stream))
+    fresh = Plain(stream)
     for load in ("a", "b"):
         fresh.phase(load)
         fresh.phase("Ready after 5.1 s")

@@ -170,7 +170,7 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"workload": [{**WORKLOAD, "rate": []}]}, "rate has 0 values"),
         ({"workload": [{**WORKLOAD, "concurrency": [1, 2], "requests": [9]}]}, "must have the same length"),
         ({"workload": [{**WORKLOAD, "concurrency": [1, 1]}]}, "two [[workload]] are called"),
-        ({"workload": [{**WORKLOAD, "rate": [1, "x"]}]}, "rate = x: rate: 'x': expected requests per second"),
+        ({"workload": [{**WORKLOAD, "rate": [1, "x"]}]}, "rate = x: rate: expected requests per second"),
     ],
 )
 def test_a_slip_is_named_with_its_place(changes, words):

@@ -75,7 +75,7 @@ def test_it_starts_with_continuous_batching_and_is_asked_for_the_very_model_it_w
     install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install()
-    monkeypatch.setattr(transformers_serve, "has_gpu", lambda: False)
+    monkeypatch.setattr(transformers_serve, "GPUS", ())
     monkeypatch.setattr(
         psutil, "virtual_memory", lambda: SimpleNamespace(total=100 << 30, available=40 << 30)
     )
@@ -91,7 +91,7 @@ def test_it_starts_with_continuous_batching_and_is_asked_for_the_very_model_it_w
         {"HF_HUB_OFFLINE": "1"},
     )
     assert "at most half of this machine's free memory (20% of all)" in launch.notes[0]
-    monkeypatch.setattr(transformers_serve, "has_gpu", lambda: True)
+    monkeypatch.setattr(transformers_serve, "GPUS", ("/",))
     on_gpu = ENGINE.launch(LaunchOptions(str(tmp_path), "127.0.0.1", 8001, "m", tmp_path))
     assert "--cb-max-memory-percent" not in on_gpu.argv
     own = ("--no-continuous-batching", "--cb-num-blocks", "64")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from burstline.loadgen.record.record import in_words
 from burstline.loadgen.record.summary import Summary
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note
 from burstline.reports.model.comparison import Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.number_format import counted, with_interval
+from burstline.reports.number_format import counted
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner, case_banner, run_banner
 from burstline.reports.page.estimate_tables import headline_latencies, session_tables, whole_run
@@ -58,24 +57,6 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
         *((*numbers, whole_run(view.summary)) if view.has_served else ()),
         outcomes,
         *([Command("Reproduce this run", view.manifest.repeat)] if view.manifest.repeat else []),
-    ]
-
-
-SHORT: Final = ("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "e2e.p50", "e2e.p99")
-
-
-def short(view: View) -> list[Block]:
-    """Some ten lines to paste into an issue: verdict, what was sent, main figures, versions, command."""
-    about, rows = view.manifest, {row.name: row.figure for row in view.summary.rows()}
-    engine = about.engine if about.identity is None else f"{about.engine} {about.identity.version or ''}"
-    names = {f"{name[:-4].upper()} {name[-3:]}": rows[f"metrics.{name}"] for name in SHORT}
-    figures = [f"{name}: {with_interval(figure)}" for name, figure in names.items()]
-    output = f"Output: {with_interval(view.summary.throughput.output_tok_per_s)}"
-    return [
-        verdict_line(view.summary),
-        Note(f"{about.title}; {engine.rstrip()}; Burstline {about.version}, Python {about.python}"),
-        Findings((*figures, output)),
-        *([Note(f"`{about.repeat}`")] if about.repeat else []),
     ]
 
 

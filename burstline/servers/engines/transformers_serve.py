@@ -9,7 +9,6 @@ import orjson
 import psutil
 
 from burstline.servers.host.control_group import memory_limit
-from burstline.servers.host.gpus import has_gpu
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
@@ -23,6 +22,7 @@ from burstline.workloads.request import Request
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 
 _BATCHING = ("--continuous-batching", "--no-continuous-batching")
+GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 HALF = 0.5
 _NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
 
@@ -75,7 +75,8 @@ class TransformersServe(PackagedEngine):
             *extra,
         )
         notes = []
-        if not option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks") and not has_gpu():
+        bound = option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks")
+        if not bound and not any(map(os.path.exists, GPUS)):
             # By default it takes nearly all of the machine's memory for its KV cache.
             memory = psutil.virtual_memory()
             share = HALF * min(memory.available, memory_limit() or memory.available) / memory.total

@@ -92,12 +92,6 @@ def gpus() -> Sequence[Gpu]:
     return found
 
 
-def has_gpu() -> bool:
-    with suppress(MissingSourceError):
-        return bool(gpus())
-    return False
-
-
 def _ask(library: Any, name: str, *arguments: object) -> Any:
     """What a function of the library returns; None where it has none of this name, or refuses."""
     with suppress(Exception):

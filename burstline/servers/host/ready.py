@@ -18,16 +18,7 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
 from burstline.servers.launch import StartStage
-from burstline.servers.messages import (
-    API_KEY_VARIABLE,
-    WITH_TOKENS,
-    Call,
-    EngineError,
-    Get,
-    HttpReply,
-    Reply,
-    Target,
-)
+from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
 from burstline.servers.protocol.destination import Destination, dressed
 from burstline.servers.protocol.introspection import log_message
 from burstline.servers.protocol.openai import path_under
@@ -224,7 +215,7 @@ def _hint(raw: HttpReply, path: str, error: str, *, has_key: bool) -> str:
     if 300 <= raw.status < 400:
         return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
     if raw.status in (401, 403):
-        return f"; {'its key is wrong' if has_key else 'it wants a key'}: export {API_KEY_VARIABLE}=..."
+        return f"; {'its key is wrong' if has_key else 'it wants a key'}: export BURSTLINE_API_KEY=..."
     if not raw.ok and "chat template" in error.lower():
         return "; its model has none: pass --endpoint completions"
     is_lacking = raw.status in (404, 405) and "/chat/" not in path and "model" not in error.lower()
