@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 THEIRS: Final = {
@@ -19,28 +19,26 @@ THEIRS: Final = {
     "--warmup": "num-warmups warmup-request-count", "--slo": "goodput", "--extra-body": "extra-inputs",
     "--lora": "lora-modules", "--out": "result-dir artifact-dir output-artifact-dir",
     "--workers": "workers-max",
+    "each reply gets exactly --output-tokens": "ignore-eos", "every reply is streamed": "streaming",
+    "every run is kept below --out, with each request": "save-result save-detailed",
+    "all percentiles are computed": "percentile-metrics metric-percentiles",
+    "name a suite: burstline run FILE.toml": "config-file",
+    "set the environment variable BURSTLINE_API_KEY": "api-key",
 }  # fmt: skip
-"""Our flags by those of vllm bench serve, guidellm, aiperf and genai-perf, without dashes."""
+"""Our flags, or why none is needed, by those of vllm bench, guidellm, aiperf, genai-perf, inference-perf."""
 OTHERS: Final = {name: ours for ours, names in THEIRS.items() for name in names.split()}
-NEEDLESS: Final[Mapping[str, str]] = {
-    "ignore-eos": "each reply gets exactly --output-tokens", "streaming": "every reply is streamed",
-    "save-result": "every run is kept below --out", "save-detailed": "every run keeps each of its requests",
-    "percentile-metrics": "all percentiles are computed", "metric-percentiles": "all are computed",
-    "config_file": "name a suite: run FILE.toml", "api-key": "set the variable BURSTLINE_API_KEY",
-}  # fmt: skip
-"""Those that need no flag here, and why."""
 VERBS_OF_OTHERS: Final = {"bench": "run", "benchmark": "run", "profile": "run", "sweep": "run --rate 1,2"}
 
 
 def hint(word: str, known: Iterable[str]) -> str:
     """`did you mean --rate?`; for other words than flags all that are known, where none is near."""
-    known, plain, is_flag = list(known), word.lstrip("-"), word.startswith("-")
-    ours = OTHERS.get(plain.replace("_", "-"), "")
+    known, is_flag = list(known), word.startswith("-")
+    ours = OTHERS.get(word.lstrip("-").replace("_", "-"), "")
     shown = ours if is_flag else ours.partition(" ")[0].lstrip("-").replace("-", "_")
     if ours and shown.partition(" ")[0] in known:
         return f"{word} is {shown} here"
-    if why := NEEDLESS.get(plain) or NEEDLESS.get(plain.replace("_", "-")):
-        return f"it is not needed: {why}"
+    if ours and not ours.startswith("--"):
+        return f"it is not needed: {ours}"
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if not is_flag and len(word) > 2:
         near = [each for each in known if word in each][:3] or near

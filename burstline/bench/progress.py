@@ -22,9 +22,8 @@ PLAIN_EVERY_S = 10.0
 class Snapshot:
     """Where a run stands. `tok`, `tok_per_s` and `memory_bytes` are None until the watcher has seen them.
 
-    `planned_tok` are the output tokens of all requests, 0 where that is not known. `spare`: the plan holds
-    more requests than are needed; `until_s`: the load goes by time, and starts none later than that.
-    `failed` are all that ended otherwise than `done`, also those that were never sent.
+    `planned_tok` are the output tokens of all requests, 0 where that is not known. `spare`: the plan has more
+    than are needed; `until_s`: none starts later. `failed` counts those too that were never sent.
     """
 
     planned: int
@@ -56,8 +55,7 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """By the load's own time, else at the mean pace so far; None while that is a guess: before a
-        twentieth is served, and where it is open how many are needed."""
+        """By the load's own time, else at the mean pace so far; None before a twentieth is served: a guess."""
         if self.until_s is not None:
             return max(0.0, self.until_s - self.elapsed_s)
         return None if self.spare or self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
@@ -164,19 +162,19 @@ def progress_for(quiet: bool, stream: TextIO | None = None) -> Progress:
     return Rich(Console(file=getattr(stream, "raw", stream)))
 
 
-Key = tuple[str, str]
-
-
 class LiveTelemetry:
-    """Follows a telemetry file as it grows; asks nothing of the processes that measure."""
+    """Follows a telemetry file as it grows; asks nothing of the processes that measure.
+
+    None until they were seen: the server's resident memory, the tokens since the engine's first count, and
+    those per second between its last two.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._latest: dict[Key, tuple[int, float]] = {}
+        self._path, self._offset = path, 0
+        self.memory_bytes: float | None = None
+        self.tok: float | None = None
         self.tok_per_s: float | None = None
-        """Generated tokens per second between the engine's last two counts; None where it does not count."""
-        self._first_tok: float | None = None
+        self._count, self._first_tok = (0, 0.0), 0.0
 
     def refresh(self) -> None:
         """Take in what was written since the last time; a line that is not whole yet waits."""
@@ -188,25 +186,11 @@ class LiveTelemetry:
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
             at_ns, source, name, value, *_ = json.loads(line)
-            if value is not None:
-                self._take((source, name), at_ns, value)
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """The server's resident memory, None until it was seen."""
-        seen = self._latest.get(("server", "rss_bytes"))
-        return None if seen is None else seen[1]
-
-    @property
-    def tok(self) -> float | None:
-        """Generated tokens since the first count of the engine; None where it does not count."""
-        seen = self._latest.get(("engine", "generation_tokens"))
-        return None if seen is None or self._first_tok is None else seen[1] - self._first_tok
-
-    def _take(self, key: Key, at_ns: int, value: float) -> None:
-        before = self._latest.get(key)
-        self._latest[key] = at_ns, value
-        if key == ("engine", "generation_tokens") and before is None:
-            self._first_tok = value
-        elif key == ("engine", "generation_tokens") and before is not None and at_ns > before[0]:
-            self.tok_per_s = (value - before[1]) / ((at_ns - before[0]) / 1e9)
+            if value is not None and (source, name) == ("server", "rss_bytes"):
+                self.memory_bytes = value
+            elif value is not None and (source, name) == ("engine", "generation_tokens"):
+                if self.tok is None:
+                    self._first_tok = value
+                elif at_ns > self._count[0]:
+                    self.tok_per_s = (value - self._count[1]) / ((at_ns - self._count[0]) / 1e9)
+                self._count, self.tok = (at_ns, value), value - self._first_tok

@@ -77,7 +77,8 @@ def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None)
                 server.close()
     finally:
         server.close()
-    runs = [open_run(path) for path in sorted(set(settings.out.glob("*")) - before) if path.is_dir()]
+    new = (path / "manifest.json" for path in set(settings.out.glob("*")) - before)
+    runs = [open_run(path.parent) for path in sorted(new, key=lambda path: path.stat().st_mtime_ns)]
     folder = settings.out / f"{runs[0].name}-{'sweep' if swept else 'repeats'}"
     folder.mkdir()
     comparison = comparison_of(runs, folder, anyway=True)

@@ -39,11 +39,8 @@ def _argument(row: Option) -> dict[str, Any]:
         return {"action": "store_true"}
     if row.many:
         return {"action": "append", "default": [], "metavar": row.metavar}
-    how: dict[str, Any] = {
-        "default": row.default,
-        "type": parser_of(row.parse, swept=row.swept),
-        "metavar": row.metavar,
-    }
+    how: dict[str, Any] = {"default": row.default, "metavar": row.metavar}
+    how["type"] = parser_of(row.parse, swept=row.swept)
     if row.once:
         how["action"] = Once
     if row.choices is not None:
@@ -54,10 +51,7 @@ def _argument(row: Option) -> dict[str, Any]:
 
 
 def parser_of(parse: Callable[[str], Any], *, swept: bool = False) -> Callable[[str], Any]:
-    """The parser with its own words for what is wrong; argparse has some for other numbers.
-
-    Of several `swept` values, with commas, it makes a tuple.
-    """
+    """The parser with its own words for what is wrong; of `swept` values, with commas, it makes a tuple."""
 
     def parsed(text: str) -> Any:
         try:

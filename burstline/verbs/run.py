@@ -4,6 +4,7 @@ import argparse
 import secrets
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from burstline.bench.server_session import check_where, choose_engine
@@ -115,10 +116,10 @@ def run(args: argparse.Namespace) -> int:
         ray=_ray_of(args, spec),
         argv=tuple(sys.argv[1:]),
     )
-    every = [settings]
-    if len(specs) > 1:  # each has a command of its own
-        words = [words_of_run(where, args.out, spec, goals, settings.hints) for spec in specs]
-        every = [replace(settings, argv=argv, spec=spec) for argv, spec in zip(words, specs, strict=True)]
+    every = [replace(settings, spec=spec) for spec in specs]
+    if len(every) > 1:  # each has a command of its own
+        words = partial(words_of_run, where, args.out, goals, settings.hints)
+        every = [replace(each, argv=words(each.spec)) for each in every]
     if args.repeats is not None or len(every) > 1:
         from burstline.bench.repeats import run_several
 
@@ -130,14 +131,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _swept(args: argparse.Namespace) -> list[argparse.Namespace]:
     """The flags of each load, of which a sweep has several."""
-    loads = {"rate": args.rate, "concurrency": args.concurrency}
-    several = {name: values for name, values in loads.items() if isinstance(values, tuple)}
-    for name, values in several.items():
-        if len(several) > 1 or len(set(values)) < len(values):
-            raise WorkloadError(f"{flag_of(name)} {as_text(values)}: expected one list of different loads")
-        args.salt = args.salt or secrets.token_hex(8)
-        return [argparse.Namespace(**{**vars(args), name: value}) for value in values]
-    return [args]
+    names = [name for name in ("rate", "concurrency") if isinstance(vars(args)[name], tuple)]
+    if not names:
+        return [args]
+    values, salt = vars(args)[names[0]], args.salt or secrets.token_hex(8)
+    if len(names) > 1 or len(set(values)) < len(values):
+        raise WorkloadError(f"{flag_of(names[0])} {as_text(values)}: expected one list of different loads")
+    return [argparse.Namespace(**{**vars(args), names[0]: value, "salt": salt}) for value in values]
 
 
 def checked_spec(asked: LoadSpec, goals: Goals, where: ServerOptions) -> LoadSpec:

@@ -18,7 +18,7 @@ from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import Secret
-from burstline.suggest import NEEDLESS, OTHERS, hint
+from burstline.suggest import OTHERS, hint
 from burstline.suites import execution
 from burstline.verbs import compare
 from burstline.verbs import run as run_verb
@@ -38,15 +38,16 @@ def parser_of_run() -> Parser:
 
 @pytest.mark.parametrize("theirs", sorted(OTHERS))
 def test_another_tools_flag_names_one_that_a_run_has(theirs):
-    ours = OTHERS[theirs]
-    assert ours.partition(" ")[0] in parser_of_run().flags()
-    assert hint(f"--{theirs}", parser_of_run().flags()) == f"--{theirs} is {ours} here"
+    ours, flags = OTHERS[theirs], parser_of_run().flags()
+    told = f"--{theirs} is {ours} here" if ours.startswith("--") else f"it is not needed: {ours}"
+    assert ours.partition(" ")[0] in flags or not ours.startswith("--")
+    assert hint(f"--{theirs}", flags) == told
 
 
 def test_the_page_for_those_who_come_from_other_tools_has_every_row():
     page = (ROOT / "docs" / "howto" / "coming-from.md").read_text()
     rows = dict(re.findall(r"^\| `--([\w-]+)` \| (.*?) \|$", page, re.MULTILINE))
-    assert rows == {**{theirs: f"`{ours}`" for theirs, ours in OTHERS.items()}, **NEEDLESS}
+    assert rows == {name: f"`{ours}`" if ours.startswith("--") else ours for name, ours in OTHERS.items()}
 
 
 @pytest.mark.parametrize(
