@@ -55,7 +55,7 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """By the load's own time, else at the mean pace so far; None before a twentieth is served: a guess."""
+        """By the load's own time, else at the mean pace so far; None before a twentieth is served."""
         if self.until_s is not None:
             return max(0.0, self.until_s - self.elapsed_s)
         return None if self.spare or self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)

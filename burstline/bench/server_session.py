@@ -441,11 +441,8 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             if not (listed or identity.model):
                 say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
         startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
-    except RefusalError as error:  # it runs, and its own words say what it lacks
-        served = first_model(identified(engine, getter(target), "").raw.get("models")).get("id")
-        if served and where.model not in (None, served):
-            raise EngineError(f"{error}; it serves {served}: try --model {served}") from error
-        raise
+    except RefusalError:
+        raise  # it runs, and its own words say what it lacks
     except EngineError as error:
         hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)

@@ -109,10 +109,10 @@ def run_suite(
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
+        if lacking := lacks([slot for slot in slots if _done(slot, folder) is None]):
+            raise WorkloadError("\n  ".join((f"{path} was not begun:", *lacking)))
         for model in suite.models:
             make_where_missing(model)
-        if lacking := list(lacks([slot for slot in slots if _done(slot, folder) is None])):
-            raise WorkloadError(f"{path} was not begun:\n" + "\n".join(f"  {each}" for each in lacking))
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
         _keep(suite, all_slots, path, folder)
@@ -146,31 +146,29 @@ def _done(slot: Slot, folder: Path) -> Run | tuple[str, LimitResult] | None:
     return (finished_in if slot.workload.limit is None else limit_in)(folder / slot.id)
 
 
-def lacks(slots: Sequence[Slot]) -> Iterator[str]:
+def lacks(slots: Sequence[Slot]) -> list[str]:
     """What contenders need and do not have here: engine, packages, weights, port, GPUs; once each."""
     told = set[str]()
     for slot in {(slot.engine.name, slot.model.name, slot.workload.name): slot for slot in slots}.values():
         where = slot.engine.at(slot.model, slot.platform)
         try:
-            if slot.model.like is not None and not Path(slot.model.path or "").exists():  # it will be made
+            if slot.model.like is not None:  # what is missing will be made
                 check_start(choose_engine(where), replace(where, model=None), 0)
             else:
                 check_where(where)
                 check_run(RunSettings(where, slot.workload.spec, slot.workload.goals))
         except (WorkloadError, EngineError) as error:
             told.add(f"{slot.engine.name}: {error}")
-    yield from sorted(told)
+    return sorted(told)
 
 
 def _time_of(slots: Sequence[Slot]) -> str:
     """How many runs there are, and how long their loads last as far as that is known before."""
-    loads = [(slot.workload.spec, slot.workload.limit) for slot in slots]
-    known_s = [
-        limit.budget_s if limit else spec.duration_s or (spec.requests or 0) / (spec.rate or math.inf)
-        for spec, limit in loads
-    ]
-    rest = f"; {known_s.count(0)} last until all replies are there" if 0 in known_s else ""
-    return f"{counted(len(slots), 'run')}: {sum(known_s) / 60:.1f} min of load, and the starts{rest}"
+    loads = [(slot.workload.limit, slot.workload.spec) for slot in slots]
+    timed_s = [(spec.requests or 0) / (spec.rate or math.inf) for _, spec in loads]
+    lasts_s = [a.budget_s if a else spec.duration_s or s for (a, spec), s in zip(loads, timed_s, strict=True)]
+    rest = f"; {lasts_s.count(0)} last until all replies are there" if 0 in lasts_s else ""
+    return f"{counted(len(slots), 'run')}: {sum(lasts_s) / 60:.1f} min of load, and the starts{rest}"
 
 
 def _carry_out_all(

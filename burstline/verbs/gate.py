@@ -3,10 +3,8 @@
 import argparse
 from pathlib import Path
 
-from burstline.console.flags import parser_of
 from burstline.reports.model.gated import NUMBERS, Rule
 from burstline.suites.gate import run_gate, run_history
-from burstline.workloads.options import seconds
 from burstline.workloads.request import WorkloadError
 
 LEAST_RUNS = 6
@@ -35,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metric", action="append", choices=tuple(NUMBERS), help="number to compare (e2e.p50); repeatable")
     add("--margin", type=float, default=5.0, metavar="PERCENT", help="less is called the same (5)")
     add("--max-runs", type=int, default=20, metavar="N", help="maximum runs of both contenders (20)")
-    add("--budget-s", type=parser_of(seconds), metavar="S", help="start no pair that would end later")
+    add("--budget-s", type=float, metavar="S", help="start no pair that would end later")
     add("--anyway", action="store_true", help="use disturbed runs and runs of different work")
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs/)")
     parser.set_defaults(engine_args=())

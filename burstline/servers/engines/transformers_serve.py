@@ -23,7 +23,6 @@ PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 
 _BATCHING = ("--continuous-batching", "--no-continuous-batching")
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-HALF = 0.5
 _NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
 
 
@@ -79,7 +78,7 @@ class TransformersServe(PackagedEngine):
         if not bound and not any(map(os.path.exists, GPUS)):
             # By default it takes nearly all of the machine's memory for its KV cache.
             memory = psutil.virtual_memory()
-            share = HALF * min(memory.available, memory_limit() or memory.available) / memory.total
+            share = 0.5 * min(memory.available, memory_limit() or memory.available) / memory.total
             argv = (*argv, "--cb-max-memory-percent", f"{share:.3f}")
             notes.append(
                 f"its KV cache takes at most half of this machine's free memory ({share:.0%} of all); "
