@@ -208,9 +208,29 @@ SENTENCES: Final[Mapping[str, str]] = {
     "sweep.lacks": "Missing from “{title}”: {points}.",
 }
 
+LIMITS: Final[Mapping[str, str]] = {
+    "limit.overloaded": "The server: its queue grew",
+    "limit.load": "Only the load",
+    "limit.gaps": "Only the load",
+    "limit.one-in-flight": "Only the load",
+    "limit.concurrency": "The concurrency",
+    "limit.concurrency-unwatched": "The concurrency",
+    "limit.steps": "Running the model",
+    "limit.batch": "The batch limit",
+    "limit.own-batch": "The batch size",
+    "limit.kv-cache": "The KV cache",
+    "limit.token-budget": "The tokens of a step",
+    "limit.queue": "The server's queue",
+    "limit.refused": "The server refused requests",
+    "limit.client": "Unknown",
+    "limit.too-short": "Unknown",
+    "limit.unknown": "Unknown",
+}
+"""What limited a run, in two or three words."""
+
 NEXT: Final[Mapping[str, str]] = {
     "limit.overloaded": "lower the load, or try a faster device, a smaller data type or more devices.",
-    "limit.load": "find the highest load within your SLOs with `burstline limit`.",
+    "limit.load": "run `burstline limit`, which finds the highest load within your SLOs.",
     "limit.concurrency": "raise --concurrency.",
     "limit.concurrency-unwatched": "raise --concurrency.",
     "limit.one-in-flight": "send more requests at once.",

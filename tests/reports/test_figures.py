@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
-from burstline.loadgen.stats.figure import measured
+from burstline.loadgen.stats.figure import Estimate, measured
 from burstline.loadgen.stats.quantiles import quantile_of
-from burstline.reports.figures import ecdf, run_figures
+from burstline.reports.figures import ecdf, first_screen, run_figures
 from burstline.reports.figures.forest import Ratio, forest
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.number_format import number
@@ -99,12 +99,39 @@ def test_the_timeline_draws_what_its_table_says():
     assert "here" in plot.drawings[0].body
 
 
-def test_the_drain_draws_the_slope_it_was_given():
-    ttft_s = np.r_[np.arange(1, 51) * 0.02, np.inf]
-    plot = run_figures.drain(ttft_s, np.arange(51), 0.02, "found")
-    assert "20.0 ms per place" in plot.drawings[0].body
-    assert values_of(plot)[-1] == ["51", "#50", "not served"]
-    assert run_figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
+def over_time(ttft_s, bounds=None):
+    x = np.arange(float(len(ttft_s)))
+    return first_screen.over_time(
+        x, "due (s)", {"TTFT": ttft_s}, bounds or {}, [], "found", title="t", wide=960
+    )
+
+
+def test_latency_over_time_has_rolling_percentiles_crosses_and_the_slo():
+    ttft_s = np.r_[np.arange(1, 100) * 0.01, np.inf]
+    body = over_time(ttft_s, {"TTFT": {"p90 ≤ 1 s": 1.0}}).drawings[0].body
+    assert {"p50 of 16", "p90", "failed", "SLO p90 ≤ 1 s"} <= set(re.findall(r">([^<>]+)</text>", body))
+    far = over_time(ttft_s, {"TTFT": {"p90 ≤ 1 h": 3600.0}}).drawings[0].body
+    assert "SLO p90 ≤ 1 h is above" in far
+    rows = values_of(over_time(ttft_s))
+    assert rows[0] == ["8.00", "80.0", "150"]
+    assert values_of(over_time(ttft_s[:5]))[0] == ["0", "10.0"]
+
+
+def test_where_time_goes_are_the_means_of_each_group():
+    parts = {"queue + prefill": np.array([1.0, 3.0, 9.0]), "decode": np.array([1.0, 1.0, 1.0])}
+    plot = first_screen.time_split(parts, {"p50": np.array([0, 1]), "p99": np.array([2])}, "found", "")
+    assert values_of(plot) == [["queue + prefill", "2.00", "9.00"], ["decode", "1.00", "1.00"]]
+
+
+def test_few_requests_are_dots_and_an_interval_without_an_end_is_an_arrow():
+    def shown(known):
+        return first_screen.ranges({"TTFT": known}, {"TTFT": np.array([0.2, 0.3])}, {}, "", ())
+
+    assert "200 to 300 ms" in shown({}).drawings[0].body
+    open_end = Estimate(0.2, 0.1, None, 0.95, 99, "s")
+    bodies = [shown({"p50": each}).drawings[0].body for each in (open_end, measured(0.2, "s", ""))]
+    assert "● p50 200 ms" in bodies[0]
+    assert bodies[0].count("<use") == bodies[1].count("<use") + 1
 
 
 def test_two_figures_on_one_page_share_no_id():
@@ -116,15 +143,13 @@ def test_two_figures_on_one_page_share_no_id():
     assert not ids[0] & ids[1]
 
 
-def test_every_request_of_the_drain_is_a_visible_stroke():
-    plot = run_figures.drain(np.full(40, 0.5), np.arange(40), None, "found")
-    paths = re.findall(r'd="([^"]+)"[^>]*--c0', plot.drawings[0].body)
+def test_every_request_over_time_is_a_visible_stroke():
+    paths = re.findall(r'd="([^"]+)"[^>]*--c0', over_time(np.full(40, 0.5)).drawings[0].body)
     assert max(path.count("L") for path in paths) >= 40
 
 
 def test_text_in_a_figure_takes_the_font_of_the_page():
-    plot = run_figures.drain(np.full(4, 0.5), np.arange(4), None, "found")
-    assert "font-family" not in plot.drawings[0].body
+    assert "font-family" not in over_time(np.full(4, 0.5)).drawings[0].body
 
 
 def test_a_figure_says_the_same_number_as_its_table():

@@ -17,7 +17,7 @@ from burstline.loadgen.stats.figure import Absent, Result, measured
 from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.warnings import caveats
 from burstline.reports.model.comparison import view_of
-from burstline.reports.page import sections
+from burstline.reports.page import first_screen, sections
 from burstline.reports.page.banner import instrument_error, run_banner
 from burstline.reports.page.page import _json_in_html, keyed
 from burstline.servers.host.telemetry import Row
@@ -156,9 +156,9 @@ def test_a_run_whose_summary_was_never_written_is_still_a_page(tmp_path):
     assert page_of(open_run(run.path)) == html
 
 
-def test_requests_spread_over_time_get_no_burst_section(tmp_path):
+def test_requests_spread_over_time_are_drawn_over_time(tmp_path):
     rows = [replace(r, due_ns=k * 1_000_000) for k, r in enumerate(synthetic.records(n=12))]
-    assert 'id="drain"' not in page_of(synthetic.finished_run(tmp_path, rows))
+    assert "Latency along the queue" not in page_of(synthetic.finished_run(tmp_path, rows))
 
 
 @pytest.mark.drawn
@@ -356,16 +356,16 @@ def test_the_page_says_how_the_canary_checked_the_bounds_and_that_it_had_no_time
 
 def test_a_burst_that_only_timed_out_does_not_say_that_no_token_came(tmp_path):
     rows = [replace(r, outcome=Outcome.TIMEOUT) for r in synthetic.records(n=12)]
-    (note,) = sections.burst(view_of(synthetic.finished_run(tmp_path, rows)))
-    assert note.text == "No successful request has a first token: there is nothing to draw."
+    assert first_screen.pictures(view_of(synthetic.finished_run(tmp_path, rows))) == []
 
 
 def test_ttft_is_split_by_the_times_that_replies_tell(tmp_path):
-    told = {"server_queue_s": 0.002, "server_prefill_s": 0.003, "server_first_token_s": 0.006}
+    told = {"server_queue_s": 0.02, "server_prefill_s": 0.03, "server_first_token_s": 0.06}
     rows = [replace(row, **told) for row in synthetic.records(n=12)]
     html = page_of(synthetic.finished_run(tmp_path / "told", rows, watched=False))
-    figure = html.split('id="ttft-split"')[1].split("</figure>")[0]
-    assert "Where the time to the first token goes" in figure
-    assert "queue in the server" in figure
+    figure = html.split('id="time-split"')[1].split("</figure>")[0]
+    shown = re.findall(r'row">([^<]+)<', figure)
+    assert shown == ["queue", "prefill", "network, HTTP, client", "decode"]
     silent = page_of(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
-    assert 'id="ttft-split"' not in silent
+    figure = silent.split('id="time-split"')[1].split("</figure>")[0]
+    assert re.findall(r'row">([^<]+)<', figure) == ["queue + prefill", "decode"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -12,11 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from burstline.loadgen.record.columns import Columns, Floats, Ints
-from burstline.reports.blocks import Cell, Drawing, Plot, Table, table
+from burstline.reports.blocks import Drawing, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
-    HALF,
     MUTED,
     SERIES,
     WIDE,
@@ -27,14 +25,12 @@ from burstline.reports.figures.drawing import (
     margins,
     write,
 )
-from burstline.reports.number_format import Scale, count, duration, number, scale_for
+from burstline.reports.number_format import Scale, number, scale_for
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
 HEAD_WIDE = 32
 """The same above panels whose title and names share one line."""
-MOST_POINTS = 2000
-"""Of longer series `outline` says which points are drawn."""
 
 
 def head_room(width: float) -> float:
@@ -79,12 +75,7 @@ def timeline(
             _draw_panel(axis, shown, scale, edges)
             for at_s, _ in marks:
                 axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
-            for start_s, end_s, _ in greyed:
-                axis.axvspan(start_s, min(end_s, edges[-1]), color=MUTED, alpha=0.14, linewidth=0)
-        for start_s, _, text in greyed:  # within the last panel: above the panels stand their titles
-            is_left = start_s <= 0.5 * edges[-1]
-            at, side = (start_s, "left") if is_left else (float(edges[-1]), "right")
-            write(axes[-1], text, (at, 0), (3 if is_left else -3, 4), of=("data", "axes fraction"), ha=side)
+        grey(axes, greyed, edges[-1])
         for at_s, text in marks:
             # Beside the second panel's title, where no line and no legend is; on a narrow screen right of it.
             is_left = at_s <= 0.5 * edges[-1]
@@ -110,6 +101,16 @@ def timeline(
     )
 
 
+def grey(panels: Sequence[Axes], spans: Sequence[Span], end: float) -> None:
+    """The parts of the run that do not count, named within the last panel: above each stands its title."""
+    for start_s, end_s, text in spans:
+        for panel in panels:
+            panel.axvspan(start_s, min(end_s, end), color=MUTED, alpha=0.14, linewidth=0)
+        is_left = start_s <= 0.5 * end
+        at, side = (start_s, "left") if is_left else (end, "right")
+        write(panels[-1], text, (at, 0), (3 if is_left else -3, 4), of=("data", "axes fraction"), ha=side)
+
+
 def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
     for k, (line, color, dashes) in enumerate(zip(panel.lines, cycle(SERIES), cycle(DASHES), strict=False)):
         values = line.values / scale.divisor
@@ -120,7 +121,9 @@ def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
         if len(panel.lines) == 1:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
     greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
-    axis.set_ylim(0, greatest * 1.08 or 1)
+    axis.set_ylim(0, 100 if panel.unit == "fraction" else greatest * 1.08 or 1)
+    if not panel.unit:
+        axis.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     head(axis, _with_unit(panel.title, scale), named=any(line.label for line in panel.lines))
 
 
@@ -135,96 +138,11 @@ def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Sca
     return replace(made, id="timeline-numbers")
 
 
-def split_bar(name: str, title: str, parts: Sequence[tuple[str, float]]) -> Plot:
-    """One bar in parts, seconds each."""
-    total_s = sum(value for _, value in parts)
-    scale = scale_for("s", [total_s])
-
-    def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 104)
-        start = 0.0
-        for (label, value), color in zip(parts, SERIES, strict=False):
-            width_of = value / scale.divisor
-            panel.barh([0], [width_of], left=start, height=0.6, color=color, alpha=0.85, label=label)
-            start += width_of
-        panel.set_yticks([])
-        panel.grid(visible=False)
-        panel.set_xlim(0, total_s / scale.divisor)
-        panel.set_xlabel(f"mean ({scale.unit})", loc="right")
-        head(panel, "")
-        margins(figure, top=head_room(width), bottom=FOOT - 8, left=12)
-        return replace(drawn(figure, drawing, panel), hover=None)
-
-    words = ", ".join(f"{label} {duration(value)} ({value / total_s:.0%})" for label, value in parts)
-    rows = [[label, number(value / scale.divisor), f"{value / total_s:.0%}"] for label, value in parts]
-    return Plot(
-        name,
-        title,
-        f"Of {duration(total_s)} on average: {words}.",
-        "Queue and prefill are means by the server's clock; the rest is what the client measured besides.",
-        in_both_widths(name, draw),
-        table(title, ["Part", f"Mean ({scale.unit})", "Share"], rows),
-    )
-
-
-def drain(
-    ttft_s: Floats,
-    index: Ints,
-    slope_s: float | None,
-    finding: str,
-    href: Callable[[int], str] = "#r{}".format,
-) -> Plot | None:
-    """TTFT in the order of sending, with the line of the slope; None where no first token came.
-
-    +inf is a failed request; `index` names each one's record, `href` where that is listed.
-    """
-    kept = np.isfinite(ttft_s)
-    if not kept.any():
-        return None
-    scale = scale_for("s", ttft_s.tolist())
-    place, y = np.arange(1.0, len(ttft_s) + 1), ttft_s / scale.divisor
-    came, lost = np.flatnonzero(kept), np.flatnonzero(~kept)
-    came, lost = came[outline(y[came])], lost[evenly(len(lost), MOST_POINTS)]
-    top, dot = float(y[kept].max()) * 1.06, len(place) * 2e-4
-
-    def draw(name: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 345)
-        # Very short strokes with round caps: a thousand points as one path.
-        dots = segments(place[came] - dot, place[came] + dot, y[came])
-        panel.plot(*dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="request")
-        if slope_s is not None:
-            ends = np.array([1, len(place)])
-            line = y[kept].mean() + slope_s / scale.divisor * (ends - place[kept].mean())
-            label = f"{duration(slope_s)} per place"
-            panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
-        if not kept.all():
-            above = np.full(len(lost), top)
-            panel.plot(place[lost], above, "x", color=BAD, markersize=5, label="not served", clip_on=False)
-        panel.set_ylim(0, top)
-        panel.set_xlim(0, len(place) + 1)
-        panel.set_xlabel("place in the queue (order of sending)", loc="right")
-        head(panel, f"TTFT ({scale.unit})")
-        margins(figure, top=head_room(width), bottom=FOOT, right=28)
-        return drawn(figure, name, panel)
-
-    return Plot(
-        "drain",
-        "TTFT against the place in the queue",
-        finding,
-        "A straight line means that the server starts requests at a steady rate: its slope is how much each "
-        "request ahead in the queue adds to TTFT. Steps are waves that wait for room in the batch or the KV "
-        "cache. Points far from the line were served out of order. The horizontal axis is the order of "
-        f"sending, not time.{_thinned(len(place))}",
-        in_both_widths("drain", draw, wide=HALF),
-        _drain_table(place, index, y, scale, href),
-    )
-
-
-def outline(y: Floats) -> Ints:
+def outline(y: Floats, most: int) -> Ints:
     """Positions of the least, the middle and the greatest of each few neighbours, all where y is short."""
-    if len(y) <= MOST_POINTS:
+    if len(y) <= most:
         return np.arange(len(y))
-    parts = np.array_split(np.arange(len(y)), MOST_POINTS // 3)
+    parts = np.array_split(np.arange(len(y)), most // 3)
     ranked = (part[np.argsort(y[part], kind="stable")] for part in parts)
     return np.sort(np.concatenate([part[[0, len(part) // 2, -1]] for part in ranked]))
 
@@ -233,24 +151,6 @@ def evenly(n: int, most: int) -> Ints:
     """At most `most` of n positions, evenly spaced."""
     found: Ints = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
     return found
-
-
-def _thinned(n: int) -> str:
-    if n <= MOST_POINTS:
-        return ""
-    return (
-        f" Of each {n / (MOST_POINTS // 3):.0f} neighbours among the {n:,} requests, the fastest, the median "
-        "and the slowest are drawn."
-    )
-
-
-def _drain_table(place: Floats, index: Ints, ttft: Floats, scale: Scale, href: Callable[[int], str]) -> Table:
-    picked = evenly(len(place), 41)
-    rows: list[list[str | Cell]] = [
-        [count(place[k]), Cell(f"#{index[k]}", href=href(int(index[k]))), _finite(ttft[k])] for k in picked
-    ]
-    columns = ["Place", "Request", f"TTFT ({scale.unit})"]
-    return table(f"TTFT at {len(picked)} places in the queue", columns, rows, text=())
 
 
 def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, numbers: str) -> Plot | None:
@@ -320,7 +220,3 @@ def _greatest(values: Floats) -> float:
 
 def _with_unit(title: str, scale: Scale) -> str:
     return f"{title} ({scale.unit})" if scale.unit else title
-
-
-def _finite(value: float) -> str:
-    return number(value) if math.isfinite(value) else "not served"

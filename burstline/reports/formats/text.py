@@ -18,7 +18,6 @@ from burstline.reports.blocks import (
     Plot,
     Side,
     Table,
-    Tiles,
 )
 
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -61,8 +60,6 @@ def _block(block: Block, width: int | None) -> str:
             return f"{block.caption}:\n{block.text}"
         case Answer():
             return "\n".join((block.sentence, *block.details))
-        case Tiles():
-            return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
             return text(block.blocks, width)
         case Folded():

@@ -187,7 +187,7 @@ def again(view: View) -> list[Block]:
 
 
 def glossary(_: View) -> list[Block]:
-    return [Folded("Every metric with its formula and source", (Note(LETTERS), glossary_table()))]
+    return [Note(LETTERS), glossary_table()]
 
 
 def _range(values: Floats) -> str:
