@@ -35,12 +35,16 @@ from burstline.reports.number_format import Scale, number, point, reach_of, scal
 
 Bounds = Mapping[str, Mapping[str, float]]
 """By metric the bounds of its SLOs, in seconds, by their words: `{"TTFT": {"p90 ≤ 100 ms": 0.1}}`."""
-DOTS = 600
+DOTS = 360
 """At most about so many requests are drawn in a panel: a page has six of them."""
 FEWEST = 16
 """A rolling percentile is of at least so many neighbours."""
 SEEN = 0.004
 """A part below this share of the longest bar is not drawn."""
+COLOURS = {"sent late": MUTED, "queue + prefill": SERIES[1], "queue": SERIES[1], "prefill": SERIES[2]}
+COLOURS |= {"decode": SERIES[0], "stalls": SERIES[3]}
+ALL_REQUESTS, LATENCIES = "all-requests", "latencies"
+"""The tables with the numbers of the figures, by id."""
 FAR = 3.0
 """An SLO beyond so many times the slowest request is named, not drawn: it would flatten all else."""
 
@@ -70,21 +74,15 @@ def over_time(
     rolled = {name: _rolled(each, starts, size) / scales[name].divisor for name, each in values.items()}
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, panels = canvas(width, (88 if width == NARROW else 112) * len(values) + 92, len(values))
+        figure, panels = canvas(width, (88 if width == NARROW else 104) * len(values) + 92, len(values))
         for k, (panel, (name, each)) in enumerate(zip(panels, values.items(), strict=True)):
             scale, slos = scales[name], bounds.get(name, {})
             _draw_requests(panel, x, each / scale.divisor, few=width == NARROW, named=not k)
             if len(starts):
                 own = np.where(np.isfinite(rolled[name]), rolled[name], np.nan)
-                panel.plot(middles, own[0], color=SERIES[0], label="" if k else f"p50 of {size}")
-                panel.plot(
-                    middles,
-                    own[1],
-                    color=SERIES[0],
-                    linestyle=DASHES[1],
-                    linewidth=1.3,
-                    label="" if k else "p90",
-                )
+                style: Any = {"color": SERIES[0], "linewidth": 1.5}
+                panel.plot(middles, own[0], **style, label="" if k else f"p50 of {size:,}")
+                panel.plot(middles, own[1], **style, linestyle=DASHES[1], label="" if k else "p90")
             _draw_bounds(panel, slos, scale)
             head(panel, f"{name} ({scale.unit})", named=not k)
         span = float(np.ptp(x)) or 1.0
@@ -93,34 +91,17 @@ def over_time(
         panels[-1].set_xlabel(label, loc="right")
         margins(figure, top=head_room(width), bottom=FOOT, left=46, right=10)
         figure.subplots_adjust(hspace=0.42)
-        return drawn(figure, drawing, panels[-1])
+        return drawn(figure, drawing, panels[-1], "")
 
-    names = [f"{name} {p} ({scales[name].unit})" for name in values for p in ("p50", "p90")]
-    rows = [
-        [number(at), *(number(rolled[name][p][k]) for name in values for p in (0, 1))]
-        for k, at in enumerate(middles)
-    ]
-    if not len(starts):
-        names = [f"{name} ({scales[name].unit})" for name in values]
-        rows = [
-            [number(at), *(number(each[k] / scales[name].divisor) for name, each in values.items())]
-            for k, at in enumerate(x)
-        ]
+    thinned = ", thinned to the fastest, the median and the slowest of each few" if len(x) > DOTS else ""
     return Plot(
         "over-time",
         title,
         finding,
-        f"Each dot is a request.{f' Lines: p50 and p90 of {size} neighbours.' if len(starts) else ''} "
-        "A drift, a stall or a slow start shows here and in no percentile."
-        f"{_thinned(len(x))}{' The grey parts are not measured.' if greyed else ''}",
+        f"Each dot is a request{thinned}. A drift, a stall or a slow start shows here and in no percentile."
+        f"{' The grey parts are not measured.' if greyed else ''}",
         in_both_widths("over-time", draw, wide=wide),
-        table(title, [label[:1].upper() + label[1:], *names], rows, text=()),
-    )
-
-
-def _thinned(n: int) -> str:
-    return (
-        f" Of the {n:,}, the fastest, the median and the slowest of each few are drawn." if n > DOTS else ""
+        ALL_REQUESTS,
     )
 
 
@@ -155,9 +136,9 @@ def _draw_requests(panel: Axes, x: Floats, y: Floats, *, few: bool, named: bool)
 def _draw_bounds(panel: Axes, slos: Mapping[str, float], scale: Scale) -> None:
     """A line for each bound, with its words where these have room; what is far above is only named."""
     top = panel.get_ylim()[1]
-    far = [f"{words}" for words, bound_s in slos.items() if bound_s / scale.divisor > FAR * top]
+    far = [words for words, bound_s in slos.items() if bound_s / scale.divisor > FAR * top]
     near = sorted((bound_s / scale.divisor, words) for words, bound_s in slos.items() if words not in far)
-    top = max([top, *(1.25 * at for at, _ in near)])
+    top = max([1.3 * top if far else top, *(1.25 * at for at, _ in near)])
     panel.set_ylim(0, top)
     free = 0.0
     for at, words in near:
@@ -177,10 +158,11 @@ def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding:
     means = {name: [float(each[own].mean()) for own in groups.values()] for name, each in parts.items()}
     means = {name: each for name, each in means.items() if max(each) > SEEN * longest_s}
     scale = scale_for("s", [longest_s])
-    figure, (panel,) = canvas(NARROW, 30 * len(groups) + 88)
+    figure, (panel,) = canvas(NARROW, 28 * len(groups) + 80)
     starts = np.zeros(len(groups))
     room = (NARROW - 66) / (longest_s / scale.divisor)
-    for (name, each_s), color in zip(means.items(), _colours(means), strict=True):
+    for name, each_s in means.items():
+        color = COLOURS.get(name, INK)
         each = np.array(each_s) / scale.divisor
         panel.barh(range(len(groups)), each, left=starts, height=0.62, color=color, alpha=0.9, label=name)
         for k, length in enumerate(each):
@@ -208,12 +190,6 @@ def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding:
     )
 
 
-def _colours(parts: Mapping[str, Any]) -> list[str]:
-    """Waiting is warm, decoding blue, a stall violet; late sends grey."""
-    own = {"sent late": MUTED, "decode": SERIES[0], "stalls": SERIES[3], "prefill": SERIES[2]}
-    return [own.get(name, SERIES[1] if name != "network, HTTP, client" else INK) for name in parts]
-
-
 @plain()
 def ranges(
     known: Mapping[str, Mapping[str, Estimate]],
@@ -226,8 +202,7 @@ def ranges(
 
     `values` are those of single requests, seconds: they are drawn where no percentile is known.
     """
-    figure, (panel,) = canvas(NARROW, 57 * len(known) + 10)
-    rows = []
+    figure, (panel,) = canvas(NARROW, 54 * len(known) + 8)
     for k, (name, own) in enumerate(known.items()):
         served = values[name][np.isfinite(values[name])]
         scale = scale_of(own.values()) if own else scale_for("s", served.tolist())
@@ -250,7 +225,6 @@ def ranges(
             low, high = (number(each / scale.divisor) for each in (served.min(), served.max()))
             told = [f"{low} to {high}" if low != high else low]
         write(panel, f"{'   '.join(told)} {scale.unit}", (0, k), (0, -20))
-        rows.append([name, scale.unit, *(point(own[p], scale) if p in own else "–" for p in _shown(known))])
     panel.set_xlim(0, 1)
     panel.set_ylim(len(known) - 0.45, -0.4)
     panel.set_axis_off()
@@ -263,13 +237,9 @@ def ranges(
         "Each line begins at 0 and has its own scale. The dot is the median, rings are higher percentiles, "
         "pale bars 95% confidence intervals, with an arrow where one has no upper end.",
         (drawn(figure, "ranges", panel, ""),),
-        table(title, ["Latency", "Unit", *_shown(known)], rows, text=(0, 1)),
+        LATENCIES,
         numbers=numbers,
     )
-
-
-def _shown(known: Mapping[str, Mapping[str, Estimate]]) -> list[str]:
-    return list(dict.fromkeys(p for own in known.values() for p in own))
 
 
 def _draw_range(panel: Axes, k: int, own: Mapping[str, Estimate], scale: Scale, top: float) -> None:

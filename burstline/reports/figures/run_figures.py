@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import cycle
 
 import numpy as np
@@ -16,6 +17,7 @@ from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
     MUTED,
+    NARROW,
     SERIES,
     WIDE,
     canvas,
@@ -31,6 +33,10 @@ HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
 HEAD_WIDE = 32
 """The same above panels whose title and names share one line."""
+
+
+NARROWEST = 300
+"""At most so many rows of a burst are drawn for a narrow screen."""
 
 
 def head_room(width: float) -> float:
@@ -154,45 +160,71 @@ def evenly(n: int, most: int) -> Ints:
 
 
 def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, numbers: str) -> Plot | None:
-    """One thin row per request in `order`: wait from due to the first token, then decoding; failures marked.
+    """Each request in `order`: wait from due to the first token, then decoding; failures marked.
 
-    `numbers` is the id of the table that lists the requests. None where nothing ever ended.
+    A burst has a row for each, another load as many lanes as were in flight at once. `numbers` is the id of
+    the table that lists the requests. None where nothing ever ended.
     """
     ended = np.fmax(c.last_s, c.closed_s)[order]
     if not np.isfinite(ended).any():
         return None
-    height = float(np.clip(3 * len(order), 60, 440))
+    is_burst = not np.ptp(c.due_s[order])
+    place = np.arange(1.0, len(order) + 1) if is_burst else _lanes(c.due_s[order], ended)
+    n_rows = float(place.max())
+    height = float(np.clip((3 if is_burst else 14) * n_rows, 60, 440))
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, height + head_room(width) + FOOT)
-        _draw_rows(panel, c, order, ended, thickness=float(np.clip(height / len(order) * 0.9, 0.45, 14)))
+        kept = evenly(len(order), NARROWEST if width == NARROW and is_burst else len(order))
+        share = len(order) / len(kept) if is_burst else 1.0
+        _draw_rows(panel, c, order[kept], ended[kept], place[kept],
+                   thickness=float(np.clip(height / n_rows * 0.9 * share, 0.45, 14)))  # fmt: skip
         panel.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-        panel.set_ylim(len(order) + 0.5, 0.5)
+        panel.set_ylim(n_rows + 0.5, 0.5)
         panel.set_xlim(min(float(np.nanmin(c.due_s)), 0), float(np.nanmax(ended)) * 1.005)
         panel.grid(visible=False)
         panel.set_xlabel("time since the run's start (s)", loc="right")
-        legend = head(panel, "Requests")
+        legend = head(panel, "Requests" if is_burst else "Requests at a time")
         for handle in legend.get_lines() if legend else ():
             handle.set_linewidth(min(handle.get_linewidth() * 20, 7))
         margins(figure, top=head_room(width), bottom=FOOT)
-        return drawn(figure, drawing, panel, "y")
+        return drawn(figure, drawing, panel, "y" if is_burst else "")
 
+    how = (
+        "Each row is one request from when it was due, in the order of sending; with many requests rows are "
+        "thinner than a pixel."
+        if is_burst
+        else "Each request stands from when it was due in the first free lane: there are as many lanes as "
+        "requests were in flight at once."
+    )
     return Plot(
         name,
         title,
         finding,
-        "Each row is one request from when it was due. The colour changes at its first token, so a long "
-        "first part is time in the queue and in prefill. The rows are in the order of sending; with many "
-        "requests they are thinner than a pixel.",
+        f"{how} The colour changes at the first token, so a long first part is time in the queue and in "
+        "prefill.",
         in_both_widths(name, draw),
         numbers,
         tuple(order.tolist()),
     )
 
 
-def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, thickness: float) -> None:
+def _lanes(due_s: Floats, ended_s: Floats) -> Floats:
+    """For each request, in the order of `due_s`, the lowest lane that no earlier one still occupies."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    lanes = np.ones(len(due_s))
+    for k in np.argsort(due_s, kind="stable"):
+        while busy and busy[0][0] <= due_s[k]:
+            heappush(free, heappop(busy)[1])
+        lane = heappop(free) if free else len(busy) + 1
+        lanes[k] = lane
+        heappush(busy, (float(np.nan_to_num(ended_s[k], nan=due_s[k])), lane))
+    return lanes
+
+
+def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, place: Floats, thickness: float) -> None:
     due, first, last = c.due_s[order], c.first_s[order], c.last_s[order]
-    place = np.arange(1.0, len(order) + 1)
     waited = np.where(np.isfinite(first), first, ended)
     phases = (
         (due, waited, np.isfinite(waited), SERIES[1], 0.5, "queue + prefill"),

@@ -130,7 +130,7 @@ def pictures(view: View) -> list[Plot]:
     shown = [key for key in ("ttft", "tpot", "e2e") if key in view.headline]
     found = view.summary.roofline
     held = used(view.summary)
-    bounds = _bounds(view)
+    bounds = bounds_of(view)
     latencies = {title_of(key): view.latency(key) for key in shown}
     latencies = {title: each for title, each in latencies.items() if np.isfinite(each).any()}
     if not latencies:
@@ -143,7 +143,7 @@ def pictures(view: View) -> list[Plot]:
     return plots
 
 
-def _bounds(view: View) -> dict[str, dict[str, float]]:
+def bounds_of(view: View) -> dict[str, dict[str, float]]:
     """The upper bounds of the SLOs on latencies, by the metric's title and by their words."""
     found: dict[str, dict[str, float]] = {}
     for goal in map(parse_goal, view.manifest.targets):

@@ -78,6 +78,8 @@ def _one(
     return Section(id, short, question, lambda case, _: blocks(of(case)), has_it, of_one=True)
 
 
+FEWEST = 11
+"""Fewer requests have no distribution: each is a dot of the first screen."""
 SECTIONS: tuple[Section, ...] = (
     _one(
         "nothing",
@@ -95,7 +97,13 @@ SECTIONS: tuple[Section, ...] = (
         lambda v: session_tables(v.summary),
         lambda v: v.summary.sessions is not None,
     ),
-    _one("shape", "Latency", "How are the latencies distributed?", sections.shape),
+    _one(
+        "shape",
+        "Latency",
+        "How are the latencies distributed?",
+        sections.shape,
+        lambda v: v.columns.ok.sum() >= FEWEST,
+    ),
     _one("when", "Timeline", "What happened when?", sections.when),
     _one("requests", "Requests", "What happened to each request?", accounts.requests, of_served=False),
     _one("failures", "Failures", "What failed?", accounts.failures, lambda v: not v.columns.ok.all()),

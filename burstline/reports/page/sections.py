@@ -11,6 +11,7 @@ from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.stats.figure import Absent, Estimate
 from burstline.reports.blocks import Block, Note, Plot, Side, table
 from burstline.reports.figures import ecdf, run_figures, series
+from burstline.reports.figures.first_screen import Bounds
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.model.comparison import QUANTILES, Contender, View
 from burstline.reports.number_format import count, counted, duration, number
@@ -23,9 +24,10 @@ from burstline.reports.page.estimate_tables import (
     title_of,
     whole_run,
 )
-from burstline.reports.page.first_screen import is_burst, left_out
+from burstline.reports.page.first_screen import bounds_of, is_burst, left_out
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
+NONE: Bounds = {}
 QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
 SERVER, SAID = ("server", "rss_bytes", "server"), ("engine", "resident_bytes", "server, by its metrics")
 CLIENT = ("client", "rss_bytes", "client")
@@ -66,7 +68,7 @@ def numbers(view: View) -> list[Block]:
 
 
 def distributions(
-    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = ""
+    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = "", slos: Bounds = NONE
 ) -> Iterator[Plot]:
     """The distributions of latencies, with the percentiles that all tables have.
 
@@ -80,7 +82,8 @@ def distributions(
             known = {share: f for share, f in figures.items() if isinstance(f, Estimate)}
             curve = ecdf.Curve(contender.label, contender.counted(metric), known, f"{key}metrics.{metric}")
             curves.append(curve)
-        plot = ecdf.ecdf(f"{prefix}{metric}-cdf", titles[metric], title_of(metric), curves)
+        name, label = f"{prefix}{metric}-cdf", title_of(metric)
+        plot = ecdf.ecdf(name, titles[metric], label, curves, slos.get(label, {}))
         if plot is not None:
             yield plot
 
@@ -88,10 +91,8 @@ def distributions(
 def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
-    plots = tuple(distributions([Contender(view.manifest.engine, (view,))], [""], *shown))
-    if not plots:
-        return [Note(NO_DISTRIBUTION)]
-    return [Side(plots, ecdf.EXPLAINED)]
+    contender = Contender(view.manifest.engine, (view,))
+    return [Side(tuple(distributions([contender], [""], *shown, slos=bounds_of(view))), ecdf.EXPLAINED)]
 
 
 def when(view: View) -> list[Block]:
