@@ -11,18 +11,18 @@ from matplotlib.axes import Axes
 from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.stats.quantiles import quantile
-from burstline.reports.blocks import Numbers, Plot, Table, table
+from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
     GOOD,
     INK,
     SERIES,
+    attempt,
     canvas,
     drawn,
     margins,
     names_above,
-    plain,
     write,
 )
 from burstline.reports.figures.run_figures import evenly
@@ -80,7 +80,6 @@ class _Sample:
         return number(quantile(self.values, p) / scale.divisor)
 
 
-@plain()
 def ecdf(
     name: str, title: str, label: str, curves: Sequence[Curve], bounds: Mapping[str, float] = NO_BOUNDS
 ) -> Plot | None:
@@ -89,55 +88,55 @@ def ecdf(
     A single curve has its percentiles written beside it, several are named. One contender has one colour and
     dash through the whole page. `bounds` are those of SLOs in seconds, by their words.
     """
-    samples = [_sample(curve) for curve in curves]
+    ordered = [(curve, np.sort(curve.values_s[~np.isnan(curve.values_s)])) for curve in curves]
+    samples = [_Sample(curve, values, int(np.isfinite(values).sum())) for curve, values in ordered]
     shown = [(k, sample) for k, sample in enumerate(samples) if sample.n_ok >= 2]
     if not shown:
         return None
     scale = scale_for("s", [float(sample.values[sample.n_ok - 1]) for _, sample in shown])
     several = len(curves) > 1
     legend = LEGEND_LINE * len(shown) * several
-    figure, (panel,) = canvas(310, 290 + legend)
-    ends = []
-    for k, sample in shown:
-        # Evenly spaced where there are many; the last ones all: the tail is steep in x.
-        ranks = np.r_[evenly(sample.n_ok, MOST_STEPS), np.arange(max(sample.n_ok - 100, 0), sample.n_ok)]
-        ranks = np.unique(ranks) + 1
-        x = sample.values[ranks - 1] / scale.divisor
-        heights = 100 * (ranks - 0.5) / sample.n
-        panel.plot(
-            np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
-            color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
-        )  # fmt: skip
-        ends += [float(x[0]), float(x[-1])]
-    fit_x(panel, np.sort(ends))
-    if several:
-        names_above(panel)
-    else:
-        _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
-        _mark_failures(panel, samples[0].n_ok, samples[0].n)
-    for k, (words, bound_s) in enumerate(bounds.items()):
-        at, (first, last) = bound_s / scale.divisor, panel.get_xlim()
-        if first < at < last:
-            panel.axvline(at, color=GOOD, linestyle=DASHES[2], linewidth=1.6)
-            left = at < 0.5 * (first + last)
-            write(panel, f"SLO {words}", (at, 0), (4 if left else -4, 4 + 14 * k), GOOD,
-                  ha="left" if left else "right")  # fmt: skip
-    panel.set_ylim(0, 102)
-    panel.set_yticks([0, 25, 50, 75, 100], ["0", "25%", "50%", "75%", "100%"])
-    panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
-    margins(figure, top=10 + legend, bottom=44, left=48, right=12)
+
+    def draw(name: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 290 + legend)
+        ends = []
+        for k, sample in shown:
+            # Evenly spaced where there are many; the last ones all: the tail is steep in x.
+            ranks = np.r_[evenly(sample.n_ok, MOST_STEPS), np.arange(max(sample.n_ok - 100, 0), sample.n_ok)]
+            ranks = np.unique(ranks) + 1
+            x = sample.values[ranks - 1] / scale.divisor
+            heights = 100 * (ranks - 0.5) / sample.n
+            panel.plot(
+                np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
+                color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
+            )  # fmt: skip
+            ends += [float(x[0]), float(x[-1])]
+        fit_x(panel, np.sort(ends))
+        if several:
+            names_above(panel)
+        else:
+            _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
+            _mark_failures(panel, samples[0].n_ok, samples[0].n)
+        for k, (words, bound_s) in enumerate(bounds.items()):
+            at, (first, last) = bound_s / scale.divisor, panel.get_xlim()
+            if first < at < last:
+                panel.axvline(at, color=GOOD, linestyle=DASHES[2], linewidth=1.6)
+                left = at < 0.5 * (first + last)
+                write(panel, f"SLO {words}", (at, 0), (4 if left else -4, 4 + 14 * k), GOOD,
+                      ha="left" if left else "right")  # fmt: skip
+        panel.set_ylim(0, 102)
+        panel.set_yticks([0, 25, 50, 75, 100], ["0", "25%", "50%", "75%", "100%"])
+        panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
+        margins(figure, top=10 + legend, bottom=44, left=48, right=12)
+        return drawn(figure, name, panel)
+
     medians = tuple((f"{s.curve.key}.p50", f"{s.at(0.5, scale)} {scale.unit}") for _, s in shown)
     if several:
         finding = _medians(label, [s for _, s in shown], medians)
     else:
         finding, medians = _finding(label, samples[0], scale)
     numbers = _table(title, label, samples, scale)
-    return Plot(name, title, finding, "", (drawn(figure, name, panel),), numbers, numbers=medians)
-
-
-def _sample(curve: Curve) -> _Sample:
-    values = np.sort(curve.values_s[~np.isnan(curve.values_s)])
-    return _Sample(curve, values, int(np.isfinite(values).sum()))
+    return Plot(name, title, finding, "", (attempt(name, 310, draw),), numbers, numbers=medians)
 
 
 def fit_x(panel: Axes, x: Floats) -> None:
@@ -175,11 +174,8 @@ def _finding(label: str, sample: _Sample, scale: Scale) -> tuple[str, Numbers]:
     lost = ((f"{key}.failed", f"{n - n_ok:,}"), (f"{key}.n", f"{n:,}")) if n_ok < n else ()
     failed = f"; {lost[0][1]} of {lost[1][1]} failed, so their latency counts as infinite" if lost else ""
     middle = f"half within {half}, " if 0.5 in sample.curve.known else ""
-    numbers = (
-        (f"{key}.min", first),
-        (f"{key}.p50", half),
-        (f"{key}.{'served_max' if lost else 'max'}", last),
-    )
+    end = "served_max" if lost else "max"
+    numbers = ((f"{key}.min", first), (f"{key}.p50", half), (f"{key}.{end}", last))
     return f"{label}: fastest {first}, {middle}slowest {last}{failed}.", (*numbers, *lost)
 
 

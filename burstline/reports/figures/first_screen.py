@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,12 @@ from burstline.reports.figures.drawing import (
     NARROW,
     PAPER,
     SERIES,
+    attempt,
     canvas,
     drawn,
     head,
     in_both_widths,
     margins,
-    plain,
     write,
 )
 from burstline.reports.figures.run_figures import FOOT, Span, evenly, grey, head_room, outline, segments
@@ -151,33 +150,36 @@ def _draw_bounds(panel: Axes, slos: Mapping[str, float], scale: Scale) -> None:
         write(panel, text, (1, 1), (-2, -4), GOOD, of="axes fraction", ha="right", va="top")
 
 
-@plain()
 def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding: str, also: str) -> Plot:
     """For each group of requests one bar in the parts of their mean time, in seconds."""
     longest_s = max(float(sum(each[own].mean() for each in parts.values())) for own in groups.values())
     means = {name: [float(each[own].mean()) for own in groups.values()] for name, each in parts.items()}
     means = {name: each for name, each in means.items() if max(each) > SEEN * longest_s}
     scale = scale_for("s", [longest_s])
-    figure, (panel,) = canvas(NARROW, 28 * len(groups) + 80)
-    starts = np.zeros(len(groups))
-    room = (NARROW - 66) / (longest_s / scale.divisor)
-    for name, each_s in means.items():
-        color = COLOURS.get(name, INK)
-        each = np.array(each_s) / scale.divisor
-        panel.barh(range(len(groups)), each, left=starts, height=0.62, color=color, alpha=0.9, label=name)
-        for k, length in enumerate(each):
-            text = number(length)
-            if length * room > 7 * len(text) + 8:
-                at = (starts[k] + length / 2, k)
-                panel.annotate(text, at, ha="center", va="center", color=PAPER)
-        starts += each
-    panel.set_yticks(range(len(groups)), list(groups))
-    panel.set_ylim(len(groups) - 0.5, -0.5)
-    panel.set_xlim(0, starts.max())
-    panel.grid(visible=False)
-    panel.set_xlabel(f"mean of the requests there ({scale.unit})", loc="right")
-    head(panel, "")
-    margins(figure, top=26, bottom=FOOT, left=56, right=10)
+
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 28 * len(groups) + 80)
+        starts = np.zeros(len(groups))
+        room = (width - 66) / (longest_s / scale.divisor)
+        for name, each_s in means.items():
+            color = COLOURS.get(name, INK)
+            each = np.array(each_s) / scale.divisor
+            panel.barh(range(len(groups)), each, left=starts, height=0.62, color=color, alpha=0.9, label=name)
+            for k, length in enumerate(each):
+                text = number(length)
+                if length * room > 7 * len(text) + 8:
+                    at = (starts[k] + length / 2, k)
+                    panel.annotate(text, at, ha="center", va="center", color=PAPER)
+            starts += each
+        panel.set_yticks(range(len(groups)), list(groups))
+        panel.set_ylim(len(groups) - 0.5, -0.5)
+        panel.set_xlim(0, starts.max())
+        panel.grid(visible=False)
+        panel.set_xlabel(f"mean of the requests there ({scale.unit})", loc="right")
+        head(panel, "")
+        margins(figure, top=26, bottom=FOOT, left=56, right=10)
+        return drawn(figure, drawing, panel, "")
+
     rows = [[name, *(number(each / scale.divisor) for each in means[name])] for name in means]
     return Plot(
         "time-split",
@@ -185,12 +187,11 @@ def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding:
         finding,
         "Each bar is the mean of the requests whose E2E lies round that percentile, from the client's own "
         f"records. A stall is a gap between tokens longer than 200 ms and than 5 median gaps.{also}",
-        (replace(drawn(figure, "time-split", panel, ""), hover=None),),
+        (attempt("time-split", NARROW, draw),),
         table("Where a request's time goes", ["Part", *(f"{g} ({scale.unit})" for g in groups)], rows),
     )
 
 
-@plain()
 def ranges(
     known: Mapping[str, Mapping[str, Estimate]],
     values: Mapping[str, Floats],
@@ -202,33 +203,44 @@ def ranges(
 
     `values` are those of single requests, seconds: they are drawn where no percentile is known.
     """
-    figure, (panel,) = canvas(NARROW, 54 * len(known) + 8)
-    for k, (name, own) in enumerate(known.items()):
-        served = values[name][np.isfinite(values[name])]
-        scale = scale_of(own.values()) if own else scale_for("s", served.tolist())
-        ends = [figure.point / scale.divisor for figure in own.values()] or (served / scale.divisor).tolist()
-        slos = {words: at / scale.divisor for words, at in bounds.get(name, {}).items()}
-        top = max((at for at in [*ends, *slos.values()] if at <= FAR * max(ends)), default=1.0) * 1.04 or 1.0
-        if own:
-            _draw_range(panel, k, own, scale, top)
-        else:
-            panel.plot(served / scale.divisor / top, np.full(len(served), k), "o", color=SERIES[0], alpha=0.5)
-        for at in slos.values():
-            if at <= top:
-                panel.plot([at / top] * 2, [k - 0.11, k + 0.11], color=GOOD, linewidth=2.4)
-        write(panel, name, (0, k), (0, 11), INK)
-        if slos:
-            text = f"SLO {', '.join(slos)}{'' if min(slos.values()) <= top else ', to the right'}"
-            write(panel, text, (1, k), (0, 11), GOOD, ha="right")
-        told = [f"{'●' if p == 'p50' else '○'} {p} {point(figure, scale)}" for p, figure in own.items()]
-        if not own and len(served):
-            low, high = (number(each / scale.divisor) for each in (served.min(), served.max()))
-            told = [f"{low} to {high}" if low != high else low]
-        write(panel, f"{'   '.join(told)} {scale.unit}", (0, k), (0, -20))
-    panel.set_xlim(0, 1)
-    panel.set_ylim(len(known) - 0.45, -0.4)
-    panel.set_axis_off()
-    margins(figure, top=4, bottom=0, left=8, right=8)
+
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 54 * len(known) + 8)
+        for k, (name, own) in enumerate(known.items()):
+            served = values[name][np.isfinite(values[name])]
+            scale = scale_of(own.values()) if own else scale_for("s", served.tolist())
+            ends = [figure.point / scale.divisor for figure in own.values()] or (
+                served / scale.divisor
+            ).tolist()
+            slos = {words: at / scale.divisor for words, at in bounds.get(name, {}).items()}
+            top = (
+                max((at for at in [*ends, *slos.values()] if at <= FAR * max(ends)), default=1.0) * 1.04
+                or 1.0
+            )
+            if own:
+                _draw_range(panel, k, own, scale, top)
+            else:
+                panel.plot(
+                    served / scale.divisor / top, np.full(len(served), k), "o", color=SERIES[0], alpha=0.5
+                )
+            for at in slos.values():
+                if at <= top:
+                    panel.plot([at / top] * 2, [k - 0.11, k + 0.11], color=GOOD, linewidth=2.4)
+            write(panel, name, (0, k), (0, 11), INK)
+            if slos:
+                text = f"SLO {', '.join(slos)}{'' if min(slos.values()) <= top else ', to the right'}"
+                write(panel, text, (1, k), (0, 11), GOOD, ha="right")
+            told = [f"{'●' if p == 'p50' else '○'} {p} {point(figure, scale)}" for p, figure in own.items()]
+            if not own and len(served):
+                low, high = (number(each / scale.divisor) for each in (served.min(), served.max()))
+                told = [f"{low} to {high}" if low != high else low]
+            write(panel, f"{'   '.join(told)} {scale.unit}", (0, k), (0, -20))
+        panel.set_xlim(0, 1)
+        panel.set_ylim(len(known) - 0.45, -0.4)
+        panel.set_axis_off()
+        margins(figure, top=4, bottom=0, left=8, right=8)
+        return drawn(figure, drawing, panel, "")
+
     title = "Percentiles" if any(known.values()) else "Each request"
     return Plot(
         "ranges",
@@ -236,7 +248,7 @@ def ranges(
         finding,
         "Each line begins at 0 and has its own scale. The dot is the median, rings are higher percentiles, "
         "pale bars 95% confidence intervals, with an arrow where one has no upper end.",
-        (drawn(figure, "ranges", panel, ""),),
+        (attempt("ranges", NARROW, draw),),
         LATENCIES,
         numbers=numbers,
     )

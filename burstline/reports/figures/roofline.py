@@ -23,12 +23,12 @@ from burstline.reports.figures.drawing import (
     SERIES,
     TEXT,
     WIDE,
+    attempt,
     canvas,
     drawn,
     head,
     in_both_widths,
     margins,
-    plain,
     write,
 )
 from burstline.reports.number_format import Scale, duration, number, scale_for
@@ -133,7 +133,7 @@ def _under_roofs(
         margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT, right=28)
         return drawn(figure, drawing, panel, "")
 
-    drawings = (plain()(draw)(name, only),) if only else in_both_widths(name, draw, wide=HALF)
+    drawings = (attempt(name, only, draw),) if only else in_both_widths(name, draw, wide=HALF)
     return Plot(name, title, finding, "", drawings, numbers)
 
 
