@@ -79,6 +79,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     ),
     "limit.concurrency-unwatched": "Limited by the concurrency of the load: {n} at a time, but "
     "whether any waited in the server is not known ({reason})",
+    "limit.pauses": "Limited by the pauses of the users: on average {mean} requests of {n} in flight",
     "limit.one-in-flight": "Limited only by the load: never more than 1 request in flight",
     "limit.too-short": "What limited {whom} is unknown: the run was too short to watch the server's queue",
     "limit.unknown": "What limited {whom} is unknown: the server's queue was not recorded ({reason})",
@@ -215,6 +216,7 @@ LIMITS: Final[Mapping[str, str]] = {
     "limit.load": "Only the load",
     "limit.gaps": "Only the load",
     "limit.one-in-flight": "Only the load",
+    "limit.pauses": "The users' pauses",
     "limit.concurrency": "The concurrency",
     "limit.concurrency-unwatched": "The concurrency",
     "limit.steps": "Running the model",
@@ -236,6 +238,7 @@ NEXT: Final[Mapping[str, str]] = {
     "limit.concurrency": "raise --concurrency.",
     "limit.concurrency-unwatched": "raise --concurrency.",
     "limit.one-in-flight": "send more requests at once.",
+    "limit.pauses": "raise --concurrency: the server had room for more users.",
     "limit.steps": "try a faster device, a smaller data type or more devices.",
     "limit.batch": "raise the batch limit in the server's settings.",
     "limit.kv-cache": "give the KV cache more memory.",

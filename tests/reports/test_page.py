@@ -390,3 +390,15 @@ def test_a_figure_that_fails_leaves_a_note_and_the_page_is_written(lossy, tmp_pa
     assert f"This figure could not be drawn: {why}" in notes
     assert (folder / "summary.json").is_file()
     assert all(name.endswith(".svg") for name in figure_files(alone(view_of(open_run(folder)))))
+
+
+def test_a_burst_that_no_request_waited_in_has_no_queue(tmp_path):
+    """Sixteen requests whose first tokens come at once, and the same one after another."""
+    rows = synthetic.records(n=16, max_seqs=64)
+    even = [replace(r, token_ns=[10**9 + 3 * 10**6 * r.index + at for at in range(64)]) for r in rows]
+    late = [replace(r, token_ns=[10**9 * (r.index + 1) + at for at in range(64)]) for r in rows]
+    findings = [
+        first_screen.pictures(view_of(synthetic.finished_run(tmp_path / name, rows)))[0].finding
+        for name, rows in (("even", even), ("late", late))
+    ]
+    assert findings == ["", "TTFT rises along the queue: the server admits requests one after another."]

@@ -88,7 +88,7 @@ def over_time(
         panels[-1].set_xlim(min(x[0], 0) - 0.01 * span, x[-1] + 0.01 * span)
         grey(panels, greyed, x[-1])
         panels[-1].set_xlabel(label, loc="right")
-        margins(figure, top=head_room(width), bottom=FOOT, left=46, right=10)
+        margins(figure, top=head_room(width), bottom=FOOT, left=46, right=26)
         figure.subplots_adjust(hspace=0.42)
         return drawn(figure, drawing, panels[-1], "")
 

@@ -31,11 +31,21 @@ FULL: Final = 0.9
 """A KV cache in use to this share admits no more requests."""
 LOW: Final = 0.05
 """A KV cache that was used less says too little of how many requests have room in it."""
+BUSY: Final = 0.8
+"""Users who pause and have a smaller share of their requests in flight could send more."""
 SAMPLED: Final = 0.9
 """Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
-BY_LOAD: Final = ("overloaded", "load", "concurrency", "concurrency-unwatched", "one-in-flight", "too-short")
+BY_LOAD: Final = (
+    "overloaded",
+    "load",
+    "concurrency",
+    "concurrency-unwatched",
+    "pauses",
+    "one-in-flight",
+    "too-short",
+)
 """The limits that another load would move: what a search has done already."""
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
@@ -114,6 +124,9 @@ def limited_by(
         arrivals = ARRIVALS[manifest.asked.pattern].title
         load = f"{arrivals} at {rate:g} req/s" if rate else arrivals
         return "limit.load", {"load": load, "most": counted(most, "request")}
+    mean = finite(summary.concurrency.mean)
+    if at_a_time and manifest.asked.think_s and mean is not None and mean < BUSY * at_a_time:
+        return "limit.pauses", {"mean": f"{mean:.1f}", "n": counted(at_a_time, "user")}
     # A request that is sent as another's reply closes may overlap with it for a moment.
     in_flight = min(most, at_a_time or most)
     if _is_queued(summary, in_flight):

@@ -190,8 +190,10 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
 def _trend(view: View, name: str) -> str:
     """What the picture shows first: a drift, or that there is none."""
     if is_burst(view):
-        slope = view.summary.burst.ttft_slope_s_per_request
-        rises = isinstance(slope, Estimate) and slope.point > 0
+        slope_s, came_s = known(view.summary.burst.ttft_slope_s_per_request), view.latency("ttft")
+        came_s = came_s[np.isfinite(came_s)]
+        # Of a queue the last waits for all others; where that is little of its TTFT, nobody queued.
+        rises = slope_s is not None and slope_s * len(came_s) > 0.5 * came_s.max(initial=0.0) > 0
         return f"{name} rises along the queue: the server admits requests one after another." if rises else ""
     steady = view.summary.stationarity
     p, change = known(steady.ttft_trend_p), known(steady.ttft_change_fraction)
