@@ -18,9 +18,9 @@ from burstline.reports.blocks import MARKS, Banner, Numbers, Plot, Tile
 from burstline.reports.figures import first_screen, roofline, series
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
-from burstline.reports.model.comparison import QUANTILES, View
+from burstline.reports.model.comparison import QUANTILES, Contender, View
 from burstline.reports.number_format import counted, duration, interval, scale_of, with_unit
-from burstline.reports.page.answer import cut_short, failures, tail
+from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
 from burstline.reports.page.banner import FAILURES
 from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
 from burstline.reports.page.estimate_tables import title_of
@@ -74,15 +74,10 @@ def _how_fast(view: View) -> Tile:
 
 def _load(view: View) -> Tile:
     """`34.0 req/s · 2,170 tok/s`, the most in flight, and what failed or was cut short."""
-    summary, way = view.summary, "output" if view.is_generating else "input"
-    keys = (("requests_per_s", "req/s"), (f"{way}_tok_per_s", f"{way} tok/s"))
-    figures = [(key, unit, getattr(summary.throughput, key)) for key, unit in keys]
-    numbers: list[tuple[str, str]] = [
-        (f"throughput.{key}", f"{with_unit(figure).partition(' ')[0]} {unit}")
-        for key, unit, figure in figures
-        if isinstance(figure, Estimate) and np.isfinite(figure.point)
-    ]
-    value, window = " · ".join(text for _, text in numbers), summary.window
+    summary, window = view.summary, view.summary.window
+    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
+    numbers = [(".".join(path), text) for path, text in known_numbers if path[0] == "throughput"]
+    value = " · ".join(text for _, text in numbers)
     parts = []
     most = counted(finite(summary.concurrency.max) or 0, "request")
     if most not in f"0 requests {limit_of(summary, view.manifest)}":  # a number stands once
