@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median
+
+import numpy as np
 
 from burstline.bench.fire import fire
 from burstline.bench.load_options import Load, job_of
@@ -38,7 +39,7 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> tuple[StageFa
         came = [record for each in targets for record in sent(stage, replace(job, target=each), engine)]
         ok = [record for record in came if record.outcome == Outcome.OK]
         took = [(record.token_ns[-1] - record.due_ns) / 1e9 for record in ok if record.token_ns]
-        facts.append(StageFacts(stage.name, len(came), len(ok), median(took) if took else None))
+        facts.append(StageFacts(stage.name, len(came), len(ok), float(np.median(took)) if took else None))
         if not facts[-1].ok:
             say(f"  none of them succeeded: {came[0].outcome if came else 'nothing was captured'}")
     if (known := LoadFacts(stages=tuple(facts))).warm_up:
