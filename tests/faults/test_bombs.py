@@ -26,7 +26,7 @@ MOST_S = 60.0
 N_DRAWN = int(os.environ.get("LAB_BOMBS", "20"))
 
 READ = """
-import json, resource, sys, time
+import json, re, sys, time
 from pathlib import Path
 from burstline.bench.plan_for_server import local_tokenizer
 from burstline.reports.model.foreign import foreign_results
@@ -62,7 +62,8 @@ for kind, path in json.loads(sys.argv[1]):
         READERS[kind](Path(path))
     except (WorkloadError, RooflineError) as error:
         said = str(error)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss, which begins with what the process had that started this one.
+    peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
     print(json.dumps([said[:20_000], time.monotonic() - began_s, peak]), flush=True)
 """
 
