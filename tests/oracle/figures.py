@@ -141,13 +141,17 @@ def outcome(reply: Reply | None, n_asked: int, load: Asked) -> str:
 
 @dataclass(frozen=True)
 class Truth:
-    """Figures by their names in summary.json; a latency of infinity is printed as absent."""
+    """Figures by their names in summary.json; a latency of infinity is printed as absent.
+
+    So is a rate whose window is shorter than `shortest_s`: two E2E on average, and a second.
+    """
 
     counts: Counter[str]
     latencies: dict[str, float]
     rates: dict[str, Range]
     window: Range
     n: int
+    shortest_s: float
 
 
 def quantile(values: np.ndarray, p: float) -> float:
@@ -253,7 +257,9 @@ def truth(
     counts = Counter(kinds)
     if load.is_timed:  # planned longer than it can last: what it did not need was not asked for
         del counts["not_sent"]
-    return Truth(counts, latencies, rates, window, len(counted))
+    came = e2e[np.isfinite(e2e)]
+    shortest_s = max(1.0, 2 * float(came.mean())) if len(came) else 1.0
+    return Truth(counts, latencies, rates, window, len(counted), shortest_s)
 
 
 def _due(load: Asked, by_index: dict[int, Reply]) -> np.ndarray:
