@@ -113,7 +113,7 @@ class Reply:
     reasoning, shown or not. `text` is what was generated, to count its
     tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
     on beyond the asked length by its own rules; what is beyond is no part of the request. `own_length`: any
-    length is a success, for nobody knows what this server makes of the length that it is asked for.
+    length is a success, because it is not known whether this server obeys the length in a request.
     `overloaded`: it refused because it has too many requests.
     """
 

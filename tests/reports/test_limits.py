@@ -1,4 +1,4 @@
-"""What is said to limit a run holds of its summary, whatever that is."""
+"""The sentence about what limited a run is true of its summary, for any summary."""
 
 import numpy as np
 

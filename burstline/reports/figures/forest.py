@@ -43,13 +43,18 @@ class Ratio:
     times: str
     interval: str
 
+    @property
+    def bounds(self) -> str:
+        """`[1.26, 1.45]`, "" without an interval."""
+        return self.interval.partition("CI ")[2]
+
 
 def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: str, *, explain: bool) -> Plot:
     """Times better on a logarithmic axis, to the right where the first is; each run is a small dot."""
     first, second = pair
     every = [v for r in ratios for v in (r.point, r.low, r.high, *r.runs) if v and math.isfinite(v)]
     reach = max(max(abs(math.log(v)) for v in every), math.log(1.1)) * 1.15
-    longest = max(len(text) for r in ratios for text in (r.times, _bounds(r)))
+    longest = max(len(text) for r in ratios for text in (r.times, r.bounds))
 
     def draw(drawing: str, width: float) -> Drawing:
         narrow = width < 600
@@ -87,7 +92,7 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
                 panel.plot([ratio.low, ratio.high], [k, k], color=color, linewidth=2.4, solid_capstyle="butt")
             panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
-            words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, _bounds(ratio))))
+            words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, ratio.bounds)))
             tone = INK if ratio.decided else MUTED
             write(panel, words, (1, k), (8, 0), tone, of=("axes fraction", "data"), va="center")
         for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
@@ -105,7 +110,3 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         both(name, draw),
         table(f"{first} compared with {second}", columns, rows, text=(0, 1, 2, 3)),
     )
-
-
-def _bounds(ratio: Ratio) -> str:
-    return ratio.interval.partition("CI ")[2]

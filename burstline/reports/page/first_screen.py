@@ -187,7 +187,7 @@ def _trend(view: View, name: str) -> str:
     if is_burst(view):
         slope_s, came_s = known(view.summary.burst.ttft_slope_s_per_request), view.latency("ttft")
         came_s = came_s[np.isfinite(came_s)]
-        # Of a queue the last waits for all others; where that is little of its TTFT, nobody queued.
+        # The last of a queue waits for all others; if that is little of its TTFT, there was no queue.
         rises = slope_s is not None and slope_s * len(came_s) > 0.5 * came_s.max(initial=0.0) > 0
         return f"{name} rises along the queue: the server admits requests one after another." if rises else ""
     steady = view.summary.stationarity
@@ -278,8 +278,8 @@ def few(view: View) -> tuple[str, Numbers]:
     figures = [view.summary.figure("metrics", "e2e", p) for p in ("p50", "p90", "p95", "p99")]
     absent = {p: f for p, f in zip(QUANTILES, figures, strict=False) if isinstance(f, Absent)}
     n = int(view.counted.failed.sum() + view.counted.ok.sum())
-    floors = {p: f"{early_stopping_floor(QUANTILES[p]):,}" for p in absent}
-    needed = {p: floor for p, floor in floors.items() if n < int(floor.replace(",", ""))}
+    floors = {p: early_stopping_floor(QUANTILES[p]) for p in absent}
+    needed = {p: f"{floor:,}" for p, floor in floors.items() if n < floor}
     if not needed:
         return (f"{next(iter(absent.values())).reason}." if absent else ""), ()
     parts = ", ".join(f"{p} {floor}" for p, floor in needed.items()).replace(" ", " needs ", 1)
