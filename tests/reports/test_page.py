@@ -5,6 +5,7 @@ from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 
+import pyarrow as pa
 import pytest
 
 from burstline.bench.report import write_report
@@ -402,3 +403,17 @@ def test_a_burst_that_no_request_waited_in_has_no_queue(tmp_path):
         for name, rows in (("even", even), ("late", late))
     ]
     assert findings == ["", "TTFT rises along the queue: the server admits requests one after another."]
+
+
+@pytest.mark.parametrize("n_done", [2, 11, 15, 19, 30])
+def test_a_run_that_was_stopped_at_any_moment_has_a_page(n_done, tmp_path):
+    """All that succeeded may lie in the warm-up."""
+    done = finished_run(tmp_path, "vllm", 100, rate=20, speed=4, n_failed=100 - n_done)
+    rows = done.record_table
+    ended = ["ok"] * n_done + ["cancelled"] * min(15, 100 - n_done) + ["not_sent"] * (85 - n_done)
+    k = rows.schema.get_field_index("outcome")
+    folder = RunDir(done.path)
+    folder.save_records(rows.set_column(k, rows.schema.field(k), pa.array(ended, rows.schema.field(k).type)))
+    folder.finish("interrupted")
+    folder.save_summary(summarize_run(open_run(done.path)))
+    assert "of 100 requests" in page_of(open_run(done.path))

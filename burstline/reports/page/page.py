@@ -102,7 +102,7 @@ SECTIONS: tuple[Section, ...] = (
         "Latency",
         "How are the latencies distributed?",
         sections.shape,
-        lambda v: v.columns.ok.sum() >= FEWEST,
+        lambda v: v.counted.ok.sum() >= FEWEST,
     ),
     _one("when", "Timeline", "What happened when?", sections.when),
     _one("requests", "Requests", "What happened to each request?", accounts.requests, of_served=False),

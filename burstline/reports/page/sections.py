@@ -92,7 +92,8 @@ def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
     contender = Contender(view.manifest.engine, (view,))
-    return [Side(tuple(distributions([contender], [""], *shown, slos=bounds_of(view))), ecdf.EXPLAINED)]
+    plots = tuple(distributions([contender], [""], *shown, slos=bounds_of(view)))
+    return [Side(plots, ecdf.EXPLAINED)] if plots else [Note(NO_DISTRIBUTION)]
 
 
 def when(view: View) -> list[Block]:
