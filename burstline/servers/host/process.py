@@ -33,11 +33,14 @@ class Server(contextlib.AbstractContextManager["Server", None]):
         self._survivors: tuple[int, ...] | None = None
         # The keeper ends the engine before itself, also when we are killed.
         self._keeper = Child("burstline.servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
-        self._keeper.send(KeeperTask(launch, env, log_path))
         try:
+            self._keeper.send(KeeperTask(launch, env, log_path))
             kind, value = self._keeper.receive(START_S)
         except ChildLostError as error:
             kind, value = CANNOT_START, str(error)
+        except BaseException:  # an interrupt: a keeper that stands still would outlive us
+            self._keeper.end()
+            raise
         if kind != STARTED:
             self._keeper.end()
             raise EngineError(f"cannot start {launch.argv[0]}: {value}")

@@ -313,6 +313,22 @@ def test_a_keeper_that_stands_still_while_it_ends_the_engine_is_killed_with_all_
     assert gone(server.keeper_pid)
 
 
+def test_a_keeper_that_stands_still_before_it_has_started_the_engine_does_not_outlive_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+
+    def interrupted(keeper: child.Child, _: float) -> None:
+        kept.append(keeper.pid)
+        os.kill(keeper.pid, signal.SIGSTOP)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child.Child, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.start(fake("sleeps"), tmp_path / "log")
+    assert eventually(lambda: gone(kept[0]))
+
+
 @pytest.mark.slow
 def test_a_keeper_that_says_that_it_still_ends_the_engine_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
