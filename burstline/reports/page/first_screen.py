@@ -25,11 +25,13 @@ from burstline.reports.page.banner import FAILURES
 from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
 from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.sweep_words import slo_words, slos_words
-from burstline.reports.sentences import LIMITS, say
+from burstline.reports.sentences import LIMITS
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
 LONG: Final = 80
 """Letters of an advice that is no short answer."""
+CLAUSE: Final = re.compile(r"; |: | \(")
+"""What ends the first clause of a reason: the rest stands with the hardware."""
 MIDDLE: Final = 640.0
 """How wide the latencies over time are drawn beside two other columns, CSS pixels."""
 
@@ -101,7 +103,7 @@ def _limit(view: View) -> Tile:
     if begun.startswith("Limited") and rest:
         text = f"{rest[:1].upper()}{rest[1:]}"
     lacking = view.summary.roofline
-    why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
+    why = f"No roofline: {CLAUSE.split(lacking.absent)[0]}." if isinstance(lacking, NotReconciled) else ""
     return Tile("What limits it?", LIMITS.get(code, ""), f"{text} {why}".rstrip())
 
 

@@ -28,7 +28,6 @@ from burstline.reports.page.digest import digest
 from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
-from burstline.roofline.reconcile.reconciliation import Reconciliation
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ SECTIONS: tuple[Section, ...] = (
         "Hardware",
         "How much of the hardware is used?",
         roofline_section.metal,
-        lambda v: isinstance(v.summary.roofline, Reconciliation),
+        lambda v: v.summary.roofline is not None,
     ),
     _one(
         "profile",

@@ -11,6 +11,7 @@ from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import changed, count, duration, number, prefixed, scale_for
 from burstline.reports.page.forecast_tables import score_table
+from burstline.reports.sentences import say
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import (
     DeviceFacts,
@@ -25,7 +26,9 @@ from burstline.roofline.reconcile.reconciliation import (
 def metal(view: View) -> list[Block]:
     """The sentence, the rooflines, the bound tables, the gap, what would help, and what was assumed."""
     found = view.summary.roofline
-    assert isinstance(found, Reconciliation)
+    assert found is not None
+    if isinstance(found, NotReconciled):
+        return [Note(say("not-reconciled", why=found.absent))]
     measured_s = sum(bar.seconds for bar in found.waterfall)
     bounds = tuple(_bounds(phase, found.device) for phase in found.phases)
     return [
