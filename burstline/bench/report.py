@@ -28,7 +28,6 @@ from burstline.machine.forecast import forecast_load, read_forecast, scored
 from burstline.machine.roofline_input import seen_in, setup_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
-from burstline.reports.page.page import render
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.forecast import Forecast, NoForecast
 from burstline.roofline.profile.attribute import Profile, profile_of
@@ -42,6 +41,20 @@ from burstline.servers.registry import ENGINES
 
 def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
+    summary, read = summarized(run)
+    write_page(run, read)
+    return summary
+
+
+def write_page(run: RunDir, read: Run) -> None:
+    """The page of a run that was read back with its summary."""
+    from burstline.reports.page.page import render  # with matplotlib: an answer does not wait for it
+
+    write_bytes(run.report, render(alone(view_of(read))).encode())
+
+
+def summarized(run: RunDir) -> tuple[Summary, Run]:
+    """The summary, which is written, and the run read back with it."""
     keep_pandas_out()
     opened = open_run(run.path)
     forecast = read_forecast(opened)
@@ -62,33 +75,30 @@ def write_report(run: RunDir) -> Summary:
         audit=found,
     )
     run.save_summary(summary)
-    page = open_run(run.path)  # with the summary that was just written
-    page.columns = opened.columns
-    write_bytes(run.report, render(alone(view_of(page))).encode())
-    return summary
+    read = open_run(run.path)  # with the summary that was just written
+    read.columns = opened.columns
+    return summary, read
 
 
-def conclude(run: RunDir, engine: Engine, measure_again: Callable[[], None] | None = None) -> Summary:
+def conclude(
+    run: RunDir, engine: Engine, measure_again: Callable[[], None] | None = None, *, answer: bool = False
+) -> Summary:
     """Decode the captures and write records, summary and page, all of which can be made again from them.
 
     The manifest says already how the load ended. Where the run exceeded what was measured of this CPU, that
-    is measured again.
+    is measured again. With `answer` standard output says how it went before the page is made.
     """
     run.save_records(decode_run(run.path, engine.decode))
-    summary = write_report(run)
+    summary, read = summarized(run)
     if throw_away(run, summary) and measure_again is not None:
         measure_again()
-        summary = write_report(run)
+        summary, read = summarized(run)
         throw_away(run, summary)
+    if answer:
+        view = view_of(read)
+        show(headline(alone(view), view))
+    write_page(run, read)
     return summary
-
-
-def said(run: RunDir, summary: Summary) -> int:
-    """Say in a few lines how it went and where the page is; the exit code of a run that came to its end."""
-    view = view_of(open_run(run.path))
-    show(headline(alone(view), view))
-    print(f"Report: {run.report}")
-    return of_summary(summary)
 
 
 def of_summary(summary: Summary) -> int:

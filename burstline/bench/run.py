@@ -59,30 +59,35 @@ LATE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run with its report; `error` is why it failed after the load had begun.
-
-    `tell` says on standard output how it went, and gives the exit code of a run that came to its end.
+    """A run with its report; `code` is the exit code of one that came to its end, `error` why it failed after
+    the load had begun.
     """
 
     run: RunDir
-    tell: Callable[[], int]
+    code: int
     interrupted: bool
     error: Exception | None
 
 
 def run_once(settings: Settings, serve: Serving = serving) -> int:
     """The whole run and its headline on standard output; its exit code."""
-    ended = carry_out(settings, progress_for(settings.quiet), serve)
-    code = ended.tell()
+    ended = carry_out(settings, progress_for(settings.quiet), serve, answer=True)
+    print(f"Report: {ended.run.report}")
     if ended.error is not None:
         raise ended.error
-    return exit_codes.INTERRUPTED if ended.interrupted else code
+    return exit_codes.INTERRUPTED if ended.interrupted else ended.code
 
 
 def carry_out(
-    settings: Settings, progress: Progress, serve: Serving = serving, enough: EnoughOf | None = None
+    settings: Settings,
+    progress: Progress,
+    serve: Serving = serving,
+    enough: EnoughOf | None = None,
+    *,
+    answer: bool = False,
 ) -> Ended:
-    """The whole run. From the first moment on, every planned request is accounted for.
+    """The whole run, and with `answer` its headline. From the first moment on, every planned request is
+    accounted for.
 
     Raises EngineError, WorkloadError, ChildLostError or KeyboardInterrupt where it ended before its report.
     """
@@ -102,16 +107,17 @@ def carry_out(
             failure = error
         finally:
             progress.close()
-        from burstline.bench.report import conclude, said  # the load does not wait for it
+        from burstline.bench.report import conclude, of_summary  # the load does not wait for it
 
         with finishing(_report_first):
             progress.phase("Decoding the captures and writing the report")
             again = partial(measure_again, run, settings.hints, progress.phase)
-            summary = conclude(run, engine, again if may_calibrate(settings.calibrate) else None)
+            may = may_calibrate(settings.calibrate)
+            summary = conclude(run, engine, again if may else None, answer=answer and failure is None)
     if failure is not None:
         print(f"Partial run: {run.path}", file=sys.stderr)
         raise failure
-    return Ended(run, partial(said, run, summary), done.interrupted, why)
+    return Ended(run, of_summary(summary), done.interrupted, why)
 
 
 def serve_and_fire(

@@ -17,7 +17,7 @@ SHADES: Final = {"good": "32", "warn": "33", "bad": "31"}
 def show(blocks: Sequence[Block]) -> None:
     """Print blocks; what is no terminal gets whole lines, and no colour."""
     if not sys.stdout.isatty():
-        print(text(blocks))
+        print(text(blocks), flush=True)  # a page may take seconds more
         return
     shown = "\n" + printable(without_known(text(blocks, shutil.get_terminal_size((100, 24)).columns)))
     if "NO_COLOR" not in os.environ:

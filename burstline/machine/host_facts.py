@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +36,7 @@ def libraries() -> dict[str, str]:
 def host() -> HostFacts:
     """This machine and the limits that this process runs under."""
     return HostFacts(
-        platform=platform.platform(),
+        platform=system(),
         cpu=_cpu_model(),
         cores=psutil.cpu_count(logical=True),
         cores_allowed=usable_cores(),
@@ -62,17 +63,24 @@ def commit() -> str | None:
 
     An image states its own.
     """
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[2]
     with suppress(OSError, subprocess.SubprocessError):
-        described = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-        return described.stdout.strip() or None
+        if (here / ".git").exists():  # no other project's, in whose folder an environment may lie
+            command = ("git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
+            done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
+            return done.stdout.strip() or None
     return os.environ.get("BURSTLINE_COMMIT") or None
+
+
+def system() -> str:
+    """`Linux-6.8.0-45-generic-x86_64-with-glibc2.39`; `platform.platform` would start a process on Linux."""
+    if not sys.platform.startswith("linux"):
+        return platform.platform()
+    kernel = os.uname()
+    words = [kernel.sysname, kernel.release, kernel.machine]
+    with suppress(OSError, ValueError):  # musl does not say
+        words += ["with", (os.confstr("CS_GNU_LIBC_VERSION") or "").replace(" ", "")]
+    return "-".join(filter(None, words))
 
 
 def _cpu_model() -> str | None:

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burstline.bench import certification, limit, report
+from burstline.bench import certification, limit
+from burstline.bench.report import of_summary
 from burstline.bench.run import Ended
 from burstline.cli import main
 from burstline.console import exit_codes
+from burstline.console.terminal import show
 from burstline.loadgen.metrics.slo import judge_goals, parse_goal
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
@@ -32,6 +34,7 @@ from burstline.loadgen.stats.limit_search import (
 from burstline.loadgen.verdict.certificate import Measured, certificate
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import headline
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
 from burstline.suites import gate
@@ -119,7 +122,9 @@ def plain(page: str) -> str:
 def run_told(what: Verdict, slo: str, made, tmp_path, capsys) -> Told:
     run = planted(made(), tmp_path, what, slo)
     assert run.summary is not None
-    code = report.said(RunDir(run.path), run.summary)
+    view = view_of(run)
+    show(headline(alone(view), view))
+    code = of_summary(run.summary)
     return Told(code, capsys.readouterr().out, plain(render(alone(view_of(run)))))
 
 
@@ -219,7 +224,7 @@ def searched(verdicts: Callable[[int], Verdict], made, tmp_path, capsys, monkeyp
         run = planted(made(), tmp_path / "runs", verdicts(next(at)))
         middle = 4 * np.log(users / limit_at) - 0.3 * 1.2816
         evidence[run.path] = Evidence((random.lognormal(middle, 0.3, n),), None)
-        return Ended(RunDir(run.path), lambda: 0, interrupted=False, error=None)
+        return Ended(RunDir(run.path), 0, interrupted=False, error=None)
 
     monkeypatch.setattr(limit, "carry_out", carry_out)
     monkeypatch.setattr(limit._Prober, "_evidence", lambda _, run: evidence[run.path])
