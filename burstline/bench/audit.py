@@ -15,7 +15,7 @@ from burstline.loadgen.driver.job import Job
 from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.decode import Reading, Readings
 from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import AUDIT, READINGS, RunDir
+from burstline.loadgen.record.run_writer import AUDIT, READINGS, RunDir
 from burstline.loadgen.record.typed_json import to_json
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.workloads.plan import Plan

@@ -26,7 +26,8 @@ from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.decode import Share
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.record import Outcome
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.tables import RECORDS
 from burstline.loadgen.record.verdict import State, Use, withheld
 from burstline.loadgen.stats.figure import Result

@@ -104,10 +104,14 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / TOKENIZER_FILE).is_file():
-            from tokenizers import Tokenizer
-
-            return Tokenizer.from_file(str(where / TOKENIZER_FILE))
+            return _tokenizer_at(str(where / TOKENIZER_FILE))
     return None
+
+
+def _tokenizer_at(path: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(path)
 
 
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
@@ -137,8 +141,6 @@ def _from_hub(name: str) -> Tokenizer:
 
     The library alone would try again and again for half a minute where there is no way to the Hub.
     """
-    from tokenizers import Tokenizer
-
     path = hub.try_to_load_from_cache(name, TOKENIZER_FILE)
     if not isinstance(path, str):
         if constants.HF_HUB_OFFLINE:
@@ -148,7 +150,7 @@ def _from_hub(name: str) -> Tokenizer:
             HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
         )
         path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
-    return Tokenizer.from_file(path)
+    return _tokenizer_at(path)
 
 
 def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:

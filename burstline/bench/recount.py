@@ -20,7 +20,7 @@ from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
 from burstline.bench.server_session import Site
 from burstline.loadgen.record.decode import uncounted
 from burstline.loadgen.record.record import RECOUNTS
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.loadgen.record.tables import COUNTS
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError

@@ -15,7 +15,8 @@ from burstline.loadgen.metrics.audit import audit, compared
 from burstline.loadgen.metrics.slo import state_decides
 from burstline.loadgen.record.decode import Readings, decode_run, readings
 from burstline.loadgen.record.files import TRACES, write_bytes, write_json
-from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import AUDIT, PROFILE, PROFILED_LOAD, READINGS, RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.summary import Audit, Summary
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
@@ -90,15 +91,20 @@ def conclude(
     """
     run.save_records(decode_run(run.path, engine.decode))
     summary, read = summarized(run)
-    if throw_away(run, summary) and measure_again is not None:
+    if _threw_away(run, summary) and measure_again is not None:
         measure_again()
         summary, read = summarized(run)
-        throw_away(run, summary)
+        _threw_away(run, summary)
     if answer:
         view = view_of(read)
         show(headline(alone(view), view))
     write_page(run, read)
     return summary
+
+
+def _threw_away(run: RunDir, summary: Summary) -> bool:
+    found = summary.roofline
+    return isinstance(found, NotReconciled) and found.code == EXCEEDED and throw_away(run)
 
 
 def of_summary(summary: Summary) -> int:

@@ -31,11 +31,11 @@ from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.record.capture import Capture, CaptureWriter
+from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.manifest import LoadFacts, Status
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import FORECAST, RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.forecast import write_forecast
 from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
@@ -145,7 +145,7 @@ def serve_and_fire(
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
-            write_forecast(run, ready.plan, progress.phase)
+            _forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else lambda _: False
             done, why = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
@@ -158,6 +158,16 @@ def serve_and_fire(
             recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
         _keep_steps(run, site.launch, t0_ns, ended_ns)
     return done, why
+
+
+def _forecast(run: RunDir, plan: Plan, say: Say) -> None:
+    """Seal what the load is expected to measure, or why nothing is."""
+    if (hardware := run.manifest.hardware) is not None and hardware.absent is not None:
+        write_json(run.path / FORECAST, {"absent": hardware.absent})
+        return
+    from burstline.machine.forecast import write_forecast  # the model of the hardware, where it is known
+
+    write_forecast(run, plan, say)
 
 
 def _send_after(run: RunDir, ready: ReadyLoad, where: ServerOptions, took_s: float, say: Say) -> None:

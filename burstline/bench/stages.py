@@ -15,7 +15,7 @@ from burstline.loadgen.driver.job import Job
 from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.manifest import LoadFacts, StageFacts
 from burstline.loadgen.record.record import Outcome, Record, record_of
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.reports.number_format import counted
 from burstline.servers.engine import Engine
 from burstline.workloads.plan import PRIMING, Plan, Stage

@@ -13,8 +13,7 @@ import orjson
 
 from burstline import __version__
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.machine import host_facts
 from burstline.machine.hints import DEVICE_FILE, DTYPES
 from burstline.roofline.device.calibration import (
@@ -27,7 +26,6 @@ from burstline.roofline.device.calibration import (
 from burstline.roofline.device.device import Device, device_table
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
-from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 
@@ -84,10 +82,9 @@ def read_kept(path: Path) -> Kept:
     return device, calibration, calibration.conditions
 
 
-def throw_away(run: RunDir, summary: Summary) -> bool:
+def throw_away(run: RunDir) -> bool:
     """The calibration that the run exceeded, where it is still the one that is kept; whether it was."""
-    found, hardware = summary.roofline, run.manifest.hardware
-    if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
+    if (hardware := run.manifest.hardware) is None:
         return False
     data = (run.path / DEVICE_FILE).read_bytes()
     n_cores = device_table(data, run.path / DEVICE_FILE).get("n_units") or 1

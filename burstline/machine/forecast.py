@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.manifest import LoadFacts
-from burstline.loadgen.record.rundir import FORECAST, Run, RunDir
+from burstline.loadgen.record.run_writer import FORECAST, RunDir
+from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
 from burstline.loadgen.stats.figure import Estimate

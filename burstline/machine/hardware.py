@@ -16,7 +16,7 @@ from typing import Any
 
 from burstline.loadgen.record.files import write_bytes
 from burstline.loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated

@@ -15,7 +15,8 @@ from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated

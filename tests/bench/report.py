@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.loadgen.record.capture import Capture, CaptureWriter, Reads
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.servers.host.telemetry import Row
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.lengths import Lengths

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from burstline.bench.report import write_report
 from burstline.loadgen.record.record import Outcome, Record
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.summarize import summarize_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints

@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.summarize import summarize_run
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan

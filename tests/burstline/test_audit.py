@@ -14,7 +14,8 @@ import pytest
 from burstline.bench.report import write_report
 from burstline.cli import main
 from burstline.loadgen.record.decode import readings
-from burstline.loadgen.record.rundir import AUDIT, Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import AUDIT, RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.summary import SecondReader
 from burstline.loadgen.record.verdict import Replies, State, Verdict
 from burstline.loadgen.verdict.replies import audit_sentence

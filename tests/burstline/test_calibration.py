@@ -16,7 +16,8 @@ from burstline.bench.report import conclude, reconciled
 from burstline.cli import main
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import kept, path_of
 from burstline.machine.hints import DEVICE_FILE, Hints

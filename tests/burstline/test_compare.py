@@ -23,7 +23,8 @@ from burstline.loadgen.record.manifest import (
     ServerFacts,
     StageFacts,
 )
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.factors import canonical
 from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of

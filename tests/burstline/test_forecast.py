@@ -11,7 +11,8 @@ from burstline.cli import main
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.machine.forecast import forecast_load, read_forecast, write_forecast
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints, Stated

@@ -13,7 +13,8 @@ from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.verdict.served_work import quantization_of
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import check_hints, note_hardware

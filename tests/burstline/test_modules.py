@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from burstline.bench import report
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.machine import host_facts
 from burstline.servers.registry import ENGINES
 from tests.modules_probe.run import Loaded, loaded_by_a_run

@@ -20,7 +20,8 @@ from burstline.cli import main
 from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.metrics.slo import judge_goals, parse_goal
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
 from burstline.loadgen.stats.limit_search import (
     Evidence,

@@ -17,7 +17,8 @@ from burstline.bench.server_session import Site
 from burstline.loadgen.record.capture import CaptureWriter
 from burstline.loadgen.record.decode import GLANCE, uncounted
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.tables import counts_of
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity

@@ -8,12 +8,13 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from burstline.loadgen.record import rundir
+from burstline.loadgen.record import run_writer
 from burstline.loadgen.record.capture import CaptureWriter
 from burstline.loadgen.record.drive_report import DriveReport, DurationSpread
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.record.verdict import State, Verdict
@@ -55,7 +56,7 @@ def test_a_run_that_is_interrupted_as_it_begins_leaves_no_folder(tmp_path, monke
         at_writing.extend(path.parent.parent.iterdir())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rundir, "write_json", interrupt)
+    monkeypatch.setattr(run_writer, "write_json", interrupt)
     with pytest.raises(KeyboardInterrupt):
         RunDir.create(tmp_path, Manifest(engine="truth", workload="burst"))
     assert [path.suffix for path in at_writing] == [".partial"], "no folder has its name before its manifest"

@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.tables import telemetry_table
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.servers.host.ready import getter

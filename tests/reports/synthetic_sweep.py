@@ -13,7 +13,8 @@ import numpy as np
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from burstline.loadgen.record.record import Record
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.summarize import summarize_run
 from burstline.servers.identity import Identity
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival

@@ -14,7 +14,8 @@ from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.verdict import Reason, State, Verdict
 from burstline.loadgen.summarize import summarize
 from burstline.reports.formats.junit import junit

@@ -12,7 +12,8 @@ import pytest
 
 from burstline.loadgen.metrics.sessions import session_figures
 from burstline.loadgen.metrics.steady_state import ColdStart
-from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import open_run
 from burstline.loadgen.record.summary import MetricFigures
 from burstline.loadgen.record.verdict import Grade, PercentileGrade
 from burstline.loadgen.stats.figure import Absent, Estimate

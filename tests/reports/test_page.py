@@ -9,7 +9,8 @@ import pytest
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.record import Outcome
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.run_writer import RunDir
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import Reason, State, TargetResult, Verdict

@@ -74,8 +74,6 @@ def keep_pandas_out() -> None:
     It looks once whether pandas is there, and again where a frame is asked for: `to_pandas` works all the
     same. For processes of our own: where a user's code passes series to pyarrow, it must have looked.
     """
-    import pyarrow as pa
-
     if "pandas" in sys.modules:
         return
     # New lists: another thread that imports may be walking through the old one.

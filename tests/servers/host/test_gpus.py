@@ -12,7 +12,7 @@ import pytest
 from burstline.bench.run_settings import gpu_facts
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.run_writer import RunDir
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.tables import record_table, telemetry_table
 from burstline.loadgen.record.telemetry import Telemetry
