@@ -146,12 +146,11 @@ class _Drive:
             self._conn.send(Ready())
         while self._t0_ns is None and not self._stopped and self._is_running:
             self._listen(1.0)
-        for each in due:
-            self._await_room(ahead)
+        while batch := list(islice(due, self._await_room(ahead))):
             if self._is_over and self._sessions is None:  # what has no capture was not sent
-                self._n_unprepared = 1 + sum(1 for _ in due)
+                self._n_unprepared = len(batch) + sum(1 for _ in due)
                 break
-            self._prepare([each])
+            self._prepare(batch)
             self._converse()
         while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
             if not self._turns_ended:
@@ -225,13 +224,17 @@ class _Drive:
                 exchange.hang_up_at = self._engine.hang_up_at(request)
         return exchange
 
-    def _await_room(self, ahead: int) -> None:
-        """Hold back while as many requests are prepared as the look-ahead allows."""
-        while self._n_prepared - self._wire.traffic.n_dispatched >= ahead and not self._is_over:
-            if not self._is_running:
-                return
+    def _await_room(self, ahead: int) -> int:
+        """Hold back while as many requests are prepared as the look-ahead allows; how many more may be.
+
+        At most half of it at a time: the wire gets the first before it has sent what it has.
+        """
+        while (n_free := self._wire.traffic.n_dispatched + ahead - self._n_prepared) < 1:
+            if self._is_over or not self._is_running:
+                return 1
             self._listen(_POLL_S)
             self._converse()  # turns that follow do not wait until every session has begun
+        return 1 if self._sessions else min(n_free, -(-ahead // 2))
 
     def _await_connections(self) -> None:
         """Until all that is due in the first second has its connection, a stop, or the limit."""
@@ -297,14 +300,10 @@ class _Drive:
         for exchange in ended:
             self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
         if self._sessions is not None:
-            self._turns_ended.extend(
-                exchange for exchange in ended if exchange.failure not in (PREDECESSOR, NO_IDS)
-            )
-            self._n_ended += len(ended)
-            self._wake()
-            return
+            turns = (exchange for exchange in ended if exchange.failure not in (PREDECESSOR, NO_IDS))
+            self._turns_ended.extend(turns)
         self._n_ended += len(ended)
-        if self._n_ended >= self._n_prepared:
+        if self._sessions is not None or self._n_ended >= self._n_prepared:
             self._wake()
 
     def _captured(self, exchange: Exchange) -> Capture:

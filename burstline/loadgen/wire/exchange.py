@@ -223,12 +223,13 @@ class Exchange:
         # What a read brought came after what the read before it brought, and after the moment that the reader
         # knows for its pass. Not after that read: we may have been stopped between it and our stamp.
         came_ns = np.where(kernel_ns > 0, kernel_ns, at_ns)
-        before_ns = np.r_[self.sent_ns or 0, came_ns[:-1]]
+        before_ns = np.empty_like(came_ns)
+        before_ns[:1], before_ns[1:] = self.sent_ns or 0, came_ns[:-1]
         since_ns = at_ns - np.maximum(before_ns, rows[:, 4])
         reads = Reads(
             at_ns - t0_ns,
             np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
-            np.cumsum(rows[:, 3]),
+            rows[:, 3].cumsum(),
             data,
             np.maximum(since_ns, 0),
         )
@@ -240,6 +241,7 @@ class Exchange:
         # Where we lost the CPU between the send and its stamp, the reply may have come before that stamp.
         if written_ns is not None and len(came_ns):
             written_ns = min(written_ns, int(came_ns[0]))
+        whole = len(at_ns) > 0 and self.closed_ns == at_ns[-1]
 
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns
@@ -250,7 +252,7 @@ class Exchange:
             since(self.dispatched_ns),
             since(self.connected_ns),
             since(written_ns),
-            since(self.over_ns(offsets)),
+            since(int(came_ns[-1]) if whole else self.closed_ns),
             reads,
             self.failure,
             self.detail,
