@@ -9,7 +9,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -73,14 +72,9 @@ def commit() -> str | None:
 
 
 def system() -> str:
-    """`Linux-6.8.0-45-generic-x86_64-with-glibc2.39`; `platform.platform` would start a process on Linux."""
-    if not sys.platform.startswith("linux"):
-        return platform.platform()
-    kernel = os.uname()
-    words = [kernel.sysname, kernel.release, kernel.machine]
-    with suppress(OSError, ValueError):  # musl does not say
-        words += ["with", (os.confstr("CS_GNU_LIBC_VERSION") or "").replace(" ", "")]
-    return "-".join(filter(None, words))
+    """`Linux-6.8.0-45-generic-x86_64-with-glibc2.39`: `platform.platform` would start a process for it."""
+    kernel, libc = os.uname(), "".join(platform.libc_ver())
+    return f"{kernel.sysname}-{kernel.release}-{kernel.machine}{libc and f'-with-{libc}'}"
 
 
 def _cpu_model() -> str | None:

@@ -163,7 +163,7 @@ class _Drive:
         sessions = self._sessions
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
-            end_ns = (exchange.over_ns(self._wire.offsets) or 0) - (self._t0_ns or 0)
+            end_ns = exchange.capture(self._t0_ns or 0, self._wire.offsets).closed_ns or 0
             content, by_ids = self._content(exchange), self._job.requests[0].prompt_ids is not None
             lacks_ids = content is not None and content.ids is None and by_ids
             due, skipped = sessions.ended(exchange.index, end_ns, None if lacks_ids else content)

@@ -206,14 +206,6 @@ class Exchange:
             b"".join((*(part[n:] for n, part in parts), data)),
         )
 
-    def over_ns(self, offsets: Offsets) -> int | None:
-        """When it was over: a whole reply when its last bytes had come, by the kernel's clock if it says."""
-        if self.closed_ns is None or not self.reads or self.closed_ns != self.last_read_ns:
-            return self.closed_ns
-        at_ns, stamp, *_ = READ.unpack_from(self.reads, len(self.reads) - READ.size)
-        (kernel_ns,) = offsets.monotonic(stamp, np.array([at_ns], dtype=np.int64))
-        return int(kernel_ns) if kernel_ns > 0 else self.closed_ns
-
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
         stamps, data = self.whole()
@@ -241,7 +233,9 @@ class Exchange:
         # Where we lost the CPU between the send and its stamp, the reply may have come before that stamp.
         if written_ns is not None and len(came_ns):
             written_ns = min(written_ns, int(came_ns[0]))
-        whole = len(at_ns) > 0 and self.closed_ns == at_ns[-1]
+        closed_ns = self.closed_ns
+        if len(came_ns) and closed_ns == at_ns[-1]:  # a whole reply was over when its last bytes had come
+            closed_ns = int(came_ns[-1])
 
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns
@@ -252,7 +246,7 @@ class Exchange:
             since(self.dispatched_ns),
             since(self.connected_ns),
             since(written_ns),
-            since(int(came_ns[-1]) if whole else self.closed_ns),
+            since(closed_ns),
             reads,
             self.failure,
             self.detail,
