@@ -33,7 +33,9 @@ from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results, printed_of, read_number
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
-from burstline.servers.redact import redacted, without_secrets
+from burstline.servers.host.wishes import allowed_cores, keep_to
+from burstline.servers.redact import redacted
+from burstline.servers.secret import without_secrets
 from burstline.servers.truth.exchanges import from_jsonl, to_jsonl
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
@@ -85,9 +87,10 @@ def certified(
     n_waves = len(plan.requests) / load.n_connections * (4 if setup.slots else 1)
     limit_s = (START_S if client else OUR_START_S) + 2 * n_waves * longest_s + max(due_s or (0.0,))
     ensure_fd_limit(load.n_at_once)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = allowed_cores()
     with truth_server(setup) as truth:
-        _pin(truth.pid, cores[:1])
+        if truth.pid:
+            keep_to(truth.pid, cores[:1])
         tokenizer = Path(load.spec.tokenizer) if load.spec.tokenizer else None
         if tokenizer is None and client and "{tokenizer}" in client:
             tokenizer = make_model(out / "model", "tiny")
@@ -143,7 +146,7 @@ class _Ran:
                 process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
             except OSError as error:
                 raise WorkloadError(f"--client: {argv[0]} cannot be started: {error}") from None
-        _pin(process.pid, cores)
+        keep_to(process.pid, cores)
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(process.pid, over), daemon=True)
         watcher.start()
@@ -160,7 +163,10 @@ class _Ran:
             self.end_s = time.monotonic()
             over.set()
             watcher.join()
-            _redact(log)
+            clean = log.with_suffix(".partial")  # a tool prints its arguments, and the server's errors
+            with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as to:
+                to.writelines(map(redacted, lines))
+            clean.replace(log)
         self.cpu_s = max(sum(os.times()[2:4]) - before_s, self._watched_cpu_s)
 
     def _wait(self, process: subprocess.Popen[bytes], limit_s: float, truth: TruthRig) -> str:
@@ -183,14 +189,6 @@ class _Ran:
             tree.adopt(family.pids())
             self._watched_cpu_s = tree.read()["cpu_s"]
             self.pss_bytes = max(self.pss_bytes or 0.0, tree.pss_bytes() or 0.0) or None
-
-
-def _redact(log: Path) -> None:
-    """A tool prints its arguments, and the server's errors."""
-    clean = log.with_suffix(".partial")
-    with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as file:
-        file.writelines(map(redacted, lines))
-    clean.replace(log)
 
 
 def _argv(client: str | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:
@@ -272,10 +270,3 @@ def _ours(folder: Path) -> Printed:
     state, reason = withheld(summary.verdict, Use.CERTIFIED), next(iter(summary.verdict.reasons), None)
     doubts = (f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip(),) if state else ()
     return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines, doubts)
-
-
-def _pin(pid: int | None, cores: Sequence[int]) -> None:
-    """Client and truth server apart, where there are two cores."""
-    if pid and cores:
-        with suppress(OSError):
-            os.sched_setaffinity(pid, cores)

@@ -24,7 +24,7 @@ from burstline.loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
 from burstline.loadgen.record.tables import telemetry_table
 from burstline.loadgen.record.typed_json import MismatchError
 from burstline.servers.host.telemetry import Row
-from burstline.servers.redact import without_secrets
+from burstline.servers.secret import without_secrets
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
 from burstline.workloads.request import WorkloadError

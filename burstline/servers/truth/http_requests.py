@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SO_TIMESTAMPNS = 35
-"""Linux's own number for it (asm-generic/socket.h); Python's socket module has none."""
+from burstline.servers.host.wishes import SO_TIMESTAMPNS
 
 _MAX_HEAD_BYTES = 1 << 16
 _SLACK_NS = 20_000

@@ -4,7 +4,6 @@ Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to
 to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own timeout counts in milliseconds.
 """
 
-import ctypes
 import gc
 import resource
 import select
@@ -17,9 +16,10 @@ from itertools import count
 
 import orjson
 
+from burstline.servers.host.wishes import prctl, send_at_once, stamp_reads
 from burstline.servers.messages import EngineError
 from burstline.servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
-from burstline.servers.truth.http_requests import SO_TIMESTAMPNS, kernel_ns_of, take_call
+from burstline.servers.truth.http_requests import kernel_ns_of, take_call
 from burstline.servers.truth.replies import STAMP, TimedReply, Write, plain_reply
 from burstline.servers.truth.router import Router
 
@@ -47,8 +47,8 @@ class TruthServer:
         self._listener = socket.create_server((host, port), family=family, backlog=4096, reuse_port=False)
         self._listener.setblocking(False)
         # Accepted sockets inherit both.
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        send_at_once(self._listener)
+        stamp_reads(self._listener)
         self._stop_receiver, self._stop_sender = socket.socketpair()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._stop_receiver, select.EPOLLIN)
@@ -72,7 +72,7 @@ class TruthServer:
     def run(self) -> None:
         """Serves until stopped, then closes everything."""
         # This thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser.
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        prctl(_PR_SET_TIMERSLACK, 1)
         try:
             while not self._stopped:
                 self._send_due()
