@@ -43,12 +43,11 @@ from burstline.servers.registry import ENGINES
 def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
     summary, read = summarized(run)
-    write_page(run, read)
+    _write_page(run, read)
     return summary
 
 
-def write_page(run: RunDir, read: Run) -> None:
-    """The page of a run that was read back with its summary."""
+def _write_page(run: RunDir, read: Run) -> None:
     from burstline.reports.page.page import render  # with matplotlib: an answer does not wait for it
 
     write_bytes(run.report, render(alone(view_of(read))).encode())
@@ -90,21 +89,18 @@ def conclude(
     is measured again. With `answer` standard output says how it went before the page is made.
     """
     run.save_records(decode_run(run.path, engine.decode))
-    summary, read = summarized(run)
-    if _threw_away(run, summary) and measure_again is not None:
-        measure_again()
+    for measure in (measure_again, None):
         summary, read = summarized(run)
-        _threw_away(run, summary)
+        found = summary.roofline
+        exceeds = isinstance(found, NotReconciled) and found.code == EXCEEDED
+        if not (exceeds and throw_away(run) and measure):
+            break
+        measure()
     if answer:
         view = view_of(read)
         show(headline(alone(view), view))
-    write_page(run, read)
+    _write_page(run, read)
     return summary
-
-
-def _threw_away(run: RunDir, summary: Summary) -> bool:
-    found = summary.roofline
-    return isinstance(found, NotReconciled) and found.code == EXCEEDED and throw_away(run)
 
 
 def of_summary(summary: Summary) -> int:

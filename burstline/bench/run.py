@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from burstline.bench.audit import audit_load, check_audit, n_audited
 from burstline.bench.calibration import may_calibrate, measure_again, note_measured
-from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
+from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, account_for, fire
 from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import ASSUMED, plan_for
 from burstline.bench.profile import check_profile, check_profiler, profile_load
@@ -29,7 +29,6 @@ from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
 from burstline.loadgen.driver.canary import TruthProcess, canary
-from burstline.loadgen.record.capture import Capture, CaptureWriter
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.run_writer import FORECAST, RunDir
@@ -59,9 +58,7 @@ LATE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run with its report; `code` is the exit code of one that came to its end, `error` why it failed after
-    the load had begun.
-    """
+    """A run with its report: its exit code, and why it failed after the load had begun."""
 
     run: RunDir
     code: int
@@ -86,8 +83,7 @@ def carry_out(
     *,
     answer: bool = False,
 ) -> Ended:
-    """The whole run, and with `answer` its headline. From the first moment on, every planned request is
-    accounted for.
+    """The whole run. From the first moment on, every planned request is accounted for.
 
     Raises EngineError, WorkloadError, ChildLostError or KeyboardInterrupt where it ended before its report.
     """
@@ -145,7 +141,13 @@ def serve_and_fire(
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
-            _forecast(run, ready.plan, progress.phase)
+            hardware = run.manifest.hardware
+            if hardware and hardware.absent:
+                write_json(run.path / FORECAST, {"absent": hardware.absent})
+            else:
+                from burstline.machine.forecast import write_forecast  # a model of the hardware
+
+                write_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else lambda _: False
             done, why = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
@@ -162,16 +164,6 @@ def serve_and_fire(
             recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
         _keep_steps(run, site.launch, t0_ns, ended_ns)
     return done, why
-
-
-def _forecast(run: RunDir, plan: Plan, say: Say) -> None:
-    """Seal what the load is expected to measure, or why nothing is."""
-    if (hardware := run.manifest.hardware) is not None and hardware.absent is not None:
-        write_json(run.path / FORECAST, {"absent": hardware.absent})
-        return
-    from burstline.machine.forecast import write_forecast  # the model of the hardware, where it is known
-
-    write_forecast(run, plan, say)
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
@@ -318,7 +310,6 @@ def fire_watched(
         run.save_manifest(replace(ended, status=status))  # a second interrupt may end all that follows
         run.save_telemetry(load_telemetry(telemetry), done.t0_ns or 0)
         telemetry.unlink()
-        job.counters.unlink()
     return done, why
 
 
@@ -346,10 +337,7 @@ def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
-        spool = CaptureWriter(run.captures)
-        for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
-            spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
-        spool.close()
+        account_for(plan, run.captures, "not_sent", why)
 
 
 def _interrupted(run: RunDir) -> str:

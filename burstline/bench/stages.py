@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -68,16 +67,6 @@ def job_at(
         plan, load, engine=site.engine.name, target=site.target, vocabulary=vocabulary,
         captures=run.captures, counters=run.path / "counters", canary_port=canary_port,
     )  # fmt: skip
-
-
-@contextmanager
-def later_job(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Vocabulary) -> Iterator[Job]:
-    """The job of a load after the measured one; its counters are removed at the end."""
-    job = job_at(run, site, load, plan, vocabulary)
-    try:
-        yield job
-    finally:
-        job.counters.unlink(missing_ok=True)
 
 
 def send_apart(job: Job) -> None:

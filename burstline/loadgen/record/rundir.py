@@ -24,12 +24,7 @@ from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.typed_json import MismatchError
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
-from burstline.workloads.plan_table import (
-    PLAN,
-    WITHOUT_PROMPTS,
-    plan_of_table,
-    requests_without_prompts,
-)
+from burstline.workloads.plan_table import PLAN, WITHOUT_PROMPTS, plan_of_table, requests_without_prompts
 from burstline.workloads.request import Request, WorkloadError
 
 if TYPE_CHECKING:
