@@ -40,7 +40,7 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 """By process and moment, the top names of all that is neither Burstline's nor the standard library's."""
 
 MOST: Final[Mapping[tuple[str, str], int]] = {
-    ("main", "load"): 510,
+    ("main", "load"): 490,
     ("driver", "load"): 360,
     ("canary", "load"): 150,
     ("watcher", "load"): 380,
