@@ -75,9 +75,8 @@ def summarized(run: RunDir) -> tuple[Summary, Run]:
         audit=found,
     )
     run.save_summary(summary)
-    read = open_run(run.path)  # with the summary that was just written
-    read.columns = opened.columns
-    return summary, read
+    opened.summary = summary
+    return summary, opened
 
 
 def conclude(
@@ -104,7 +103,6 @@ def conclude(
 
 
 def of_summary(summary: Summary) -> int:
-    """The exit code of a run that ended."""
     state = exit_codes.INCONCLUSIVE if state_decides(summary) else exit_codes.DONE
     return exit_codes.worst([exit_codes.of_results(target.result for target in summary.targets), state])
 

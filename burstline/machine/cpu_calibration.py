@@ -14,7 +14,7 @@ from burstline import __version__
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.run_writer import RunDir
 from burstline.machine import host_facts
-from burstline.machine.hints import DEVICE_FILE, DTYPES
+from burstline.machine.hints import DEVICE_FILE
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
@@ -24,6 +24,7 @@ from burstline.roofline.device.calibration import (
 )
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError, parse_toml
+from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import read_config
 from burstline.servers.host.control_group import usable_cores
 from burstline.servers.identity import Identity

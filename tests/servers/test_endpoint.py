@@ -12,12 +12,13 @@ from burstline.servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EAC
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
 from burstline.servers.registry import ENGINES
+from burstline.servers.secret import Secret
 from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
 
 ENGINE, CHAT = ENGINES["openai"], ENGINES["openai-chat"]
-TARGET = Target("https://host/v1", "m", "key")
+TARGET = Target("https://host/v1", "m", Secret("key"))
 TEXT = Request(0, None, "seven", 1, 9)
 
 
@@ -101,6 +102,20 @@ def test_each_extra_is_tried_and_left_out_where_it_is_refused_or_does_nothing(
     assert capabilities.token_id_prompts == (IDS in takes)
     assert capabilities.forced_output_length == (IGNORE_EOS in takes)
     assert capabilities.per_event_tok == ("usage" if USAGE_EACH in takes else "no")
+
+
+@pytest.mark.parametrize("has_usage", [True, False])
+@pytest.mark.parametrize(("n", "is_said"), [(8, False), (9, True), (64, True)])
+def test_a_server_that_ignores_the_limit_is_named_before_the_load(
+    n: int, is_said: bool, has_usage: bool
+) -> None:
+    def answer(call: Call) -> HttpReply:
+        n_sent = min(n, fields_of(call)["max_tokens"]) if n == 8 else n
+        use = [said.usage_event(n_sent, n_prompt=3)] if has_usage else []
+        return http_reply(said.stream(*[said.completion_event("a")] * n_sent, *use, said.DONE))
+
+    _, notes = ENGINE.probe(answer, TARGET)
+    assert any(f"sent {n} tokens where at most 8" in note for note in notes) == is_said
 
 
 def test_chat_is_never_sent_token_ids() -> None:
