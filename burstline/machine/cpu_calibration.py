@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 
 from burstline import __version__
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.run_writer import RunDir
 from burstline.machine import host_facts
 from burstline.machine.hints import DEVICE_FILE
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,

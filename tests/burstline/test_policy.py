@@ -19,11 +19,11 @@ from burstline.bench.run import Ended
 from burstline.cli import main
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.slo import judge_goals, parse_goal
-from burstline.loadgen.record.run_writer import RunDir
-from burstline.loadgen.record.rundir import Run, open_run
-from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
-from burstline.loadgen.stats.limit_search import (
+from burstline.measure.metrics.slo import judge_goals, parse_goal
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
+from burstline.measure.stats.limit_search import (
     Evidence,
     Found,
     LatencyBound,
@@ -32,14 +32,14 @@ from burstline.loadgen.stats.limit_search import (
     Purpose,
     judge,
 )
-from burstline.loadgen.verdict.certificate import Measured, certificate
+from burstline.measure.verdict.certificate import Measured, certificate
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
 from burstline.suites import gate
-from tests.loadgen.test_certify import served, told
+from tests.measure.test_certify import served, told
 from tests.reports.synthetic_sweep import finished_run
 from tests.test_documentation import ROOT
 

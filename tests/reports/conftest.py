@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.loadgen.record.run_writer import RunDir
-from burstline.loadgen.record.rundir import Run, open_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.figures import drawing
 from tests.reports import synthetic
 
