@@ -40,17 +40,13 @@ from burstline.servers.engine import Engine
 from burstline.servers.registry import ENGINES
 
 
-def write_report(run: RunDir) -> Summary:
-    """The summary, and the page, from the run's own files; the same files give the same bytes."""
-    summary, read = summarized(run)
-    _write_page(run, read)
-    return summary
-
-
-def _write_page(run: RunDir, read: Run) -> None:
+def write_report(run: RunDir, made: tuple[Summary, Run] | None = None) -> Summary:
+    """The summary, where it is not `made`, and the page; the same files of a run give the same bytes."""
     from burstline.reports.page.page import render  # with matplotlib: an answer does not wait for it
 
+    summary, read = made or summarized(run)
     write_bytes(run.report, render(alone(view_of(read))).encode())
+    return summary
 
 
 def summarized(run: RunDir) -> tuple[Summary, Run]:
@@ -74,7 +70,7 @@ def summarized(run: RunDir) -> tuple[Summary, Run]:
         profile=profile,
         audit=found,
     )
-    run.save_summary(summary)
+    write_json(run.path / "summary.json", summary.to_json())
     opened.summary = summary
     return summary, opened
 
@@ -90,16 +86,13 @@ def conclude(
     run.save_records(decode_run(run.path, engine.decode))
     for measure in (measure_again, None):
         summary, read = summarized(run)
-        found = summary.roofline
-        exceeds = isinstance(found, NotReconciled) and found.code == EXCEEDED
-        if not (exceeds and throw_away(run) and measure):
+        if getattr(summary.roofline, "code", None) != EXCEEDED or not throw_away(run) or measure is None:
             break
         measure()
     if answer:
         view = view_of(read)
         show(headline(alone(view), view))
-    _write_page(run, read)
-    return summary
+    return write_report(run, (summary, read))
 
 
 def of_summary(summary: Summary) -> int:

@@ -34,7 +34,7 @@ from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
 from burstline.measure.record.run_writer import FORECAST, RunDir
-from burstline.measure.record.tables import keep_pandas_out
+from burstline.measure.record.tables import keep_pandas_out, telemetry_table
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
@@ -317,7 +317,7 @@ def fire_watched(
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
             ended = replace(ended, title=asked.title, ended_s=done.ended_s)
         run.save_manifest(replace(ended, status=status))  # a second interrupt may end all that follows
-        run.save_telemetry(load_telemetry(telemetry), done.t0_ns or 0)
+        run.save("telemetry.parquet", [telemetry_table(load_telemetry(telemetry), done.t0_ns or 0)])
         telemetry.unlink()
     return done, why
 

@@ -19,6 +19,7 @@ from burstline.bench.run import Ended
 from burstline.cli import main
 from burstline.console import exit_codes
 from burstline.console.terminal import show
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import judge_goals, parse_goal
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
@@ -93,7 +94,10 @@ def planted(run: Run, parent: Path, what: Verdict, slo: str = "") -> Run:
     assert opened.summary is not None
     summary = replace(opened.summary, verdict=what, forecast=None)
     goals = [parse_goal(slo)] if slo else []
-    copy.save_summary(replace(summary, targets=judge_goals(goals, summary, opened.columns)))
+    write_json(
+        copy.path / "summary.json",
+        replace(summary, targets=judge_goals(goals, summary, opened.columns)).to_json(),
+    )
     return open_run(folder)
 
 

@@ -16,7 +16,7 @@ from burstline.measure.record.manifest import SCHEMA, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.tables import record_table
+from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.summarize import summarize_run
 from burstline.servers.host.telemetry import Row
@@ -83,9 +83,9 @@ def test_everything_that_is_saved_comes_back(run):
     run.save_plan(plan())
     records = record_table([ok(i, 0.1, [0.02]) for i in range(4)])
     run.save_records(records)
-    run.save_telemetry([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)
+    run.save("telemetry.parquet", [telemetry_table([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)])
     changed(run, identity=Identity("vllm", version="9", raw={"a": 1}), drivers=(report(),))
-    run.save_summary(SUMMARY)
+    write_json(run.path / "summary.json", SUMMARY.to_json())
     run.report.write_text("<html>µ</html>", "utf-8")
     (run.path / "server.log").write_text("ready")
     run.finish("complete")

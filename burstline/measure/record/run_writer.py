@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
@@ -21,16 +21,11 @@ import pyarrow.parquet as pq
 
 from burstline.loadgen.capture.files import disk_errors, renamed, write_json
 from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock, Status
-from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.typed_json import MismatchError
-from burstline.servers.host.telemetry import Row
 from burstline.servers.secret import without_secrets
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
 from burstline.workloads.request import WorkloadError
-
-if TYPE_CHECKING:  # of which only the report makes one
-    from burstline.measure.record.summary import Summary
 
 FORECAST: Final = "forecast.json"
 """What the run was expected to measure, written before its first request."""
@@ -98,13 +93,6 @@ class RunDir:
 
     def save_records(self, records: pa.Table) -> None:
         self.save("records.parquet", [records])
-
-    def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
-        """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
-        self.save("telemetry.parquet", [telemetry_table(rows, t0_ns)])
-
-    def save_summary(self, summary: Summary) -> None:
-        write_json(self.path / "summary.json", summary.to_json())
 
     def save(self, name: str, parts: Iterable[pa.Table]) -> None:
         """Write one of the tables: `counts.parquet`, `warmup.parquet`, `steps.parquet` and so on."""

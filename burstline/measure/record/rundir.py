@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -163,13 +164,10 @@ class Run:
         return self._read_parts(path, columns) if path.exists() else None
 
     def _read_parts(self, path: Path, columns: list[str] | None) -> Iterator[pa.Table]:
-        try:
-            with pq.ParquetFile(path, memory_map=True) as file:
-                yield file.read_row_groups([], columns)
-                for batch in file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False):
-                    yield pa.Table.from_batches([batch])
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _unreadable(path, error) from error
+        with _parquet(path, memory_map=True) as file:
+            yield file.read_row_groups([], columns)
+            for batch in file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False):
+                yield pa.Table.from_batches([batch])
 
 
 def originals(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
@@ -187,9 +185,14 @@ def originals(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
     return list(first.values()), copies
 
 
-def _unreadable(path: Path, error: Exception) -> WorkloadError:
-    why = " ".join(str(error).split())[:200]
-    return WorkloadError(f"{path} cannot be read as Parquet ({why}); was it cut or changed?")
+@contextmanager
+def _parquet(path: Path, *, memory_map: bool = False) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path, memory_map=memory_map) as file:
+            yield file
+    except (pa.ArrowException, OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise WorkloadError(f"{path} cannot be read as Parquet ({why}); was it cut or changed?") from error
 
 
 def open_run(path: Path, *, check_records: bool = True) -> Run:
@@ -201,25 +204,22 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
     `burstline verify`.
     """
     manifest = read_manifest(path)
-    names = ["telemetry.parquet", "counts.parquet", *(["records.parquet"] if check_records else [])]
-    _check_parts(path, manifest, names)
-    return Run(path, manifest)
-
-
-def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    for part in run.iterdir():
+    for part in path.iterdir():
         if not (part.is_file() or part.is_dir()):
             raise WorkloadError(f"{part} is neither a file nor a folder; expected what `burstline run` wrote")
-    n_planned = _n_planned(run, manifest)
-    schemas = {"records.parquet": RECORDS, "telemetry.parquet": TELEMETRY, "counts.parquet": COUNTS}
-    for name in (name for name in names if (run / name).exists()):
-        n_rows, schema = _shape_of(run / name)
-        _check_columns(run / name, schema, schemas[name])
-        if name == "records.parquet" and n_planned is not None and n_rows != n_planned:
+    n_planned = _n_planned(path, manifest)
+    parts = {"telemetry": TELEMETRY, "counts": COUNTS} | ({"records": RECORDS} if check_records else {})
+    for file, expected in ((path / f"{name}.parquet", schema) for name, schema in parts.items()):
+        if not file.exists():
+            continue
+        n_rows, schema = _shape_of(file)
+        _check_columns(file, schema, expected)
+        if expected is RECORDS and n_planned is not None and n_rows != n_planned:
             raise WorkloadError(
-                f"{run / name} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "
+                f"{file} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "
                 "`burstline report --decode` makes it again from the captures"
             )
+    return Run(path, manifest)
 
 
 def _check_columns(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
@@ -239,21 +239,15 @@ def _n_planned(run: Path, manifest: Manifest) -> int | None:
     if manifest.plan_sha256 not in (None, sha256):
         raise WorkloadError(f"{path} is not the plan of this run: its hash is not the manifest's plan_sha256")
     _check_columns(path, schema, PLAN)
-    try:
-        with pq.ParquetFile(path) as file:  # read_table would import pyarrow.dataset, and pandas with it
-            return int(file.read(columns=["stage"]).column("stage").null_count)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    with _parquet(path) as file:  # read_table would import pyarrow.dataset, and pandas with it
+        return int(file.read(columns=["stage"]).column("stage").null_count)
 
 
 def _shape_of(path: Path) -> tuple[int, pa.Schema]:
     """A table's rows and columns, from its footer; WorkloadError where it would unpack to an absurd size."""
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata, schema = file.metadata, file.schema_arrow
-            n_bytes = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    with _parquet(path) as file:
+        metadata, schema = file.metadata, file.schema_arrow
+        n_bytes = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
     if n_bytes > max(_MOST_UNPACKED_BYTES, _MOST_RATIO * path.stat().st_size):
         raise WorkloadError(f"{path} would unpack to {n_bytes:,} bytes; expected what `burstline run` wrote")
     return metadata.num_rows, schema

@@ -19,6 +19,7 @@ no handler ever interrupts the reaping of a process or sees half of its state.
 """
 
 import contextlib
+import ctypes
 import glob
 import os
 import re
@@ -37,7 +38,7 @@ from typing import Any
 
 import psutil
 
-from burstline.servers.host.wishes import allowed_cores, keep_to, prctl
+from burstline.servers.host.wishes import allowed_cores, keep_to
 from burstline.servers.launch import Launch
 from burstline.servers.redact import n_unfinished, redacted
 
@@ -228,6 +229,12 @@ def say(home: Connection, message: Message) -> None:
     """Send a message to the parent, who may be gone."""
     with contextlib.suppress(OSError):
         home.send(message)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process (Linux)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def main(home: Connection, task: KeeperTask) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import sys
@@ -36,9 +35,3 @@ def keep_to(pid: int, cores: Sequence[int]) -> None:
     """Run a process, 0 for this one, on these cores only; on none that are named, leave it."""
     with suppress(AttributeError, OSError, ValueError):
         os.sched_setaffinity(pid, cores)
-
-
-def prctl(option: int, value: int) -> None:
-    """Set an option of this process (Linux)."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -4,6 +4,7 @@ Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to
 to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own timeout counts in milliseconds.
 """
 
+import ctypes
 import gc
 import resource
 import select
@@ -16,7 +17,7 @@ from itertools import count
 
 import orjson
 
-from burstline.servers.host.wishes import prctl, send_at_once, stamp_reads
+from burstline.servers.host.wishes import send_at_once, stamp_reads
 from burstline.servers.messages import EngineError
 from burstline.servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
 from burstline.servers.truth.http_requests import kernel_ns_of, take_call
@@ -72,7 +73,8 @@ class TruthServer:
     def run(self) -> None:
         """Serves until stopped, then closes everything."""
         # This thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser.
-        prctl(_PR_SET_TIMERSLACK, 1)
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         try:
             while not self._stopped:
                 self._send_due()
