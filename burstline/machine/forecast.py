@@ -57,9 +57,7 @@ def read_forecast(run: Run) -> Forecast | NoForecast | None:
         return None
     try:
         row = orjson.loads((run.path / FORECAST).read_bytes())
-        if "absent" in row:
-            return from_json(NoForecast, row, FORECAST)
-        return from_json(Forecast, row, FORECAST)
+        return from_json(NoForecast, row, FORECAST) if "absent" in row else from_json(Forecast, row, FORECAST)
     except (OSError, MismatchError, orjson.JSONDecodeError) as error:
         return NoForecast(f"{FORECAST} cannot be read: {error}")
 

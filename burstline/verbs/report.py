@@ -140,7 +140,7 @@ def _print(run: Run, name: str) -> None:
 
 def _decoded(run: Run) -> pa.Table:
     """WorkloadError where fewer requests were captured than there are ended ones among the records."""
-    records = run.decoded()
+    records = run.decoded
     if not (run.path / "records.parquet").exists():
         return records
     try:

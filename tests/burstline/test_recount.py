@@ -89,7 +89,7 @@ def test_the_server_is_asked_and_a_local_tokenizer_says_how_far_it_would_be_off(
     with tokenizing(lambda text: len(text.split()) + 1) as (site, asked):
         recount(run, site, folder, None, lambda words: None, ask=True)
     assert sorted(asked) == sorted(TEXTS)
-    records = list(records_of(open_run(run.path).decoded()))
+    records = list(records_of(open_run(run.path).decoded))
     assert {record.outcome for record in records} == {"ok"}
     assert [(record.output_tok, record.output_source, record.output_gap_tok) for record in records] == [
         (4, "tokenize", -1),

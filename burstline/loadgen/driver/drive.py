@@ -42,7 +42,7 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
-from burstline.servers.messages import WITH_TOKENS, HttpReply, ReplyContent
+from burstline.servers.messages import WITH_TOKENS, HttpReply
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.registry import ENGINES
@@ -161,7 +161,9 @@ class _Drive:
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
             end_ns = exchange.capture(self._t0_ns or 0, self._wire.offsets).closed_ns or 0
-            content, by_ids = self._content(exchange), self._job.requests[0].prompt_ids is not None
+            reply = _reply(exchange) if exchange.failure is None and not self._stopped else None
+            content = reply_content(reply) if reply is not None and reply.ok else None
+            by_ids = self._job.requests[0].prompt_ids is not None
             lacks_ids = content is not None and content.ids is None and by_ids
             due, skipped = sessions.ended(exchange.index, end_ns, None if lacks_ids else content)
             why = (NO_IDS, WITHOUT_IDS) if lacks_ids else (PREDECESSOR, "an earlier turn failed")
@@ -172,11 +174,6 @@ class _Drive:
                 never.failure, never.detail = why
                 self._n_prepared += 1
                 self._on_ended([never])
-
-    def _content(self, exchange: Exchange) -> ReplyContent | None:
-        """The reply's text for later turns; None if it failed or lacks the text."""
-        reply = _reply(exchange) if exchange.failure is None and not self._stopped else None
-        return reply_content(reply) if reply is not None and reply.ok else None
 
     def _n_tokens(self, exchange: Exchange) -> int:
         """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""

@@ -112,12 +112,11 @@ def read_manifest(run: Path) -> Manifest:
         what = "no such folder" if not run.exists() else f"it has no {_MANIFEST}"
         raise WorkloadError(f"{run} is not a run: {what}; expected a folder that `burstline run` wrote")
     row = json_of(path)
-    schema = row.get("schema") if isinstance(row, dict) else None
-    if schema != SCHEMA:
-        version = row.get("version") if isinstance(row, dict) else None
+    said = row if isinstance(row, dict) else {}
+    if (schema := said.get("schema")) != SCHEMA:
         raise WorkloadError(
             f"{path} has schema {schema}, this version reads only schema {SCHEMA}: use the version that "
-            f"wrote it ({version or 'not named'}), or run it again"
+            f"wrote it ({said.get('version') or 'not named'}), or run it again"
         )
     try:
         return Manifest.from_json(row)

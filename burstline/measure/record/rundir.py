@@ -81,24 +81,20 @@ class Run:
         `cancelled`. Read again each time, for it is most of the memory that a large run takes.
         """
         table = self._read("records.parquet")
-        return self._decoded if table is None else table
-
-    @cached_property
-    def _decoded(self) -> pa.Table:
-        return self.decoded()
+        return self.decoded if table is None else table
 
     @cached_property
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
-        whole = self._decoded if table is None else table
+        whole = self.decoded if table is None else table
         return whole.select(PER_REQUEST)
 
     @cached_property
     def columns(self) -> Columns:
         """The same as arrays, in seconds."""
         parts = self._parts("records.parquet")
-        columns = joined_columns(parts) if parts else columns_of(self._decoded)
+        columns = joined_columns(parts) if parts else columns_of(self.decoded)
         pa.default_memory_pool().release_unused()  # a large run's token times, and what decoding took
         return columns
 
@@ -140,6 +136,7 @@ class Run:
         path = self.path / "server.log"
         return path.read_text("utf-8", errors="replace") if path.exists() else ""
 
+    @cached_property
     def decoded(self) -> pa.Table:
         """The records decoded from the captures once more, as after a parser's repair."""
         self._need_plan()

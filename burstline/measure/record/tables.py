@@ -31,15 +31,7 @@ PER_REQUEST: Final = [field.name for field in RECORDS if not pa.types.is_list(fi
 COUNTS: Final = pa.schema({"index": pa.int64(), **dict.fromkeys(RECOUNTS, pa.int64())})
 """What tokenizers count in the text of replies whose tokens the server did not count; null: not asked."""
 
-TELEMETRY: Final = pa.schema(
-    {
-        "at_ns": pa.int64(),
-        "source": pa.string(),
-        "name": pa.string(),
-        "value": pa.float64(),
-        "note": pa.string(),
-    }
-)
+TELEMETRY: Final = pa.schema({name: _type_of(hint) for name, hint in get_type_hints(Row).items()})
 
 
 def record_table(records: Sequence[Record]) -> pa.Table:
