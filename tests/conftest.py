@@ -172,4 +172,4 @@ def _laid_out(figure: Any, file: Any, **_: Any) -> None:
 @pytest.fixture
 def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run`, `report` and `verify` in this process write an empty page: to draw it is half of a short run."""
-    monkeypatch.setattr("burstline.bench.report.render", lambda comparison: "")
+    monkeypatch.setattr("burstline.reports.page.page.render", lambda comparison: "")

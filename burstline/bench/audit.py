@@ -9,13 +9,13 @@ from importlib.metadata import version
 from burstline.bench.fire import STARTING_LIMIT_S
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
-from burstline.bench.stages import later_job, send_apart
+from burstline.bench.stages import job_at, send_apart
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.job import Job
 from burstline.measure.record.decode import Reading, Readings
-from burstline.measure.record.rundir import AUDIT, READINGS, RunDir
+from burstline.measure.record.run_writer import AUDIT, READINGS, RunDir
 from burstline.measure.record.typed_json import to_json
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.workloads.plan import Plan
@@ -47,15 +47,15 @@ def audit_load(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Voca
     chosen = sorted(rng(load.spec.seed, "audit").permutation(answered)[:n].tolist())
     say(f"Auditing {n:,} {'reply' if n == 1 else 'replies'}: {2 * n:,} requests, one at a time")
     requests, at_once = tuple(plan.requests[k] for k in chosen), array("q", [0] * n)
-    with later_job(run, site, load, plan, vocabulary) as job:
-        alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})
-        first, second = (replace(alone, captures=run.path / folder) for folder in AUDIT)
-        send_apart(first)
-        client = site.engine.own_client if site.engine.speaks == "native" else "httpx"
-        if client is None:
-            send_apart(second)
-        else:
-            _read_again(run, second, client, say)
+    job = job_at(run, site, load, plan, vocabulary)
+    alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})
+    first, second = (replace(alone, captures=run.path / folder) for folder in AUDIT)
+    send_apart(first)
+    client = site.engine.own_client if site.engine.speaks == "native" else "httpx"
+    if client is None:
+        send_apart(second)
+    else:
+        _read_again(run, second, client, say)
 
 
 def _read_again(run: RunDir, job: Job, client: str, say: Say) -> None:

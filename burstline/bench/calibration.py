@@ -20,13 +20,12 @@ from typing import Any, Final
 import orjson
 
 from burstline import __version__
-from burstline.bench import host_overhead
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.cpu_calibration import path_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
 from burstline.roofline.errors import RooflineError
@@ -68,8 +67,10 @@ def measured(
         calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=most_s)
         found, calibration = read_device_file(file.read_bytes(), file)
         if on_cpu:
+            from burstline.bench.host_overhead import host_fit  # here: it is a run and its report
+
             _check_quiet(beside)
-            of_host = host_overhead.host_fit(config, threads, found, calibration)
+            of_host = host_fit(config, threads, found, calibration)
             calibration = replace(calibration, host=of_host or calibration.host)
         others = _check_quiet(beside) if on_cpu else beside.others()[0]
         versions = f"Burstline {__version__}, numpy {libraries()['numpy']}, Linux {platform.release()}"

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Final
 
 from burstline.bench.progress import Snapshot
@@ -24,6 +25,7 @@ from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.introspection import log_message
+from burstline.workloads.plan import Plan
 
 LEAD_S = 0.05
 """From the last driver's "ready" to the run's start: time for every driver to hear of it."""
@@ -79,26 +81,32 @@ def fire(
     raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
     ChildLostError where nothing was sent.
     """
-    with Counters.create(job.counters, n_workers) as counters:
-        parts = job.split(n_workers) if n_workers > 1 else [job]
-        with (drivers or local_drivers)(parts, counters) as started:
+    parts = job.split(n_workers) if n_workers > 1 else [job]
+    try:
+        with (
+            Counters.create(job.counters, n_workers) as counters,
+            (drivers or local_drivers)(parts, counters) as started,
+        ):
             on_pids([driver.pid for driver in started if driver.pid])
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
             load = _DriverControl(started, counters, parts, on_tick, early_s, say, enough).attend()
+    finally:
+        job.counters.unlink(missing_ok=True)
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
     for each in load.lost:
-        _account_for_lost(parts[each.worker], captured, n_workers + each.worker, each.why)
+        k = each.worker
+        account_for(parts[k], job.captures, Outcome.DRIVER_LOST, each.why, n_workers + k, captured)
     return load
 
 
-def _account_for_lost(part: Job, captured: Set[int], file_number: int, why: str) -> None:
-    """A capture, `driver_lost`, of every request of which the lost driver left none."""
-    spool = CaptureWriter(part.captures, file_number)
-    for request, due_ns in zip(part.requests, part.due_ns, strict=True):
+def account_for(
+    of: Job | Plan, folder: Path, outcome: str, why: str, n_file: int = 0, captured: Set[int] = frozenset()
+) -> None:
+    """A capture with this outcome of every request but those that were `captured`."""
+    spool = CaptureWriter(folder, n_file)
+    for request, due_ns in zip(of.requests, of.due_ns, strict=True):
         if request.index not in captured:
-            spool.put(
-                partial(Capture, request.index, due_ns, None, None, None, None, (), Outcome.DRIVER_LOST, why)
-            )
+            spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), outcome, why))
     spool.close()
 
 

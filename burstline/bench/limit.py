@@ -28,7 +28,8 @@ from burstline.measure.metrics.slo_evidence import bounds_of, evidence_of, laten
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.decode import Share
 from burstline.measure.record.record import Outcome
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import RECORDS
 from burstline.measure.record.verdict import State, Use, withheld
 from burstline.measure.stats.figure import Result

@@ -10,10 +10,10 @@ from typing import Final
 from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Say, Site
-from burstline.bench.stages import later_job, sent
+from burstline.bench.stages import job_at, sent
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.capture.files import TRACES, write_json
-from burstline.measure.record.rundir import PROFILED_LOAD, RunDir
+from burstline.measure.record.run_writer import PROFILED_LOAD, RunDir
 from burstline.measure.record.typed_json import to_json
 from burstline.roofline.profile.composition import SentRequest
 from burstline.roofline.profile.trace import MOST_STEPS, trace_files
@@ -76,8 +76,8 @@ def profile_load(run: RunDir, site: Site, load: Load, where: ServerOptions, took
     before = set(trace_files(writes_to))
     _call(site, post(site.target, "/start_profile", profiler.body(writes_to, MOST_STEPS)))
     try:
-        with later_job(run, site, second, plan, vocabulary) as job:
-            records = sent(Stage("profile", plan.requests, plan.due_ns), job, site.engine)
+        job = job_at(run, site, second, plan, vocabulary)
+        records = sent(Stage("profile", plan.requests, plan.due_ns), job, site.engine)
     finally:
         _call(site, post(site.target, "/stop_profile", {}), may_have_ended=True)
     came = sorted((one for one in records if one.token_ns), key=lambda one: one.token_ns[0])

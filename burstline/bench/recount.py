@@ -20,7 +20,7 @@ from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
 from burstline.bench.server_session import Say, Site
 from burstline.measure.record.decode import uncounted
 from burstline.measure.record.record import RECOUNTS
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.tables import COUNTS
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError

@@ -18,7 +18,8 @@ from burstline.machine.roofline_input import seen_in, setup_of
 from burstline.measure.metrics.audit import audit, compared
 from burstline.measure.metrics.slo import state_decides
 from burstline.measure.record.decode import Readings, decode_run, readings
-from burstline.measure.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
+from burstline.measure.record.run_writer import AUDIT, PROFILE, PROFILED_LOAD, READINGS, RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Audit, Summary
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.measure.record.typed_json import MismatchError, from_json, to_json
@@ -28,7 +29,6 @@ from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.replies import misread, replies_differ
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
-from burstline.reports.page.page import render
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.forecast import Forecast, NoForecast
 from burstline.roofline.profile.attribute import Profile, profile_of
@@ -40,8 +40,17 @@ from burstline.servers.engine import Engine
 from burstline.servers.registry import ENGINES
 
 
-def write_report(run: RunDir) -> Summary:
-    """The summary, and the page, from the run's own files; the same files give the same bytes."""
+def write_report(run: RunDir, made: tuple[Summary, Run] | None = None) -> Summary:
+    """The summary, where it is not `made`, and the page; the same files of a run give the same bytes."""
+    from burstline.reports.page.page import render  # with matplotlib: an answer does not wait for it
+
+    summary, read = made or summarized(run)
+    write_bytes(run.report, render(alone(view_of(read))).encode())
+    return summary
+
+
+def summarized(run: RunDir) -> tuple[Summary, Run]:
+    """The summary, which is written, and the run read back with it."""
     keep_pandas_out()
     opened = open_run(run.path)
     forecast = read_forecast(opened)
@@ -61,33 +70,29 @@ def write_report(run: RunDir) -> Summary:
         profile=profile,
         audit=found,
     )
-    run.save_summary(summary)
+    write_json(run.path / "summary.json", summary.to_json())
     opened.summary = summary
-    write_bytes(run.report, render(alone(view_of(opened))).encode())
-    return summary
+    return summary, opened
 
 
-def conclude(run: RunDir, engine: Engine, measure_again: Callable[[], None] | None = None) -> Summary:
+def conclude(
+    run: RunDir, engine: Engine, measure_again: Callable[[], None] | None = None, *, answer: bool = False
+) -> Summary:
     """Decode the captures and write records, summary and page, all of which can be made again from them.
 
     The manifest says already how the load ended. Where the run exceeded what was measured of this CPU, that
-    is measured again.
+    is measured again. With `answer` standard output says how it went before the page is made.
     """
     run.save_records(decode_run(run.path, engine.decode))
-    summary = write_report(run)
-    if throw_away(run, summary) and measure_again is not None:
-        measure_again()
-        summary = write_report(run)
-        throw_away(run, summary)
-    return summary
-
-
-def said(run: RunDir, summary: Summary) -> int:
-    """Say in a few lines how it went and where the page is; the exit code of a run that came to its end."""
-    view = view_of(open_run(run.path))
-    show(headline(alone(view), view))
-    print(f"Report: {run.report}")
-    return of_summary(summary)
+    for measure in (measure_again, None):
+        summary, read = summarized(run)
+        if getattr(summary.roofline, "code", None) != EXCEEDED or not throw_away(run) or measure is None:
+            break
+        measure()
+    if answer:
+        view = view_of(read)
+        show(headline(alone(view), view))
+    return write_report(run, (summary, read))
 
 
 def of_summary(summary: Summary) -> int:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from burstline.bench.audit import audit_load, check_audit, n_audited
 from burstline.bench.calibration import may_calibrate, measure_again, note_measured
-from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
+from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, account_for, fire
 from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import ASSUMED, plan_for
 from burstline.bench.profile import check_profile, check_profiler, profile_load
@@ -28,14 +28,13 @@ from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
-from burstline.loadgen.capture.capture import Capture, CaptureWriter
+from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
-from burstline.machine.forecast import write_forecast
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
-from burstline.measure.record.rundir import RunDir
-from burstline.measure.record.tables import keep_pandas_out
+from burstline.measure.record.run_writer import FORECAST, RunDir
+from burstline.measure.record.tables import keep_pandas_out, telemetry_table
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
@@ -60,28 +59,30 @@ LATE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run with its report; `error` is why it failed after the load had begun.
-
-    `tell` says on standard output how it went, and gives the exit code of a run that came to its end.
-    """
+    """A run with its report: its exit code, and why it failed after the load had begun."""
 
     run: RunDir
-    tell: Callable[[], int]
+    code: int
     interrupted: bool
     error: Exception | None
 
 
 def run_once(settings: Settings, serve: Serving = serving) -> int:
     """The whole run and its headline on standard output; its exit code."""
-    ended = carry_out(settings, progress_for(settings.quiet), serve)
-    code = ended.tell()
+    ended = carry_out(settings, progress_for(settings.quiet), serve, answer=True)
+    print(f"Report: {ended.run.report}")
     if ended.error is not None:
         raise ended.error
-    return exit_codes.INTERRUPTED if ended.interrupted else code
+    return exit_codes.INTERRUPTED if ended.interrupted else ended.code
 
 
 def carry_out(
-    settings: Settings, progress: Progress, serve: Serving = serving, enough: EnoughOf | None = None
+    settings: Settings,
+    progress: Progress,
+    serve: Serving = serving,
+    enough: EnoughOf | None = None,
+    *,
+    answer: bool = False,
 ) -> Ended:
     """The whole run. From the first moment on, every planned request is accounted for.
 
@@ -104,16 +105,17 @@ def carry_out(
             failure = error
         finally:
             progress.close()
-        from burstline.bench.report import conclude, said  # the load does not wait for it
+        from burstline.bench.report import conclude, of_summary  # the load does not wait for it
 
         with finishing(_report_first):
             progress.phase("Decoding the captures and writing the report")
             again = partial(measure_again, run, settings.hints, progress.phase)
-            summary = conclude(run, engine, again if may_calibrate(settings.calibrate) else None)
+            may = may_calibrate(settings.calibrate)
+            summary = conclude(run, engine, again if may else None, answer=answer and failure is None)
     if failure is not None:
         print(f"Partial run: {run.path}", file=sys.stderr)
         raise failure
-    return Ended(run, partial(said, run, summary), done.interrupted, why)
+    return Ended(run, of_summary(summary), done.interrupted, why)
 
 
 def serve_and_fire(
@@ -141,7 +143,13 @@ def serve_and_fire(
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
-            write_forecast(run, ready.plan, progress.phase)
+            hardware = run.manifest.hardware
+            if hardware and hardware.absent:
+                write_json(run.path / FORECAST, {"absent": hardware.absent})
+            else:
+                from burstline.machine.forecast import write_forecast  # a model of the hardware
+
+                write_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else None
             done, why = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
@@ -309,9 +317,8 @@ def fire_watched(
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
             ended = replace(ended, title=asked.title, ended_s=done.ended_s)
         run.save_manifest(replace(ended, status=status))  # a second interrupt may end all that follows
-        run.save_telemetry(load_telemetry(telemetry), done.t0_ns or 0)
+        run.save("telemetry.parquet", [telemetry_table(load_telemetry(telemetry), done.t0_ns or 0)])
         telemetry.unlink()
-        job.counters.unlink()
     return done, why
 
 
@@ -339,10 +346,7 @@ def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
-        spool = CaptureWriter(run.captures)
-        for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
-            spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
-        spool.close()
+        account_for(plan, run.captures, "not_sent", why)
 
 
 def _interrupted(run: RunDir) -> str:

@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import huggingface_hub as hub
+from huggingface_hub import constants
+
 from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
 from burstline.loadgen.capture.files import TRACES
 from burstline.servers.engine import Engine
@@ -330,9 +333,7 @@ def check_model(model: str, engine: Engine | None = None) -> None:
         )
     if engine is not None and engine.brings_model:
         raise WorkloadError(f"--model {model} is not a folder, and the {engine.title} reads no other model")
-    from huggingface_hub import constants, try_to_load_from_cache  # here: it takes a while
-
-    if constants.HF_HUB_OFFLINE and not isinstance(try_to_load_from_cache(model, "config.json"), str):
+    if constants.HF_HUB_OFFLINE and not isinstance(hub.try_to_load_from_cache(model, "config.json"), str):
         raise WorkloadError(
             f"--model {model}: no such folder; if it is a name on the hub, it is not in the local cache and "
             "HF_HUB_OFFLINE is set. Name a model folder, or unset HF_HUB_OFFLINE"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +14,7 @@ from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.driver.job import Job
 from burstline.measure.record.manifest import LoadFacts, StageFacts
 from burstline.measure.record.record import Outcome, Record, record_of
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
 from burstline.reports.number_format import counted
 from burstline.servers.engine import Engine
 from burstline.workloads.plan import PRIMING, Plan, Stage
@@ -66,16 +64,6 @@ def job_at(
         plan, load, engine=site.engine.name, target=site.target, vocabulary=vocabulary,
         captures=run.captures, counters=run.path / "counters", canary_port=canary_port,
     )  # fmt: skip
-
-
-@contextmanager
-def later_job(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Vocabulary) -> Iterator[Job]:
-    """The job of a load after the measured one; its counters are removed at the end."""
-    job = job_at(run, site, load, plan, vocabulary)
-    try:
-        yield job
-    finally:
-        job.counters.unlink(missing_ok=True)
 
 
 def send_apart(job: Job) -> None:

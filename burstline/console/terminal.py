@@ -19,7 +19,7 @@ def show(blocks: Sequence[Block]) -> None:
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
     shown = text(blocks, width, getattr(sys.stdout, "signs", None))
     if width is None:
-        print(shown)
+        print(shown, flush=True)  # a page may take seconds more
         return
     shown = "\n" + printable(without_known(shown))
     if "NO_COLOR" not in os.environ:

@@ -14,8 +14,7 @@ from burstline import __version__
 from burstline.machine import host_facts
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.rundir import RunDir
-from burstline.measure.record.summary import Summary
+from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
@@ -27,7 +26,6 @@ from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import read_config
-from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
 from burstline.servers.host.control_group import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
@@ -85,10 +83,9 @@ def read_kept(path: Path) -> Kept:
     return device, calibration, calibration.conditions
 
 
-def throw_away(run: RunDir, summary: Summary) -> bool:
+def throw_away(run: RunDir) -> bool:
     """The calibration that the run exceeded, where it is still the one that is kept; whether it was."""
-    found, hardware = summary.roofline, run.manifest.hardware
-    if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
+    if (hardware := run.manifest.hardware) is None:
         return False
     data = (run.path / DEVICE_FILE).read_bytes()
     n_cores = parse_toml(data, run.path / DEVICE_FILE).get("n_units") or 1

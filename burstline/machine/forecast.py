@@ -16,7 +16,8 @@ from burstline.loadgen.capture.files import write_json
 from burstline.machine.hints import DEVICE_FILE
 from burstline.machine.roofline_input import limits_of, setup_of
 from burstline.measure.record.manifest import LoadFacts
-from burstline.measure.record.rundir import FORECAST, Run, RunDir
+from burstline.measure.record.run_writer import FORECAST, RunDir
+from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.typed_json import MismatchError, from_json, to_json
 from burstline.measure.stats.figure import Estimate
@@ -56,9 +57,7 @@ def read_forecast(run: Run) -> Forecast | NoForecast | None:
         return None
     try:
         row = orjson.loads((run.path / FORECAST).read_bytes())
-        if "absent" in row:
-            return from_json(NoForecast, row, FORECAST)
-        return from_json(Forecast, row, FORECAST)
+        return from_json(NoForecast, row, FORECAST) if "absent" in row else from_json(Forecast, row, FORECAST)
     except (OSError, MismatchError, orjson.JSONDecodeError) as error:
         return NoForecast(f"{FORECAST} cannot be read: {error}")
 

@@ -19,7 +19,7 @@ from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.measure.record.manifest import HardwareFacts, Manifest, ServerFacts
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError, parse_toml

@@ -34,7 +34,7 @@ def libraries() -> dict[str, str]:
 
 def host() -> HostFacts:
     return HostFacts(
-        platform=platform.platform(),
+        platform=system(),
         cpu=_cpu_model(),
         cores=psutil.cpu_count(logical=True),
         cores_allowed=usable_cores(),
@@ -61,17 +61,19 @@ def commit() -> str | None:
 
     An image states its own.
     """
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[2]
     with suppress(OSError, subprocess.SubprocessError):
-        described = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-        return described.stdout.strip() or None
+        if (here / ".git").exists():  # no other project's, in whose folder an environment may lie
+            command = ("git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
+            done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
+            return done.stdout.strip() or None
     return os.environ.get("BURSTLINE_COMMIT") or None
+
+
+def system() -> str:
+    """`Linux-6.8.0-45-generic-x86_64-with-glibc2.39`: `platform.platform` would start a process for it."""
+    kernel, libc = os.uname(), "".join(platform.libc_ver())
+    return f"{kernel.sysname}-{kernel.release}-{kernel.machine}{libc and f'-with-{libc}'}"
 
 
 def _cpu_model() -> str | None:

@@ -13,6 +13,8 @@ from burstline.measure.record.verdict import Reason
 
 MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 """The mark of each result of an SLO."""
+LATENCIES = "latencies"
+"""The table with the numbers of the figure of percentiles, by id."""
 
 Numbers = tuple[tuple[str, str], ...]
 """Keys of numbers, and the words that show them in a sentence."""

@@ -17,7 +17,8 @@ from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
@@ -139,7 +140,7 @@ def _print(run: Run, name: str) -> None:
 
 def _decoded(run: Run) -> pa.Table:
     """WorkloadError where fewer requests were captured than there are ended ones among the records."""
-    records = run.decoded()
+    records = run.decoded
     if not (run.path / "records.parquet").exists():
         return records
     try:

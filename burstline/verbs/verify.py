@@ -19,7 +19,8 @@ from burstline.bench.report import write_report
 from burstline.console import exit_codes
 from burstline.loadgen.capture.capture import read_captures
 from burstline.measure.record.decode import capture_limit_bytes, decoded_batches, were_killed, with_cancelled
-from burstline.measure.record.rundir import Run, RunDir, open_run, read_manifest
+from burstline.measure.record.run_writer import RunDir, read_manifest
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import RECORDS, counts_of, record_table
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import fingerprint

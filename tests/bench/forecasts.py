@@ -74,8 +74,7 @@ def fire(engine: str, model: Path, out: Path, of: int) -> None:
 
     def run(**changes: object) -> float:
         made = Settings(where=where, spec=replace(spec, **changes).salted(), out=out, quiet=True)
-        ended = carry_out(made, progress_for(quiet=True), server.serving)
-        ended.tell()
+        ended = carry_out(made, progress_for(quiet=True), server.serving, answer=True)
         figure = open_run(ended.run.path).summary.figure("throughput", "requests_per_s")
         return figure.point if isinstance(figure, Estimate) else math.nan  # only the burst's is used
 

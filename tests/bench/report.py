@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.loadgen.capture.capture import Capture, CaptureWriter, Reads
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.tables import telemetry_table
 from burstline.servers.host.telemetry import Row
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.lengths import Lengths
@@ -112,7 +113,7 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
         last_ns = max(last_ns, capture.closed_ns or 0)
         spool.put(lambda capture=capture: capture)
     spool.close()
-    run.save_telemetry(telemetry(last_ns, rng))
+    run.save("telemetry.parquet", [telemetry_table(telemetry(last_ns, rng))])
     run.finish("complete")
     return run.path
 

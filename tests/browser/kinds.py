@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.report import write_report
+from burstline.loadgen.capture.files import write_json
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.measure.record.record import Outcome, Record
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.summarize import summarize_run
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.model.contenders import comparison_of
@@ -69,7 +71,7 @@ def _interrupted(folder: Path) -> Run:
     end_ns = sorted(r.closed_ns or 0 for r in rows)[150]
     run = RunDir(synthetic.finished_run(folder, [_cut(r, end_ns) for r in rows]).path)
     run.finish("interrupted")
-    run.save_summary(summarize_run(open_run(run.path)))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)
 
 

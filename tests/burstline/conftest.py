@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.tables import telemetry_table
 from burstline.measure.summarize import summarize_run
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan
@@ -27,9 +30,9 @@ def burst_run(tmp_path_factory) -> Run:
     shape = Shape(Lengths(512, 512), Lengths(8, 8))
     run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000, "test"), seed=0))
     run.save_records(tables.record_table(records))
-    run.save_telemetry(synthetic.telemetry(records))
+    run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(records))])
     run.finish("complete")
-    run.save_summary(summarize_run(open_run(run.path)))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)
 
 

@@ -14,7 +14,8 @@ import pytest
 from burstline.bench.report import write_report
 from burstline.cli import main
 from burstline.measure.record.decode import readings
-from burstline.measure.record.rundir import AUDIT, Run, RunDir, open_run
+from burstline.measure.record.run_writer import AUDIT, RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import SecondReader
 from burstline.measure.record.verdict import Replies, State, Verdict
 from burstline.measure.verdict.replies import audit_sentence

@@ -20,7 +20,8 @@ from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import Beside, CpuTime
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.servers.registry import ENGINES

@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from burstline import cli
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import (
     GpuFacts,
@@ -23,7 +24,8 @@ from burstline.measure.record.manifest import (
     ServerFacts,
     StageFacts,
 )
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.factors import canonical
 from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of
@@ -373,7 +375,7 @@ def repeated(burst_run, tmp_path_factory):
             factor = slower * float(np.exp(0.01 * random.normal()))
             rows = [stretched(row, factor) for row in synthetic.records(n=60, output_tok=8, seed=k)]
             run.save_records(tables.record_table(rows))
-            run.save_summary(summarize_run(open_run(folder)))
+            write_json(run.path / "summary.json", summarize_run(open_run(folder)).to_json())
             found.setdefault(engine, []).append(folder)
     return found
 

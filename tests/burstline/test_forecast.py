@@ -14,7 +14,8 @@ from burstline.machine.hints import Hints, Stated
 from burstline.measure.metrics.slo import parse_goal
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.roofline.predict.forecast import Forecast, NoForecast, Score
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan

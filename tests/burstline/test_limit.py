@@ -16,7 +16,7 @@ from burstline.bench.repeats import SharedServer
 from burstline.bench.run import Ended
 from burstline.bench.run_settings import Settings
 from burstline.console.server_options import ServerOptions
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import (
@@ -84,7 +84,7 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
 
 
 def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, monkeypatch, capsys):
-    ended = Ended(RunDir(burst_run.path), lambda: 0, interrupted=True, error=None)
+    ended = Ended(RunDir(burst_run.path), 0, interrupted=True, error=None)
     monkeypatch.setattr("burstline.bench.limit.carry_out", lambda *_: ended)
     spec, goals = LoadSpec(rate=2.0, salt="5eed"), Goals(slo=("ttft.p90<=1s",))
     settings = Settings(ServerOptions(), spec, goals, tmp_path, quiet=True)
@@ -169,7 +169,7 @@ def test_what_a_probe_takes_after_its_load_is_a_part_of_the_budget(tmp_path, mon
             if enough(None, site, Snapshot(10_000, 10 * k, 10 * k, 10 * k, 0, float(k))) or k > 1000:
                 break
         clock.now_s += 30.0
-        return Ended(RunDir(tmp_path), lambda: 0, interrupted=False, error=None)
+        return Ended(RunDir(tmp_path), 0, interrupted=False, error=None)
 
     monkeypatch.setattr(searching, "carry_out", carry_out)
     search.run()

@@ -17,7 +17,8 @@ from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.machine.roofline_input import _logged, seen_in, setup_of
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.measure.verdict.served_work import quantization_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side

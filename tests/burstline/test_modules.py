@@ -5,6 +5,9 @@ What is not on a list and is imported all the same fails the test, and so does w
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +15,10 @@ from typing import Final
 
 import pytest
 
+from burstline.bench import report
+from burstline.machine import host_facts
+from burstline.measure.record.run_writer import RunDir
+from burstline.servers.registry import ENGINES
 from tests.modules_probe.run import Loaded, loaded_by_a_run
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -33,7 +40,7 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 """By process and moment, the top names of all that is neither Burstline's nor the standard library's."""
 
 MOST: Final[Mapping[tuple[str, str], int]] = {
-    ("main", "load"): 510,
+    ("main", "load"): 490,
     ("driver", "load"): 360,
     ("canary", "load"): 150,
     ("watcher", "load"): 380,
@@ -116,3 +123,35 @@ def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None
     keep_pandas_out()
     frame = telemetry_table([Row(5, "server", "rss_bytes", None, "gone")]).to_pandas()
     assert frame["value"].isna().tolist() == [True]
+
+
+@pytest.mark.usefixtures("without_page")
+def test_the_answer_is_there_before_the_page_is_made(burst_run, tmp_path, monkeypatch, capsys) -> None:
+    run, before = RunDir(shutil.copytree(burst_run.path, tmp_path / "run")), []
+    monkeypatch.setattr(report, "decode_run", lambda *_: burst_run.record_table)
+    monkeypatch.setattr(
+        "burstline.reports.page.page.render", lambda _: before.append(capsys.readouterr().out) or ""
+    )
+    report.conclude(run, ENGINES[burst_run.manifest.engine], answer=True)
+    (answer,) = before
+    assert "Served " in answer
+    assert "TTFT" in answer
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_an_answer_needs_nothing_of_the_pages() -> None:
+    code = "import sys, burstline.bench.report; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"matplotlib", "jinja2", "burstline.reports.page.page"} & set(done.stdout.split())
+
+
+def test_a_version_of_an_installed_package_takes_no_process(monkeypatch, tmp_path: Path) -> None:
+    def refuse(*argv: object, **_: object) -> None:
+        raise AssertionError(argv)
+
+    monkeypatch.setattr(host_facts, "__file__", str(tmp_path / "burstline" / "machine" / "host_facts.py"))
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setenv("BURSTLINE_COMMIT", "abc")
+    assert host_facts.commit.__wrapped__() == "abc"
+    assert platform.release() in host_facts.system()

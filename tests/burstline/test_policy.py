@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burstline.bench import certification, limit, report
+from burstline.bench import certification, limit
+from burstline.bench.report import of_summary
 from burstline.bench.run import Ended
 from burstline.cli import main
 from burstline.console import exit_codes
+from burstline.console.terminal import show
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import judge_goals, parse_goal
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
 from burstline.measure.stats.limit_search import (
     Evidence,
@@ -32,6 +36,7 @@ from burstline.measure.stats.limit_search import (
 from burstline.measure.verdict.certificate import Measured, certificate
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import headline
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
 from burstline.suites import gate
@@ -90,7 +95,10 @@ def planted(run: Run, parent: Path, what: Verdict, slo: str = "") -> Run:
     assert opened.summary is not None
     summary = replace(opened.summary, verdict=what, forecast=None)
     goals = [parse_goal(slo)] if slo else []
-    copy.save_summary(replace(summary, targets=judge_goals(goals, summary, opened.columns)))
+    write_json(
+        copy.path / "summary.json",
+        replace(summary, targets=judge_goals(goals, summary, opened.columns)).to_json(),
+    )
     return open_run(folder)
 
 
@@ -120,7 +128,9 @@ def plain(page: str) -> str:
 def run_told(what: Verdict, slo: str, made, tmp_path, capsys) -> Told:
     run = planted(made(), tmp_path, what, slo)
     assert run.summary is not None
-    code = report.said(RunDir(run.path), run.summary)
+    view = view_of(run)
+    show(headline(alone(view), view))
+    code = of_summary(run.summary)
     return Told(code, capsys.readouterr().out, plain(render(alone(view_of(run)))))
 
 
@@ -220,7 +230,7 @@ def searched(verdicts: Callable[[int], Verdict], made, tmp_path, capsys, monkeyp
         run = planted(made(), tmp_path / "runs", verdicts(next(at)))
         middle = 4 * np.log(users / limit_at) - 0.3 * 1.2816
         evidence[run.path] = Evidence((random.lognormal(middle, 0.3, n),), None)
-        return Ended(RunDir(run.path), lambda: 0, interrupted=False, error=None)
+        return Ended(RunDir(run.path), 0, interrupted=False, error=None)
 
     monkeypatch.setattr(limit, "carry_out", carry_out)
     monkeypatch.setattr(limit._Prober, "_evidence", lambda _, run: evidence[run.path])

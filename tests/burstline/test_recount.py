@@ -17,7 +17,8 @@ from burstline.bench.server_session import Site
 from burstline.loadgen.capture.capture import CaptureWriter
 from burstline.measure.record.decode import GLANCE, uncounted
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import counts_of
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
@@ -88,7 +89,7 @@ def test_the_server_is_asked_and_a_local_tokenizer_says_how_far_it_would_be_off(
     with tokenizing(lambda text: len(text.split()) + 1) as (site, asked):
         recount(run, site, folder, None, lambda words: None, ask=True)
     assert sorted(asked) == sorted(TEXTS)
-    records = list(records_of(open_run(run.path).decoded()))
+    records = list(records_of(open_run(run.path).decoded))
     assert {record.outcome for record in records} == {"ok"}
     assert [(record.output_tok, record.output_source, record.output_gap_tok) for record in records] == [
         (4, "tokenize", -1),

@@ -209,7 +209,7 @@ def test_replies_that_nobody_counted_are_counted_by_a_tokenizer_and_again_from_t
     assert done(code, out), said
     assert set(run.record_table.column("output_tok").to_pylist()) == {8}
     assert set(run.record_table.column("output_source").to_pylist()) == {"tokenizer"}
-    assert run.decoded() == run.record_table
+    assert run.decoded == run.record_table
     assert "a tokenizer, from the text" in (run.path / "report.html").read_text("utf-8")
 
 

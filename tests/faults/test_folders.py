@@ -159,7 +159,7 @@ def test_our_own_error_is_not_called_damage(
     def fail(*_: object) -> str:
         raise RuntimeError("a slip of ours")
 
-    monkeypatch.setattr("burstline.bench.report.render", fail)
+    monkeypatch.setattr("burstline.reports.page.page.render", fail)
     assert main(["report", str(copied)]) == 1
     said = capsys.readouterr().err
     assert "RuntimeError: a slip of ours" in said

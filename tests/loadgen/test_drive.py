@@ -27,6 +27,7 @@ from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
+from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
@@ -134,6 +135,18 @@ def test_requests_beyond_the_look_ahead_are_prepared_while_others_run(
         report = driven(job)
     assert sorted(c.index for c in read_captures(job.captures)) == list(range(100, 220))
     assert report.failures == {}
+
+
+def test_requests_of_a_closed_loop_are_handed_over_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand-over for each wakes the wire's thread for each: a tenth of a short request's time."""
+    sizes, park = [], Wire.park
+    monkeypatch.setattr(Wire, "park", lambda wire, *some: sizes.append(len(some)) or park(wire, *some))
+    with served(stream) as server:
+        report = driven(job_for(tmp_path, server.url, [0.0] * 400, concurrency=20))
+    assert report.n_sent == sum(sizes) == 400
+    assert max(sizes[1:]) > 1
 
 
 async def mixed(writer: asyncio.StreamWriter, asked: Asked) -> None:

@@ -314,12 +314,12 @@ def test_a_whole_reply_was_over_when_the_kernel_had_its_end_and_a_broken_one_whe
     stamp = struct.pack("qq", *divmod(at_ns + offsets.latest_ns - 3_000_000, 1_000_000_000))
     exchange = Exchange(closed_ns=at_ns)
     exchange.reads += ROW.pack(at_ns, stamp, 1, at_ns)
-    assert exchange.over_ns(offsets) == at_ns - 3_000_000
+    assert exchange.capture(0, offsets).closed_ns == at_ns - 3_000_000
     exchange.closed_ns = at_ns + 5
-    assert exchange.over_ns(offsets) == at_ns + 5
+    assert exchange.capture(0, offsets).closed_ns == at_ns + 5
     exchange.reads[:] = ROW.pack(at_ns, bytes(16), 1, at_ns)
     exchange.closed_ns = at_ns
-    assert exchange.over_ns(offsets) == at_ns
+    assert exchange.capture(0, offsets).closed_ns == at_ns
 
 
 def test_a_place_that_only_looks_like_a_chunks_end_is_put_together_again() -> None:

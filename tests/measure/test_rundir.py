@@ -11,11 +11,12 @@ import pytest
 from burstline.loadgen.capture.capture import CaptureWriter
 from burstline.loadgen.capture.drive_report import DriveReport, DurationSpread
 from burstline.loadgen.capture.files import write_json
-from burstline.measure.record import rundir
+from burstline.measure.record import run_writer
 from burstline.measure.record.manifest import SCHEMA, Manifest, ServerFacts
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.tables import record_table
+from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.summarize import summarize_run
 from burstline.servers.host.telemetry import Row
@@ -55,7 +56,7 @@ def test_a_run_that_is_interrupted_as_it_begins_leaves_no_folder(tmp_path, monke
         at_writing.extend(path.parent.parent.iterdir())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rundir, "write_json", interrupt)
+    monkeypatch.setattr(run_writer, "write_json", interrupt)
     with pytest.raises(KeyboardInterrupt):
         RunDir.create(tmp_path, Manifest(engine="truth", workload="burst"))
     assert [path.suffix for path in at_writing] == [".partial"], "no folder has its name before its manifest"
@@ -82,9 +83,9 @@ def test_everything_that_is_saved_comes_back(run):
     run.save_plan(plan())
     records = record_table([ok(i, 0.1, [0.02]) for i in range(4)])
     run.save_records(records)
-    run.save_telemetry([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)
+    run.save("telemetry.parquet", [telemetry_table([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)])
     changed(run, identity=Identity("vllm", version="9", raw={"a": 1}), drivers=(report(),))
-    run.save_summary(SUMMARY)
+    write_json(run.path / "summary.json", SUMMARY.to_json())
     run.report.write_text("<html>µ</html>", "utf-8")
     (run.path / "server.log").write_text("ready")
     run.finish("complete")

@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.servers.host.ready import getter
@@ -84,7 +85,7 @@ def test_29_a_stored_event_log_gives_the_same_records_for_ever_and_the_same_byte
 ) -> None:
     """24 requests with every kind of ending: plan and captures are stored, nothing that is derived."""
     run = RunDir(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
-    records = open_run(run.path).decoded()
+    records = open_run(run.path).decoded
     times = records.column("token_ns").to_pylist()
     assert orjson.loads((GOLDEN.parent / "run.json").read_bytes()) == {
         "outcomes": records.column("outcome").to_pylist(),

@@ -7,7 +7,8 @@ import pytest
 from burstline.bench.report import write_report
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.figures import drawing
 from tests.reports import synthetic
 

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, Manifest, ServerFacts
 from burstline.measure.record.record import Outcome, Record
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.tables import telemetry_table
 from burstline.measure.summarize import summarize_run
 from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
@@ -183,7 +186,7 @@ def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
     run = RunDir.create(parent, manifest)
     run.save_records(tables.record_table(rows))
     if watched:
-        run.save_telemetry(telemetry(rows))
+        run.save("telemetry.parquet", [telemetry_table(telemetry(rows))])
     run.finish("complete")
-    run.save_summary(summarize_run(open_run(run.path)))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)

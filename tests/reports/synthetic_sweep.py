@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from burstline.measure.record.record import Record
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.tables import telemetry_table
 from burstline.measure.summarize import summarize_run
 from burstline.servers.identity import Identity
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
@@ -94,9 +97,9 @@ def finished_run(
     shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(output_tok, output_tok))
     run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000, "test"), seed=0))
     run.save_records(tables.record_table(rows))
-    run.save_telemetry(synthetic.telemetry(rows, max_seqs=MAX_SEQS))
+    run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(rows, max_seqs=MAX_SEQS))])
     run.finish("complete")
-    run.save_summary(summarize_run(open_run(run.path)))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)
 
 

@@ -10,11 +10,14 @@ from PIL import Image
 
 from burstline.bench.report import of_summary
 from burstline.cli import main
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import parse_goal
 from burstline.measure.record import tables
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
+from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.verdict import Reason, State, Verdict
 from burstline.measure.summarize import summarize
 from burstline.reports.formats.junit import junit
@@ -35,13 +38,14 @@ def targeted(tmp_path_factory):
     manifest = Manifest(engine="vllm", workload="burst", targets=TARGETS)
     run = RunDir.create(tmp_path_factory.mktemp("targeted"), manifest)
     run.save_records(tables.record_table(rows))
-    run.save_telemetry(synthetic.telemetry(rows))
+    run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(rows))])
     run.finish("complete")
-    run.save_summary(
+    write_json(
+        run.path / "summary.json",
         summarize(
             columns_of(tables.record_table(rows)),
             **conditions(goals=tuple(map(parse_goal, TARGETS)), max_failures=0.1),
-        )
+        ).to_json(),
     )
     return open_run(run.path)
 
@@ -91,12 +95,12 @@ def test_junit_follows_the_grade_of_each_target_and_not_the_state_beside_them(ta
     bound = Verdict(State.CLIENT_BOUND, (Reason("read-lag", "Late reading.", "Use more CPUs."),))
     met = tuple(target for target in summary.targets if target.result == "pass")
     for targets, tags, code in ((met, {"system-out"}, 0), ((), {"error"}, 4)):
-        RunDir(targeted.path).save_summary(replace(summary, verdict=bound, targets=targets))
+        write_json(targeted.path / "summary.json", replace(summary, verdict=bound, targets=targets).to_json())
         run = open_run(targeted.path)
         suite = ET.fromstring(junit(view_of(run)))
         assert {child.tag for case in suite if case.get("name") == "verdict" for child in case} == tags
         assert of_summary(run.summary) == code
-    RunDir(targeted.path).save_summary(summary)
+    write_json(targeted.path / "summary.json", summary.to_json())
 
 
 def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):

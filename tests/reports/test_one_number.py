@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.sessions import session_figures
 from burstline.measure.metrics.steady_state import ColdStart
-from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.measure.record.summary import MetricFigures
 from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.measure.stats.figure import Absent, Estimate
@@ -44,7 +46,7 @@ def _embeddings(folder: Path) -> Comparison:
     run = RunDir(finished_run(folder, "vllm", 60, output_tok=1).path)
     asked = replace(run.manifest.asked, request_kind=RequestKind.EMBED)
     run.save_manifest(replace(run.manifest, asked=asked))
-    run.save_summary(summarize_run(open_run(run.path)))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return alone(view_of(open_run(run.path)))
 
 
@@ -53,7 +55,7 @@ def _sessions(folder: Path) -> Comparison:
     run = finished_run(folder, "vllm", 90, concurrency=4)
     turns = turns_of([[(), (k,), (k + 1,)] for k in range(0, 90, 3)])
     summary = replace(run.summary, sessions=session_figures(run.columns, turns))
-    RunDir(run.path).save_summary(summary)
+    write_json(run.path / "summary.json", summary.to_json())
     return _one(open_run(run.path))
 
 

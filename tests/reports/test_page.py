@@ -9,10 +9,12 @@ import pyarrow as pa
 import pytest
 
 from burstline.bench.report import write_report
+from burstline.loadgen.capture.files import write_json
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import Outcome
-from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import Reason, State, TargetResult, Verdict
@@ -211,7 +213,7 @@ def test_what_a_server_says_of_itself_cannot_become_markup(tmp_path):
     run = RunDir.create(tmp_path, Manifest(engine="vllm", workload="burst", identity=identity))
     run.save_records(tables.record_table(synthetic.records(n=2)))
     run.finish("complete")
-    run.save_summary(summarize_run(open_run(run.path)))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     page = page_of(open_run(run.path))
     assert "<img" not in page
     assert "&lt;img" in page

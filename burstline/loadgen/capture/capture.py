@@ -353,14 +353,21 @@ def packed(capture: Capture) -> bytes:
         len(reads),
     )
     columns = (
-        np.diff(reads.at_ns, prepend=0).astype("<i8", copy=False),
+        _steps(reads.at_ns),
         np.where(reads.kernel_ns == NO_STAMP, -1, reads.at_ns - reads.kernel_ns).astype("<i8", copy=False),
         reads.since_ns.astype("<i8", copy=False),
-        np.diff(reads.ends, prepend=0).astype("<u4"),
+        _steps(reads.ends).astype("<u4"),
     )
     data = masked_reply(reads.data)
     contents = b"".join((header, failure, detail, *(column.tobytes() for column in columns), data))
     return _LENGTH.pack(len(contents)) + contents
+
+
+def _steps(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What `cumsum` adds up; `np.diff` takes ten times as long for the few reads of a short reply."""
+    steps = ends.astype("<i8")
+    steps[1:] -= ends[:-1]
+    return steps
 
 
 def unpacked(contents: bytes) -> Capture:

@@ -42,7 +42,7 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
-from burstline.servers.messages import WITH_TOKENS, HttpReply, ReplyContent
+from burstline.servers.messages import WITH_TOKENS, HttpReply
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.registry import ENGINES
@@ -143,12 +143,11 @@ class _Drive:
             self._conn.send(Ready())
         while self._t0_ns is None and not self._stopped and self._is_running:
             self._listen(1.0)
-        for each in due:
-            self._await_room(ahead)
+        while batch := list(islice(due, self._await_room(ahead))):
             if self._is_over and self._sessions is None:  # what has no capture was not sent
-                self._n_unprepared = 1 + sum(1 for _ in due)
+                self._n_unprepared = len(batch) + sum(1 for _ in due)
                 break
-            self._prepare([each])
+            self._prepare(batch)
             self._converse()
         while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
             if not self._turns_ended:
@@ -161,8 +160,10 @@ class _Drive:
         sessions = self._sessions
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
-            end_ns = (exchange.over_ns(self._wire.offsets) or 0) - (self._t0_ns or 0)
-            content, by_ids = self._content(exchange), self._job.requests[0].prompt_ids is not None
+            end_ns = exchange.capture(self._t0_ns or 0, self._wire.offsets).closed_ns or 0
+            reply = _reply(exchange) if exchange.failure is None and not self._stopped else None
+            content = reply_content(reply) if reply is not None and reply.ok else None
+            by_ids = self._job.requests[0].prompt_ids is not None
             lacks_ids = content is not None and content.ids is None and by_ids
             due, skipped = sessions.ended(exchange.index, end_ns, None if lacks_ids else content)
             why = (NO_IDS, WITHOUT_IDS) if lacks_ids else (PREDECESSOR, "an earlier turn failed")
@@ -173,11 +174,6 @@ class _Drive:
                 never.failure, never.detail = why
                 self._n_prepared += 1
                 self._on_ended([never])
-
-    def _content(self, exchange: Exchange) -> ReplyContent | None:
-        """The reply's text for later turns; None if it failed or lacks the text."""
-        reply = _reply(exchange) if exchange.failure is None and not self._stopped else None
-        return reply_content(reply) if reply is not None and reply.ok else None
 
     def _n_tokens(self, exchange: Exchange) -> int:
         """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""
@@ -215,13 +211,17 @@ class _Drive:
                 exchange.hang_up_at = self._engine.hang_up_at(request)
         return exchange
 
-    def _await_room(self, ahead: int) -> None:
-        """Hold back while as many requests are prepared as the look-ahead allows."""
-        while self._n_prepared - self._wire.traffic.n_dispatched >= ahead and not self._is_over:
-            if not self._is_running:
-                return
+    def _await_room(self, ahead: int) -> int:
+        """Hold back while as many requests are prepared as the look-ahead allows; how many more may be.
+
+        At most half of it at a time: the wire gets the first before it has sent what it has.
+        """
+        while (n_free := self._wire.traffic.n_dispatched + ahead - self._n_prepared) < 1:
+            if self._is_over or not self._is_running:
+                return 1
             self._listen(_POLL_S)
             self._converse()  # turns that follow do not wait until every session has begun
+        return 1 if self._sessions else min(n_free, -(-ahead // 2))
 
     def _await_connections(self) -> None:
         """Until all that is due in the first second has its connection, a stop, or the limit."""

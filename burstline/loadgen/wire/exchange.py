@@ -206,14 +206,6 @@ class Exchange:
             b"".join((*(part[n:] for n, part in parts), data)),
         )
 
-    def over_ns(self, offsets: Offsets) -> int | None:
-        """When it was over: a whole reply when its last bytes had come, by the kernel's clock if it says."""
-        if self.closed_ns is None or not self.reads or self.closed_ns != self.last_read_ns:
-            return self.closed_ns
-        at_ns, stamp, *_ = READ.unpack_from(self.reads, len(self.reads) - READ.size)
-        (kernel_ns,) = offsets.monotonic(stamp, np.array([at_ns], dtype=np.int64))
-        return int(kernel_ns) if kernel_ns > 0 else self.closed_ns
-
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
         stamps, data = self.whole()
@@ -223,12 +215,13 @@ class Exchange:
         # What a read brought came after what the read before it brought, and after the moment that the reader
         # knows for its pass. Not after that read: we may have been stopped between it and our stamp.
         came_ns = np.where(kernel_ns > 0, kernel_ns, at_ns)
-        before_ns = np.r_[self.sent_ns or 0, came_ns[:-1]]
+        before_ns = np.empty_like(came_ns)
+        before_ns[:1], before_ns[1:] = self.sent_ns or 0, came_ns[:-1]
         since_ns = at_ns - np.maximum(before_ns, rows[:, 4])
         reads = Reads(
             at_ns - t0_ns,
             np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
-            np.cumsum(rows[:, 3]),
+            rows[:, 3].cumsum(),
             data,
             np.maximum(since_ns, 0),
         )
@@ -240,6 +233,9 @@ class Exchange:
         # Where we lost the CPU between send and stamp, the reply may be older: count from the write's start.
         if written_ns is not None and len(came_ns) and came_ns[0] <= written_ns:
             written_ns = min(self.writing_ns or written_ns, int(came_ns[0]))
+        closed_ns = self.closed_ns
+        if len(came_ns) and closed_ns == at_ns[-1]:  # a whole reply was over when its last bytes had come
+            closed_ns = int(came_ns[-1])
 
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns
@@ -250,7 +246,7 @@ class Exchange:
             since(self.dispatched_ns),
             since(self.connected_ns),
             since(written_ns),
-            since(self.over_ns(offsets)),
+            since(closed_ns),
             reads,
             self.failure,
             self.detail,

@@ -1,138 +1,40 @@
 """A run on disk: one folder with the plan, the captures and everything computed from them.
 
-`RunDir` writes it, file by file, each as `*.partial` first and renamed when whole; `Run` reads it, also where
-the run was killed half-way.
+`RunDir` (`run_writer.py`) writes it; `Run` reads it, also where the run was killed half-way.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import orjson
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from burstline.loadgen.capture.files import disk_errors, renamed, write_json
 from burstline.measure.record.columns import Columns, columns_of, joined_columns
 from burstline.measure.record.decode import decode_run
-from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock, Status
+from burstline.measure.record.manifest import Manifest, Status
+from burstline.measure.record.run_writer import json_of, read_manifest
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, telemetry_table
+from burstline.measure.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.typed_json import MismatchError
-from burstline.servers.host.telemetry import Row
 from burstline.servers.registry import ENGINES
-from burstline.servers.secret import without_secrets
 from burstline.workloads.plan import Plan
-from burstline.workloads.plan_table import (
-    PLAN,
-    WITHOUT_PROMPTS,
-    plan_of_table,
-    plan_tables,
-    requests_without_prompts,
-)
+from burstline.workloads.plan_table import PLAN, WITHOUT_PROMPTS, plan_of_table, requests_without_prompts
 from burstline.workloads.request import Request, WorkloadError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORECAST: Final = "forecast.json"
-"""What the run was expected to measure, written before its first request."""
-PROFILE: Final = "profile.json"
-"""What was read of the traces: the steps, and what each module took."""
-PROFILED_LOAD: Final = "profile_load.json"
-"""The profiled load: prompt and output tokens of each request, in the order of their first tokens."""
-AUDIT: Final = ("audit/1", "audit/2")
-"""The captures of audited requests, sent alone once and twice."""
-READINGS: Final = "audit/readings.json"
-"""What a second reader made of the replies of the latter."""
-_MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
 _MOST_UNPACKED_BYTES: Final = 1 << 30
 _MOST_RATIO: Final = 200
 _PIDS: Final = 2**31
-
-
-@dataclass(frozen=True, slots=True)
-class RunDir:
-    """A run being written. Every method raises OSError, with path and free bytes, where the disk is full."""
-
-    path: Path
-
-    @classmethod
-    def create(cls, parent: Path, manifest: Manifest) -> RunDir:
-        """A new folder `<utc>-<engine>-<workload>-<8 hex>` whose manifest says "running".
-
-        Until it has one the folder is called `*.partial`: a run that is killed here leaves no folder without.
-        The manifest's `clock` is the one reading of the wall clock: the same instant on both clocks.
-        """
-        wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()  # noqa: TID251
-        utc = datetime.fromtimestamp(wall_ns / 1e9, UTC)
-        words = f"{_slug(manifest.engine)}-{_slug(manifest.workload)}"
-        run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
-        clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
-        begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
-        with disk_errors(run.path), renamed(run.path) as partial:
-            partial.mkdir(parents=True)
-            write_json(partial / _MANIFEST, without_secrets(begun.to_json()))
-        return run
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest as it is on disk."""
-        return read_manifest(self.path)
-
-    def save_manifest(self, manifest: Manifest) -> None:
-        """Write the sections that changed, secrets taken out; what else the file holds is kept as it is."""
-        path = self.path / _MANIFEST
-        old, new = self.manifest.to_json(), without_secrets(manifest.to_json())
-        changed = {name: value for name, value in new.items() if value != old.get(name)}
-        write_json(path, {**_json(path), **changed})
-
-    def finish(self, status: Status) -> None:
-        self.save_manifest(replace(self.manifest, status=status))
-
-    @property
-    def captures(self) -> Path:
-        return self.path / "captures"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    def save_plan(self, plan: Plan) -> None:
-        self.save("plan.parquet", plan_tables(plan))
-        pa.default_memory_pool().release_unused()  # 20 MB that the load would find taken
-
-    def save_records(self, records: pa.Table) -> None:
-        self.save("records.parquet", [records])
-
-    def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
-        """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
-        self.save("telemetry.parquet", [telemetry_table(rows, t0_ns)])
-
-    def save_summary(self, summary: Summary) -> None:
-        write_json(self.path / "summary.json", summary.to_json())
-
-    def save(self, name: str, parts: Iterable[pa.Table]) -> None:
-        """Write one of the tables: `counts.parquet`, `warmup.parquet`, `steps.parquet` and so on."""
-        with disk_errors(self.path / name), renamed(self.path / name) as partial:
-            parts = iter(parts)
-            first = next(parts)
-            with pq.ParquetWriter(partial, first.schema, compression="zstd") as writer:
-                writer.write_table(first)
-                for part in parts:
-                    writer.write_table(part)
 
 
 class Run:
@@ -179,24 +81,20 @@ class Run:
         `cancelled`. Read again each time, for it is most of the memory that a large run takes.
         """
         table = self._read("records.parquet")
-        return self._decoded if table is None else table
-
-    @cached_property
-    def _decoded(self) -> pa.Table:
-        return self.decoded()
+        return self.decoded if table is None else table
 
     @cached_property
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
-        whole = self._decoded if table is None else table
+        whole = self.decoded if table is None else table
         return whole.select(PER_REQUEST)
 
     @cached_property
     def columns(self) -> Columns:
         """The same as arrays, in seconds."""
         parts = self._parts("records.parquet")
-        columns = joined_columns(parts) if parts else columns_of(self._decoded)
+        columns = joined_columns(parts) if parts else columns_of(self.decoded)
         pa.default_memory_pool().release_unused()  # a large run's token times, and what decoding took
         return columns
 
@@ -227,7 +125,7 @@ class Run:
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        row = _json(path)
+        row = json_of(path)
         try:
             return Summary.from_json(row if isinstance(row, dict) else {})
         except MismatchError as error:
@@ -238,6 +136,7 @@ class Run:
         path = self.path / "server.log"
         return path.read_text("utf-8", errors="replace") if path.exists() else ""
 
+    @cached_property
     def decoded(self) -> pa.Table:
         """The records decoded from the captures once more, as after a parser's repair."""
         self._need_plan()
@@ -262,13 +161,10 @@ class Run:
         return self._read_parts(path, columns) if path.exists() else None
 
     def _read_parts(self, path: Path, columns: list[str] | None) -> Iterator[pa.Table]:
-        try:
-            with pq.ParquetFile(path, memory_map=True) as file:
-                yield file.read_row_groups([], columns)
-                for batch in file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False):
-                    yield pa.Table.from_batches([batch])
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _unreadable(path, error) from error
+        with _parquet(path, memory_map=True) as file:
+            yield file.read_row_groups([], columns)
+            for batch in file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False):
+                yield pa.Table.from_batches([batch])
 
 
 def originals(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
@@ -286,9 +182,14 @@ def originals(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
     return list(first.values()), copies
 
 
-def _unreadable(path: Path, error: Exception) -> WorkloadError:
-    why = " ".join(str(error).split())[:200]
-    return WorkloadError(f"{path} cannot be read as Parquet ({why}); was it cut or changed?")
+@contextmanager
+def _parquet(path: Path, *, memory_map: bool = False) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path, memory_map=memory_map) as file:
+            yield file
+    except (pa.ArrowException, OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise WorkloadError(f"{path} cannot be read as Parquet ({why}); was it cut or changed?") from error
 
 
 def open_run(path: Path, *, check_records: bool = True) -> Run:
@@ -300,25 +201,22 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
     `burstline verify`.
     """
     manifest = read_manifest(path)
-    names = ["telemetry.parquet", "counts.parquet", *(["records.parquet"] if check_records else [])]
-    _check_parts(path, manifest, names)
-    return Run(path, manifest)
-
-
-def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    for part in run.iterdir():
+    for part in path.iterdir():
         if not (part.is_file() or part.is_dir()):
             raise WorkloadError(f"{part} is neither a file nor a folder; expected what `burstline run` wrote")
-    n_planned = _n_planned(run, manifest)
-    schemas = {"records.parquet": RECORDS, "telemetry.parquet": TELEMETRY, "counts.parquet": COUNTS}
-    for name in (name for name in names if (run / name).exists()):
-        n_rows, schema = _shape_of(run / name)
-        _check_columns(run / name, schema, schemas[name])
-        if name == "records.parquet" and n_planned is not None and n_rows != n_planned:
+    n_planned = _n_planned(path, manifest)
+    parts = {"telemetry": TELEMETRY, "counts": COUNTS} | ({"records": RECORDS} if check_records else {})
+    for file, expected in ((path / f"{name}.parquet", schema) for name, schema in parts.items()):
+        if not file.exists():
+            continue
+        n_rows, schema = _shape_of(file)
+        _check_columns(file, schema, expected)
+        if expected is RECORDS and n_planned is not None and n_rows != n_planned:
             raise WorkloadError(
-                f"{run / name} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "
+                f"{file} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "
                 "`burstline report --decode` makes it again from the captures"
             )
+    return Run(path, manifest)
 
 
 def _check_columns(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
@@ -338,56 +236,19 @@ def _n_planned(run: Path, manifest: Manifest) -> int | None:
     if manifest.plan_sha256 not in (None, sha256):
         raise WorkloadError(f"{path} is not the plan of this run: its hash is not the manifest's plan_sha256")
     _check_columns(path, schema, PLAN)
-    try:
-        with pq.ParquetFile(path) as file:  # read_table would import pyarrow.dataset, and pandas with it
-            return int(file.read(columns=["stage"]).column("stage").null_count)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    with _parquet(path) as file:  # read_table would import pyarrow.dataset, and pandas with it
+        return int(file.read(columns=["stage"]).column("stage").null_count)
 
 
 def _shape_of(path: Path) -> tuple[int, pa.Schema]:
     """A table's rows and columns, from its footer; WorkloadError where it would unpack to an absurd size."""
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata, schema = file.metadata, file.schema_arrow
-            n_bytes = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    with _parquet(path) as file:
+        metadata, schema = file.metadata, file.schema_arrow
+        n_bytes = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
     if n_bytes > max(_MOST_UNPACKED_BYTES, _MOST_RATIO * path.stat().st_size):
         raise WorkloadError(f"{path} would unpack to {n_bytes:,} bytes; expected what `burstline run` wrote")
     return metadata.num_rows, schema
 
 
-def read_manifest(run: Path) -> Manifest:
-    """The manifest in a run's folder, every type checked; WorkloadError, in one line, where one is wrong."""
-    path = run / _MANIFEST
-    if not path.is_file():
-        what = "no such folder" if not run.exists() else f"it has no {_MANIFEST}"
-        raise WorkloadError(f"{run} is not a run: {what}; expected a folder that `burstline run` wrote")
-    row = _json(path)
-    schema = row.get("schema") if isinstance(row, dict) else None
-    if schema != SCHEMA:
-        version = row.get("version") if isinstance(row, dict) else None
-        raise WorkloadError(
-            f"{path} has schema {schema}, this version reads only schema {SCHEMA}: use the version that "
-            f"wrote it ({version or 'not named'}), or run it again"
-        )
-    try:
-        return Manifest.from_json(row)
-    except MismatchError as error:
-        raise WorkloadError(f"{path}: {error}; was it edited, or written by another version?") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return orjson.loads(path.read_bytes())
-    except (orjson.JSONDecodeError, OSError) as error:
-        raise WorkloadError(f"{path} is not JSON ({error}); was it cut or changed?") from error
-
-
 def _as_frame(table: pa.Table | None) -> pd.DataFrame | None:
     return None if table is None else table.to_pandas()
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-").lower() or "run"

@@ -31,15 +31,7 @@ PER_REQUEST: Final = [field.name for field in RECORDS if not pa.types.is_list(fi
 COUNTS: Final = pa.schema({"index": pa.int64(), **dict.fromkeys(RECOUNTS, pa.int64())})
 """What tokenizers count in the text of replies whose tokens the server did not count; null: not asked."""
 
-TELEMETRY: Final = pa.schema(
-    {
-        "at_ns": pa.int64(),
-        "source": pa.string(),
-        "name": pa.string(),
-        "value": pa.float64(),
-        "note": pa.string(),
-    }
-)
+TELEMETRY: Final = pa.schema({name: _type_of(hint) for name, hint in get_type_hints(Row).items()})
 
 
 def record_table(records: Sequence[Record]) -> pa.Table:
@@ -74,8 +66,6 @@ def keep_pandas_out() -> None:
     It looks once whether pandas is there, and again where a frame is asked for: `to_pandas` works all the
     same. For processes of our own: where a user's code passes series to pyarrow, it must have looked.
     """
-    import pyarrow as pa
-
     if "pandas" in sys.modules:
         return
     # New lists: another thread that imports may be walking through the old one.

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from burstline.measure.record.columns import Floats, Ints
 from burstline.measure.stats.figure import Estimate
-from burstline.reports.blocks import Drawing, Numbers, Plot, table
+from burstline.reports.blocks import LATENCIES, Drawing, Numbers, Plot, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
@@ -42,8 +42,8 @@ SEEN = 0.004
 """A part below this share of the longest bar is not drawn."""
 COLOURS = {"sent late": MUTED, "queue + prefill": SERIES[1], "queue": SERIES[1], "prefill": SERIES[2]}
 COLOURS |= {"decode": SERIES[0], "stalls": SERIES[3]}
-ALL_REQUESTS, LATENCIES = "all-requests", "latencies"
-"""The tables with the numbers of the figures, by id."""
+ALL_REQUESTS = "all-requests"
+"""The table with the numbers of each request, by id."""
 FAR = 3.0
 """An SLO beyond so many times the slowest request is named, not drawn: it would flatten all else."""
 

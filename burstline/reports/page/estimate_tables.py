@@ -14,8 +14,7 @@ from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tol
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.serial_correlation import NARROW
-from burstline.reports.blocks import Block, Cell, Column, Row, Table, table
-from burstline.reports.figures.first_screen import LATENCIES
+from burstline.reports.blocks import LATENCIES, Block, Cell, Column, Row, Table, table
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
     ARROWS,

@@ -85,7 +85,7 @@ class Router:
         self.setup = setup
         self.counters = TruthCounters()
         self._replies = Replies()
-        self.reset()
+        Router.reset(self)  # a subclass is not made yet
 
     def reset(self) -> None:
         self._n_scripts_used = 0

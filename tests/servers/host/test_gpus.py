@@ -14,7 +14,7 @@ from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.manifest import GpuFacts, Manifest, ServerFacts
-from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.telemetry import Telemetry

@@ -1,0 +1,135 @@
+"""A run's folder as it is written, file by file, each as `*.partial` first and renamed when whole.
+
+It imports nothing that only reads a run: the load does not wait for that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from burstline.loadgen.capture.files import disk_errors, renamed, write_json
+from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock, Status
+from burstline.measure.record.typed_json import MismatchError
+from burstline.servers.secret import without_secrets
+from burstline.workloads.plan import Plan
+from burstline.workloads.plan_table import plan_tables
+from burstline.workloads.request import WorkloadError
+
+FORECAST: Final = "forecast.json"
+"""What the run was expected to measure, written before its first request."""
+PROFILE: Final = "profile.json"
+"""What was read of the traces: the steps, and what each module took."""
+PROFILED_LOAD: Final = "profile_load.json"
+"""The profiled load: prompt and output tokens of each request, in the order of their first tokens."""
+AUDIT: Final = ("audit/1", "audit/2")
+"""The captures of audited requests, sent alone once and twice."""
+READINGS: Final = "audit/readings.json"
+"""What a second reader made of the replies of the latter."""
+_MANIFEST: Final = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A run being written. Every method raises OSError, with path and free bytes, where the disk is full."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, parent: Path, manifest: Manifest) -> RunDir:
+        """A new folder `<utc>-<engine>-<workload>-<8 hex>` whose manifest says "running".
+
+        Until it has one the folder is called `*.partial`: a run that is killed here leaves no folder without.
+        The manifest's `clock` is the one reading of the wall clock: the same instant on both clocks.
+        """
+        wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()  # noqa: TID251
+        utc = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+        words = f"{_slug(manifest.engine)}-{_slug(manifest.workload)}"
+        run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
+        clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
+        begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
+        with disk_errors(run.path), renamed(run.path) as partial:
+            partial.mkdir(parents=True)
+            write_json(partial / _MANIFEST, without_secrets(begun.to_json()))
+        return run
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on disk."""
+        return read_manifest(self.path)
+
+    def save_manifest(self, manifest: Manifest) -> None:
+        """Write the sections that changed, secrets taken out; what else the file holds is kept as it is."""
+        path = self.path / _MANIFEST
+        old, new = self.manifest.to_json(), without_secrets(manifest.to_json())
+        changed = {name: value for name, value in new.items() if value != old.get(name)}
+        write_json(path, {**json_of(path), **changed})
+
+    def finish(self, status: Status) -> None:
+        self.save_manifest(replace(self.manifest, status=status))
+
+    @property
+    def captures(self) -> Path:
+        return self.path / "captures"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def save_plan(self, plan: Plan) -> None:
+        self.save("plan.parquet", plan_tables(plan))
+        pa.default_memory_pool().release_unused()  # 20 MB that the load would find taken
+
+    def save_records(self, records: pa.Table) -> None:
+        self.save("records.parquet", [records])
+
+    def save(self, name: str, parts: Iterable[pa.Table]) -> None:
+        """Write one of the tables: `counts.parquet`, `warmup.parquet`, `steps.parquet` and so on."""
+        with disk_errors(self.path / name), renamed(self.path / name) as partial:
+            parts = iter(parts)
+            first = next(parts)
+            with pq.ParquetWriter(partial, first.schema, compression="zstd") as writer:
+                writer.write_table(first)
+                for part in parts:
+                    writer.write_table(part)
+
+
+def read_manifest(run: Path) -> Manifest:
+    """The manifest in a run's folder, every type checked; WorkloadError, in one line, where one is wrong."""
+    path = run / _MANIFEST
+    if not path.is_file():
+        what = "no such folder" if not run.exists() else f"it has no {_MANIFEST}"
+        raise WorkloadError(f"{run} is not a run: {what}; expected a folder that `burstline run` wrote")
+    row = json_of(path)
+    said = row if isinstance(row, dict) else {}
+    if (schema := said.get("schema")) != SCHEMA:
+        raise WorkloadError(
+            f"{path} has schema {schema}, this version reads only schema {SCHEMA}: use the version that "
+            f"wrote it ({said.get('version') or 'not named'}), or run it again"
+        )
+    try:
+        return Manifest.from_json(row)
+    except MismatchError as error:
+        raise WorkloadError(f"{path}: {error}; was it edited, or written by another version?") from None
+
+
+def json_of(path: Path) -> Any:
+    try:
+        return orjson.loads(path.read_bytes())
+    except (orjson.JSONDecodeError, OSError) as error:
+        raise WorkloadError(f"{path} is not JSON ({error}); was it cut or changed?") from error
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-").lower() or "run"
