@@ -134,13 +134,15 @@ class Grade(StrEnum):
 class PercentileGrade:
     """One percentile's grade. Effects are seconds by which lateness moves it, None where that is unknown.
 
-    `as_sent_s` is the percentile counted from the send, where that differs from the one shown.
+    `as_sent_s` is the percentile counted from the send, where that differs from the one shown. `held`: text
+    that was held on its way, not the client, makes it unreliable.
     """
 
     grade: Grade
     send_effect_s: float | None = None
     read_effect_s: float | None = None
     as_sent_s: float | None = None
+    held: bool | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def is_sent_late(self) -> bool:

@@ -78,6 +78,14 @@ def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileG
     return {name: _graded(name, METRICS[name], c, error_s) for name in _OF_THE_SERVER}
 
 
+def held(graded: Mapping[str, PercentileGrade]) -> dict[str, PercentileGrade]:
+    """The grades where text was held on its way: none is reliable."""
+    return {
+        p: each if each.grade == Grade.UNRELIABLE else replace(each, grade=Grade.UNRELIABLE, held=True)
+        for p, each in graded.items()
+    }
+
+
 def _graded(name: str, metric: Metric, c: Columns, error_s: Floats) -> dict[str, PercentileGrade]:
     ranked = samples_of(metric, c).ranked_for(QUANTILES)
     values = {p: ranked.quantile(p) for p in QUANTILES if ranked.total >= early_stopping_floor(p)}

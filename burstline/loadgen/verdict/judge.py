@@ -151,7 +151,8 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     for metric in metrics:
         figures = summary.metrics.get(metric)
         bound_s, value_s = (known(figures.instrument_error), known(figures.p50)) if figures else (None, None)
-        if bound_s is not None and value_s is not None and bound_s > value_s:
+        held = any(each.held for each in summary.grades.get(metric, {}).values())
+        if bound_s is not None and value_s is not None and bound_s > value_s and not held:
             error, value = time_text(bound_s), time_text(value_s)
             text = f"The client's error, {error}, is larger than {metric.upper()} p50, {value}."
             found.append(Reason("read-lag", text, MACHINE))
@@ -164,7 +165,7 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
         (math.inf if each.read_effect_s is None else each.read_effect_s, f"{metric.upper()} {p}")
         for metric, row in summary.grades.items()
         for p, each in row.items()
-        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE and not each.is_sent_late
+        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE and not (each.is_sent_late or each.held)
     ]
     if not unreliable:
         return []

@@ -277,7 +277,7 @@ def _difference(a: Contender, b: Contender, path: Path, *, interleaved: bool) ->
     """Of the numbers that the table shows, with the scatter of the runs' own."""
     for view in (*a.views, *b.views):
         if view.grade(path) == Grade.UNRELIABLE:
-            return Absent(f"the client was too late in {view.name}: {' '.join(path[1:])} is unreliable")
+            return Absent(f"{' '.join(path[1:])} is unreliable in {view.name}")
     of_a, of_b = a.points(path), b.points(path)
     for values in (of_a, of_b):
         if isinstance(values, Absent):

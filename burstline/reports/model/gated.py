@@ -196,7 +196,7 @@ def _unusable(run: Run, rule: Rule) -> str | None:
         if not 0 < figure.point < math.inf:
             return f"its {headline.title} is {figure.point:g}"
         if view.grade(headline.path) == Grade.UNRELIABLE:
-            return f"the client was too late: its {headline.title} is unreliable"
+            return f"its {headline.title} is unreliable"
     return None
 
 
