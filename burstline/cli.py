@@ -17,7 +17,7 @@ from burstline.console import exit_codes, memory_limits
 from burstline.console.stdout import outlets
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
-from burstline.servers.redact import learn_from
+from burstline.servers.secret import learn_from
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
 
@@ -186,5 +186,5 @@ def _help() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"burstline: {message}", file=sys.stderr)
+    print(f"burstline: {message[:10_000]}", file=sys.stderr)
     return code

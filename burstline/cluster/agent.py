@@ -2,7 +2,7 @@
 
     agent -> WorkerFacts       once, and once on a second connection, for the clock
     agent <- the server's URL  answered by why not, None where this node can connect
-    agent <- Job               the driver starts
+    agent <- secrets, Job      the driver starts, and writes none of the secrets
     agent <- Go, Stop          passed on
     agent -> Tail              counters and new captures, several times a second
     agent -> Ready, Done       the driver's own; its whole spool has gone before
@@ -40,6 +40,7 @@ from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
 from burstline.servers.host.sources import HostCpu
 from burstline.servers.host.wishes import send_at_once
+from burstline.servers.redact import learn
 
 TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
@@ -133,8 +134,9 @@ class _Agent:
         match message:
             case str():
                 self._home.send(_refusal(message))
-            case Job():
-                self._start(message)
+            case (tuple() as secrets, Job() as job):
+                learn(*secrets)
+                self._start(job)
             case Go() | Stop() if self._driver is not None:
                 if isinstance(message, Go):
                     self._cpu, self._begun_s = HostCpu(time.process_time), time.monotonic()

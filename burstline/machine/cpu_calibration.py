@@ -23,8 +23,8 @@ from burstline.roofline.device.calibration import (
     cached_file,
     read_device_file,
 )
-from burstline.roofline.device.device import Device, device_table
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.device.device import Device
+from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
 from burstline.servers.host.control_group import usable_cores
@@ -90,7 +90,7 @@ def throw_away(run: RunDir, summary: Summary) -> bool:
     if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
         return False
     data = (run.path / DEVICE_FILE).read_bytes()
-    n_cores = device_table(data, run.path / DEVICE_FILE).get("n_units") or 1
+    n_cores = parse_toml(data, run.path / DEVICE_FILE).get("n_units") or 1
     paths = _paths(n_cores, hardware.model_config or {}, run.manifest.engine)
     exceeded = [path for path in paths if path.exists() and path.read_bytes() == data]
     for path in exceeded:

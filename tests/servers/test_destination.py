@@ -10,6 +10,7 @@ import pytest
 from burstline.servers.host.process import free_port
 from burstline.servers.messages import Call, EngineError
 from burstline.servers.protocol.destination import Destination
+from burstline.servers.secret import Secret
 
 
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:
@@ -54,12 +55,12 @@ def test_a_path_prefix_a_query_and_odd_letters_survive() -> None:
 
 def test_a_header_of_the_call_replaces_ours_of_that_name() -> None:
     call = Call("GET", "/", headers=(("User-Agent", "other"), ("Authorization", "Bearer key")))
-    _, head, _ = fields(Destination.of("http://h", "user:word").serialised(call))
+    _, head, _ = fields(Destination.of("http://h", Secret("user:w0rd-one")).serialised(call))
     assert (head["user-agent"], head["authorization"]) == ("other", "Bearer key")
 
 
 def test_a_login_becomes_basic_authorization() -> None:
-    _, head, _ = fields(Destination.of("http://h", "us@er:w:ord").serialised(Call("GET", "/")))
+    _, head, _ = fields(Destination.of("http://h", Secret("us@er:w:ord")).serialised(Call("GET", "/")))
     assert base64.b64decode(head["authorization"].removeprefix("Basic ")) == b"us@er:w:ord"
     assert head["host"] == "h"
 

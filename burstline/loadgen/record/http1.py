@@ -16,11 +16,11 @@ from burstline.servers.messages import EngineError, HttpReply, Read
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9][0-9])(?: |$)")
 # Fifteen hex and eighteen decimal digits fit into 63 bits: no server can make us build a larger number.
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;|\Z)")
+_CHUNK_SIZE = re.compile(rb"0{0,64}([0-9a-fA-F]{1,15})[ \t]*(?:;|\Z)")
 _CONTENT_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _MAX_HEAD_BYTES = 1 << 17
 _MAX_INTERIM_HEADS = 64
-_MAX_CHUNK_LINE_BYTES = 4096
+_MAX_CHUNK_LINE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,11 +181,12 @@ def _at(document: Any, place: str, *default: None) -> Any:
 def _json_of(path: Path) -> Any:
     """A JSON file, or the list of what its lines hold; None where it is neither."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(256 << 20)
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         return json.loads(data)  # SGLang writes Infinity, which only this takes
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         return [json.loads(line) for line in data.splitlines() if line.strip()]
     return None

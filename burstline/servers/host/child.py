@@ -1,9 +1,9 @@
 """Our helper processes: one way to start them, to talk to them and to end them.
 
 A child runs `main(home, task)` of one of our modules. `home` is a `multiprocessing.connection` to its parent;
-the task is the first message on it, and its end means that the parent is gone, killed -9 included. A process
-that the parent forked may hold the other end open for longer, so the child also checks now and then whether
-its parent is still the same. Messages are pickled: both ends run our own code.
+the first message on it is the task, with the secrets that the child must not write. Its end means that the
+parent is gone, killed -9 included. A process that the parent forked may hold the other end open for longer:
+it also checks now and then whether its parent is still the same. Messages are pickled: both ends are ours.
 
 Every child is a session of its own, so that Ctrl-C in a terminal reaches only the parent, and runs under
 `-P`: a `psutil.py` or a `servers/` in the working directory is never imported.
@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from burstline.servers.messages import EngineError
+from burstline.servers.redact import known_secrets, learn
 
 _OURS = Path(__file__).parents[3]
 _LOOK_AROUND_MS = 2000
@@ -88,7 +89,7 @@ class Child(AbstractContextManager["Child", None]):
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
             limit_waits(ours, TAKE_S, GIVE_S)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 it has no name, and ends with us
-        self._said = ""
+        self._said, self._has_task = "", False
         fd = theirs.fileno()
         begin = f"from {__name__} import begin; begin()"
         try:
@@ -124,7 +125,8 @@ class Child(AbstractContextManager["Child", None]):
         """
         self._process.send_signal(signal.SIGCONT)
         with suppress(OSError):
-            self.connection.send(message)
+            self.connection.send(message if self._has_task else (known_secrets(), message))
+        self._has_task = True
 
     def receive(self, timeout_s: float = 0.0) -> Any:
         """Its next message. Raises what it raised, and ChildLostError where it has ended or is late."""
@@ -231,9 +233,10 @@ def begin() -> NoReturn:
 def _run(module: str, home: Connection) -> int:
     main = importlib.import_module(module).main
     try:
-        task = home.recv()
+        secrets, task = home.recv()
     except EOFError:  # it was started and never needed
         return 0
+    learn(*secrets)
     return main(home, task) or 0
 
 

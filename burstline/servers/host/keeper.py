@@ -39,7 +39,7 @@ import psutil
 
 from burstline.servers.host.wishes import allowed_cores, keep_to, prctl
 from burstline.servers.launch import Launch
-from burstline.servers.redact import learn, n_unfinished, redacted
+from burstline.servers.redact import n_unfinished, redacted
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -61,12 +61,11 @@ WATCH_PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class KeeperTask:
-    """What to start, in which environment; its output goes to `log`, without `secrets`."""
+    """What to start, in which environment; its output goes to `log`, without secrets."""
 
     launch: Launch
     env: Mapping[str, str]
     log: Path
-    secrets: tuple[str, ...]
 
 
 STARTED, CANNOT_START, ENDING, ENDED, ALL_ENDED = "started", "cannot start", "ending", "ended", "all ended"
@@ -84,7 +83,6 @@ class Keeper:
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
-        learn(*task.secrets)
         with task.log.open("ab", buffering=0) as log:
             self.root = _start(task)
             arguments = (self.root, os.dup(log.fileno()))

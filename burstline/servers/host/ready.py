@@ -228,7 +228,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     """
     url = target.url.rstrip("/") + path_under(target.url, call.path)
     if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
-        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key}")))
+        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key.reveal()}")))
     destination = Destination.of_target(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import orjson
 
 from burstline.servers.messages import Call, EngineError, Target
+from burstline.servers.secret import Secret
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {
@@ -41,7 +42,7 @@ class Destination:
 
     url: SplitResult
     port: int
-    login: str | None = None
+    login: Secret | None = None
     headers: tuple[tuple[str, str], ...] = ()
     ca_bundle: str | None = None
     insecure: bool = False
@@ -53,7 +54,7 @@ class Destination:
         return replace(plain, headers=target.headers, ca_bundle=target.ca_bundle, insecure=target.insecure)
 
     @classmethod
-    def of(cls, url: str, login: str | None = None) -> Destination:
+    def of(cls, url: str, login: Secret | None = None) -> Destination:
         """`login` is "user:password", for basic authorization where a call brings none of its own."""
         try:
             parts = urlsplit(url.rstrip("/"))
@@ -121,7 +122,7 @@ class Destination:
             name = f"{name}:{self.port}"
         fields = {"host": name, **_HEADERS}
         if self.login:
-            fields["authorization"] = f"Basic {base64.b64encode(self.login.encode()).decode()}"
+            fields["authorization"] = f"Basic {base64.b64encode(self.login.reveal().encode()).decode()}"
         return fields | {key.lower(): value for key, value in self.headers}
 
 
