@@ -110,6 +110,13 @@ def test_what_held_text_on_its_way_is_named(make: Callable[[], Pieces], code: st
         assert remedy in reason.advice
 
 
+def test_short_replies_at_once_and_longer_ones_in_buffers_are_one_finding() -> None:
+    makes = [HELD["all at the end"][0], HELD["full 16 KiB only"][0]]
+    reason = gathered(columns_of(record_table([reply(makes[k % 3 > 0](), k) for k in range(24)])))
+    assert reason is not None
+    assert reason.code == "held-by-size"
+
+
 ORDINARY: dict[str, tuple[Callable[[], Pieces], dict[str, float]]] = {
     "an engine": (engine, {}),
     "after a long queue": (lambda: engine(60_000), {}),

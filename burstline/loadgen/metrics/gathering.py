@@ -49,19 +49,17 @@ def gathered(c: Columns) -> Reason | None:
     sure = c.per_event(c.ok)[starts] & stamped & (error_s <= _OWN_SHARE * wait_s)
     if 2 * (n[sure] - 1).sum() <= n_gaps:
         return None
-    n_at_once = np.count_nonzero(sure & is_first & is_last & (n >= _LONG))
-    n_long = np.count_nonzero(c.ok & (c.n_events >= _LONG))
-    spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
-    if n_at_once >= max(_LEAST, _SHARE * n_long, c.ok.sum() / 2):
-        text = f"All text of {n_at_once:,} of {n_long:,} replies came at once: {spoilt}."
-        return Reason(HOLDS[0], text, _ADVICE)
-    inner = sure & ~is_last & (n > 2)
-    n_cut = np.count_nonzero(c.event_error_ns[ends[inner] - 1])
-    if n_cut >= max(_LEAST, _SHARE * np.count_nonzero(inner)):
-        text = (
-            f"Text came {n[inner].mean():.3g} events at a time, cut within an event: a proxy fills buffers, "
-            f"or a link is full. {spoilt}."
-        )
+    at_once, inner = sure & is_first & is_last & (n >= _LONG), sure & ~is_last & (n > 2)
+    cut = inner & (c.event_error_ns[ends - 1] > 0)
+    n_at_once, n_cut, n_long = (np.count_nonzero(x) for x in (at_once, cut, c.ok & (c.n_events >= _LONG)))
+    n_agree, n_all = n_at_once + n_cut, max(n_at_once + np.count_nonzero(inner), n_long)
+    if n_agree >= max(_LEAST, _SHARE * n_all) and 2 * n_long >= np.count_nonzero(c.ok):
+        spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
+        if n_at_once >= n_cut:
+            text = f"All text of {n_at_once:,} of {n_long:,} replies came at once: {spoilt}."
+            return Reason(HOLDS[0], text, _ADVICE)
+        text = f"Text came {n[cut].mean():.3g} events at a time, cut within an event: a proxy fills buffers, "
+        text = f"{text}or a link is full. {spoilt}."
         return Reason(HOLDS[1], text, _ADVICE)
     share = (n[sure] - 1).sum() / n_gaps
     text = (
