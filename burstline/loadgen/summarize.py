@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from burstline.loadgen.metrics import throughput
 from burstline.loadgen.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
-from burstline.loadgen.metrics.gathering import HOLDS, gathered
+from burstline.loadgen.metrics.gathering import BUNCHED, gathered
 from burstline.loadgen.metrics.instrument import instrument, pacing
 from burstline.loadgen.metrics.laws import broken_laws
 from burstline.loadgen.metrics.memory import cost, memory
@@ -81,22 +81,20 @@ def summarize(
     goals = tuple(map(parse_goal, manifest.targets))
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
+    summary = _numbers(part, manifest, watched, turns, goals)
     gathering = gathered(part.counted)
-    summary = _numbers(part, manifest, watched, turns, goals, gathering)
+    if gathering is not None and gathering.code != BUNCHED:
+        summary = replace(summary, grades=held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
-    warnings = (gathering,) if gathering else ()
-    verdict = _verdict(summary, part, manifest, status, turns, goals, not_comparable, warnings)
+    verdict = _verdict(summary, part, manifest, status, turns, goals, not_comparable)
+    if gathering is not None:
+        verdict = replace(verdict, warnings=(gathering, *verdict.warnings))
     summary = replace(summary, verdict=verdict)
     return replace(summary, targets=judge_goals(goals, summary, part.counted))
 
 
 def _numbers(
-    part: Part,
-    manifest: Manifest,
-    watched: Telemetry,
-    turns: Turns | None,
-    goals: Sequence[Goal],
-    gathering: Reason | None,
+    part: Part, manifest: Manifest, watched: Telemetry, turns: Turns | None, goals: Sequence[Goal]
 ) -> Summary:
     """The summary before its verdict and its targets, which are judged by it."""
     planned, whole, inside, c, steady = part.planned, part.whole, part.inside, part.counted, part.steady
@@ -107,8 +105,6 @@ def _numbers(
     )
     beyond_s = known(client.canary_beyond_p99_s) or 0.0
     graded = {name: _by_interval(name, rows, c, steady) for name, rows in grades(c, beyond_s).items()}
-    if gathering is not None and gathering.code in HOLDS:
-        graded |= {name: held(graded[name]) for name in ("tpot", "itl", "icl")}
     rates = (
         throughputs_in(
             inside,
@@ -174,12 +170,11 @@ def _verdict(
     turns: Turns | None,
     goals: Sequence[Goal],
     not_comparable: tuple[Reason, ...],
-    warnings: tuple[Reason, ...],
 ) -> Verdict:
     """The verdict on these numbers, with its reasons and warnings."""
     concurrency = manifest.asked.concurrency
     cold, slow_start = _cold(part, concurrency, turns, summary)
-    warnings += (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
+    warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
     return judge(
         summary,
         manifest,

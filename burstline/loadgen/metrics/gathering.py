@@ -9,19 +9,16 @@ import numpy as np
 from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.verdict import Reason
 
-HOLDS: Final = ("held-to-end", "held-by-size")
-"""Codes that make TPOT and ITL unreliable. Groups of whole events (`bunched`) may be the engine's own."""
+BUNCHED: Final = "bunched"
+"""Code of whole events in groups, which may be the engine's own; the others make TPOT and ITL unreliable."""
 _TOGETHER_S: Final = 1e-4
 """Events closer than this came together: in one read, or in segments of one write."""
-_LEAST: Final = 10
-_SHARE: Final = 0.8
-"""How many groups, or replies, a finding needs, and which share of them must agree."""
-_LONG: Final = 8
-"""Only of replies with so many events can one say that all came at once."""
+_LEAST, _SHARE, _LONG = 10, 0.8, 8
+"""How many groups a finding needs, which share must agree, and events of a reply that came at once."""
 _OWN_SHARE: Final = 0.2
 """Of the time before a group: if the client may have slept longer, it may have made the group itself."""
 _ADVICE: Final = (
-    "Send the load to the engine directly, or switch buffering off: nginx `proxy_buffering off`, "
+    "Send the load to the engine directly, or switch buffering off on the way: nginx `proxy_buffering off`, "
     "`proxy_http_version 1.1`, or the header `X-Accel-Buffering: no`; HAProxy `option http-no-delay`; Ray "
     "Serve `stream_batching_interval_ms`."
 )
@@ -47,7 +44,7 @@ def gathered(c: Columns) -> Reason | None:
     error_s = np.maximum.reduceat(c.event_error_ns, starts) / 1e9
     stamped = np.minimum.reduceat(np.minimum(c.event_lag_ns, c.event_error_ns), starts) >= 0
     sure = c.per_event(c.ok)[starts] & stamped & (error_s <= _OWN_SHARE * wait_s)
-    if 2 * (n[sure] - 1).sum() <= n_gaps:
+    if 2 * (n_joined := (n[sure] - 1).sum()) <= n_gaps:
         return None
     at_once, inner = sure & is_first & is_last & (n >= _LONG), sure & ~is_last & (n > 2)
     cut = inner & (c.event_error_ns[ends - 1] > 0)
@@ -57,14 +54,9 @@ def gathered(c: Columns) -> Reason | None:
         spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
         if n_at_once >= n_cut:
             text = f"All text of {n_at_once:,} of {n_long:,} replies came at once: {spoilt}."
-            return Reason(HOLDS[0], text, _ADVICE)
-        text = f"Text came {n[cut].mean():.3g} events at a time, cut within an event: a proxy fills buffers, "
-        text = f"{text}or a link is full. {spoilt}."
-        return Reason(HOLDS[1], text, _ADVICE)
-    share = (n[sure] - 1).sum() / n_gaps
-    text = (
-        f"{share:.0%} of the events came with the one before: the server or a proxy writes several at once."
-    )
-    return Reason(
-        "bunched", text, f"Use TPOT instead of ITL. If it is a proxy: {_ADVICE[:1].lower()}{_ADVICE[1:]}"
-    )
+            return Reason("held-to-end", text, _ADVICE)
+        text = f"Text came {n[cut].mean():.3g} events at a time, cut within an event: a proxy fills buffers"
+        return Reason("held-by-size", f"{text}, or a link is full. {spoilt}.", _ADVICE)
+    share = f"{n_joined / n_gaps:.0%} of the events came with the one before"
+    text = f"{share}: the server or a proxy writes several at once."
+    return Reason(BUNCHED, text, f"Use TPOT instead of ITL. {_ADVICE}")

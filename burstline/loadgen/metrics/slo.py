@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 from burstline.loadgen.metrics.definitions import METRICS, QUANTILES
 from burstline.loadgen.record.columns import Columns, Floats
 from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import (
-    SLOW_CLIENT,
-    Grade,
-    PercentileGrade,
-    State,
-    TargetResult,
-    Use,
-    time_text,
-    withheld,
-)
+from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, State, TargetResult, Use, time_text, withheld
 from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from burstline.loadgen.stats.figure import Result, noted
 from burstline.loadgen.stats.shares import clopper_pearson
@@ -237,10 +228,11 @@ def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary, misses: Flo
 def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
     """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
     grade = summary.grades.get(goal.metric, {}).get(str(goal.statistic))
-    if any(each.held for each in _graded(goal, summary)):
-        return f"text was held on its way: that run cannot judge {goal.metric}"
     if is_spoilt(goal, summary):
-        return f"the client was too late to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
+        rows = summary.grades.values() if goal.metric in SHARES else [summary.grades.get(goal.metric, {})]
+        held = any(each.held for row in rows for each in row.values())
+        why = "text was held on its way too long" if held else "the client was too late"
+        return f"{why} to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
     if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
         return "late reads could change the result"
@@ -256,20 +248,15 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
 
 def is_spoilt(goal: Goal, summary: Summary) -> bool:
     """Whether lateness, or what held text, spoilt the goal's percentile, a share's criteria or the load."""
-    late = any(each.grade == Grade.UNRELIABLE for each in _graded(goal, summary))
-    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
-    return late or summary.verdict.has(SLOW_CLIENT)
-
-
-def _graded(goal: Goal, summary: Summary) -> list[PercentileGrade]:
-    """The grades of the goal's percentile; of a share, those of all its criteria up to it."""
     places = [(goal.metric, str(goal.statistic))]
     if goal.metric in SHARES:
         most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
         ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
         places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
-    return [each for each in graded if each is not None]
+    late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
+    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
+    return late or summary.verdict.has(SLOW_CLIENT)
 
 
 def _held_against(

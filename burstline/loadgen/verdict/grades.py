@@ -23,7 +23,7 @@ from burstline.loadgen.metrics.definitions import (
     samples_of,
 )
 from burstline.loadgen.record.columns import Columns, Floats
-from burstline.loadgen.record.verdict import Grade, PercentileGrade, is_unreliable, tolerance_s
+from burstline.loadgen.record.verdict import Grade, Grades, PercentileGrade, is_unreliable, tolerance_s
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import Samples, quantile_of
 
@@ -78,11 +78,13 @@ def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileG
     return {name: _graded(name, METRICS[name], c, error_s) for name in _OF_THE_SERVER}
 
 
-def held(graded: Mapping[str, PercentileGrade]) -> dict[str, PercentileGrade]:
-    """The grades where text was held on its way: none is reliable."""
-    return {
-        p: each if each.grade == Grade.UNRELIABLE else replace(each, grade=Grade.UNRELIABLE, held=True)
-        for p, each in graded.items()
+def held(graded: Grades) -> Grades:
+    """The grades where text was held on its way: what lies between events is unreliable."""
+    own = {Grade.UNRELIABLE: None}  # by the client, already
+    return dict(graded) | {
+        name: {p: replace(g, grade=Grade.UNRELIABLE, held=own.get(g.grade, True)) for p, g in row.items()}
+        for name, row in graded.items()
+        if name in ("tpot", "itl", "icl")
     }
 
 
