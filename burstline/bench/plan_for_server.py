@@ -64,8 +64,8 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
         speaks_chat, limit = site.engine.speaks == "chat", site.identity.max_model_len
         materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
-    if not site.capabilities.forced_output_length:  # the same work, of which no reply is too short
-        free = asking(plan, ignore_eos=False)
+    if load.spec.ends == "natural" or not site.capabilities.forced_output_length:
+        free = asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
         plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
     for reason, n in plan.dropped.items():
         say(f"{counted(n, 'row')} left out: {reason}")
@@ -87,8 +87,10 @@ def _check_taken(plan: Plan, site: Site) -> None:
     wanted = _PATHS.get(request.kind, "/chat/completions" if request.messages else None)
     if wanted is not None and not path.endswith(wanted):
         raise WorkloadError(f"{site.engine.title} is used through {path}; this load needs {wanted}")
-    if request.turn is not None and "completions" not in path:
-        raise WorkloadError(f"{site.engine.title} is used through {path}; sessions need an OpenAI endpoint")
+    flag = site.engine.one_sampling_unless
+    if request.sampling.temperature > 0 and flag and site.launch and flag not in site.launch.argv:
+        greedy = f"{site.engine.title} samples all requests as its first, the greedy one for readiness"
+        raise WorkloadError(f"--temperature {request.sampling.temperature:g}: {greedy}; add -- {flag}")
 
 
 def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokenizer | None) -> float | None:

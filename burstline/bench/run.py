@@ -40,11 +40,12 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
 from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
+from burstline.servers.host.ready import passed_through
 from burstline.servers.host.serving import UNKNOWN
 from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
-from burstline.servers.messages import EngineError
+from burstline.servers.messages import EngineError, target_at
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.reference.steplog import load_steps
 from burstline.workloads.plan import Plan
@@ -172,6 +173,9 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     if settings.hints.device or settings.hints.model_config:
         check_hints(settings.hints)
     check_profile(engine := choose_engine(settings.where), settings.where)
+    path = engine.ready_call(target_at("http://localhost")).path
+    if load.has_sessions and "completions" not in path:
+        raise WorkloadError(f"{engine.title} is used through {path}; sessions need --endpoint chat")
     if load.spec.audit is not None:
         check_audit(settings.where)
     if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
@@ -204,6 +208,7 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
     model = settings.where.model
     plan, vocabulary, cached = plan_for(load, site, model, say)
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
+    expected += passed_through(site.target, of_sessions=load.has_sessions)
     for note in expected:
         say(note)
     serve, known_by = serving_gpus(site.processes, settings.where.gpus)

@@ -32,6 +32,7 @@ from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
+from burstline.servers.protocol.openai import COMPLETION_LIMIT
 from burstline.servers.redact import can_be_known, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.secret import learn_from
@@ -201,15 +202,14 @@ def check_where(where: ServerOptions) -> None:
             )
         return
     check_settings(where.settings)
+    what = f"--host {where.host!r}"
     try:
         require_host(where.host)
-    except EngineError as error:
-        raise WorkloadError(f"--host {where.host!r}: {error}") from None
-    if where.port is not None:
-        try:
+        if where.port is not None:
+            what = f"--port {where.port}"
             require_free_port(where.host, where.port)
-        except EngineError as error:
-            raise WorkloadError(f"--port {where.port}: {error}") from None
+    except EngineError as error:
+        raise WorkloadError(f"{what}: {error}") from None
     if where.model is not None:
         check_model(where.model, ENGINES.get(where.engine or ""))
     elif (engine := ENGINES.get(where.engine or "")) and not (engine.brings_model or engine.attach_only):
@@ -438,9 +438,12 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             target = replace(target, model=str(listed or identity.model or "default"))
             if not (listed or identity.model):
                 say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
-        startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
-    except RefusalError:
-        raise  # it runs, and its own words say what it lacks
+        wait = partial(wait_ready, engine, None, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
+        startup = wait(target)
+    except RefusalError as error:
+        if not engine.attach_only or COMPLETION_LIMIT not in str(error):
+            raise  # it runs, and its own words say what it lacks
+        startup = wait(target := replace(target, takes=(COMPLETION_LIMIT,)))
     except EngineError as error:
         hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)

@@ -23,8 +23,8 @@ from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError, parse_toml
-from burstline.roofline.model.checkpoint import config_file, quant_of
-from burstline.roofline.model.families import bundled_config, bundled_models
+from burstline.roofline.model.checkpoint import config_file, held_by, quant_of
+from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
@@ -77,7 +77,7 @@ def note_hardware(
     facts = HardwareFacts(stated={**(earlier or {}), **hints.stated.to_json()} or None)
     try:
         config, model_from = _model(manifest, hints)
-        facts = replace(facts, model_config=config, model_from=model_from)
+        facts = replace(facts, model_config=config, model_from=model_from, held=_held(config, model_from))
         known_by = manifest.hardware.device_from if manifest.hardware else None
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
             facts = replace(facts, device_from=known_by)  # only the model was named anew
@@ -152,6 +152,17 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
             continue
     said = f"no config.json of {names[0]!r}" if names else "no model's name"
     raise RooflineError(f"{said} is available: name its folder or a bundled model with --model-config")
+
+
+def _held(config: Mapping[str, Any], model_from: str) -> float | None:
+    """`HardwareFacts.held` of a folder with weights."""
+    folder = Path(model_from.removeprefix("--model-config ")).expanduser()
+    try:
+        model = read_config(config)
+        held = held_by(folder, model, quant_of(config, model)).held
+    except RooflineError:  # of an unknown family, say, which the roofline says
+        return None
+    return None if held == 1 else held
 
 
 def config_at(name: str) -> dict[str, Any]:

@@ -184,6 +184,7 @@ def _tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:
         "eos_token": eos,
         "add_bos_token": False,
         "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for each in messages %}{{ each['content'] }}{% endfor %}",
         "model_max_length": config.get("max_position_embeddings") or config.get("n_positions"),
     }
 

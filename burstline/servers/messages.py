@@ -111,8 +111,9 @@ class Reply:
     server's message where it sent one, in whatever status. `n_reasoning_tok` is how much of the output is
     reasoning, shown or not. `text` is what was generated, to count its
     tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
-    on beyond the asked length by its own rules; what is beyond is no part of the request. `overloaded`: it
-    refused because it has too many requests.
+    on beyond the asked length by its own rules; what is beyond is no part of the request. `own_length`: any
+    length is a success, for nobody knows what this server makes of the length that it is asked for.
+    `overloaded`: it refused because it has too many requests.
     """
 
     events: Sequence[Event]
@@ -127,6 +128,7 @@ class Reply:
     text: str | None = None
     times: ServerTimes | None = None
     overshoots: bool = False
+    own_length: bool = False
     overloaded: bool = False
 
 

@@ -186,6 +186,11 @@ class LoadSpec:
     vocab_size: int | None = option(
         "vocabulary size, if neither server nor tokenizer gives it", parse=int, metavar="N"
     )
+    ends: Literal["forced", "natural"] = option(
+        "forced: replies as long as asked, which ignore the model's end (default); natural: at most so long",
+        "forced",
+        choices=("forced", "natural"),
+    )
     temperature: float | None = option("sampling temperature; 0 is greedy (0)", parse=float, metavar="T")
     top_p: float | None = option("nucleus sampling, with --temperature (1)", parse=float, metavar="P")
     cancel_share: HangUps | None = option(

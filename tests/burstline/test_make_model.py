@@ -33,6 +33,7 @@ from burstline.models.random_weights import (
 )
 from burstline.roofline.model.families import bundled_models, read_config
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
+from burstline.workloads.chat import template_of
 from burstline.workloads.request import WorkloadError
 
 
@@ -212,3 +213,11 @@ def test_readers_are_told_that_weights_are_random(tiny, tmp_path):
     assert made_notes(tmp_path) == ()
     (tmp_path / MARKER).write_text(json.dumps({"made_like": "llama-2-7b", "weights": "none"}))
     assert "no weights of its own" in made_notes(tmp_path)[0]
+
+
+def test_a_made_folder_can_be_asked_for_chats(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "tiny", formats=())
+    template = template_of(folder)
+    assert template is not None
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert template(messages) == "ab"

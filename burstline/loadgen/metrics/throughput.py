@@ -299,7 +299,15 @@ def concurrency(c: Columns, window: Window | None) -> Concurrency:
     return Concurrency(
         mean=measured(mean if n else None, "requests", reason, n),
         max=measured(float(in_flight.max()) if n else None, "requests", reason, n),
+        open_after_fraction=_open_after(c),
     )
+
+
+def _open_after(c: Columns) -> Figure:
+    """The share of the time of whole replies that passed behind their last token: no latency holds it."""
+    whole = c.ok & ~np.isnan(c.last_s + c.closed_s + c.sent_s)
+    behind_s, all_s = (float((c.closed_s - since_s)[whole].sum()) for since_s in (c.last_s, c.sent_s))
+    return measured(behind_s / all_s if all_s else None, "1", "no request succeeded", int(whole.sum()))
 
 
 def server_queue(watched: Telemetry) -> dict[str, Figure]:

@@ -132,7 +132,8 @@ def work_of(run: Run, label: str) -> ServedWork:
         },
         seed=manifest.asked.seed,
         opens=turns.opens if turns else None,
-        lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
+        lengths_forced=manifest.asked.ends == "forced"
+        and (server.capabilities is None or server.capabilities.forced_output_length),
     )
 
 

@@ -208,6 +208,7 @@ class Dispatcher:
 
     def write(self, connection: Connection, exchange: Exchange, data: bytes | memoryview) -> None:
         """As much as the socket takes; the rest is sent when it takes more."""
+        exchange.writing_ns = now()
         try:
             n = connection.sock.send(data)
         except BlockingIOError:
@@ -380,7 +381,10 @@ class Dispatcher:
             if exchange.is_whole_at_eof():
                 self._finish(connection, exchange, now())
                 return
-            detail = f"the server closed the connection {exchange.n_bytes} bytes into an unfinished reply"
+            n, part = exchange.n_bytes, "head"
+            if exchange.head is not None:
+                n, part = n - exchange.head.body_start, "body"
+            detail = f"the server closed the connection {n} bytes into the {part} of a reply"
         except EngineError as error:
             detail = str(error)
         self.fail(exchange, "truncated", detail)

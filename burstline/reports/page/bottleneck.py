@@ -10,7 +10,7 @@ from typing import Final
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.metrics.slo import Goal, parse_goal
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.record import OVERLOADED
+from burstline.loadgen.record.record import OVERLOADED, lost_a_part
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.verdict import QUEUE_GREW, State
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
@@ -64,7 +64,7 @@ def limit_of(summary: Summary, manifest: Manifest, who: Sequence[str] = (), *, b
     text = re.sub("^Limited", were, text) if who else f"{text[:1].upper()}{text[1:]}"
     if brief:
         return f"{text.partition(':')[0]}."
-    if code == "limit.refused":
+    if code in ("limit.refused", "limit.lost"):
         code, values = _limited_by(summary, manifest, refusals=False)
         others = say("limit.others", n=f"{summary.counts['ok']:,}")
         also = say(code, flag="", **whose, **values)
@@ -96,7 +96,8 @@ def _limited_by(
         return "", {}
     refused = sum(n for kind, n in summary.counts.items() if kind in OVERLOADED)
     if refusals and refused > REFUSED * summary.counts["planned"]:
-        return "limit.refused", {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
+        code = "limit.lost" if lost_a_part(summary.counts) else "limit.refused"
+        return code, {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
     if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
@@ -116,16 +117,12 @@ def _limited_by(
     if isinstance(waiting, Absent):
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
-    waits = (
-        f", of which {waiting.point:,.1f} on average waited for their prefill"
-        if waiting.point >= 0.05
-        else ""
-    )
+    waits = f", of which {waiting.point:,.1f} on average waited for their prefill"
     running = finite(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
         "all": "all" if not waiting.point or running >= in_flight else "nearly all",
-        "waits": waits,
+        "waits": waits if waiting.point >= 0.05 else "",
     }
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
     return "limit.concurrency" if is_all else alone, values

@@ -38,6 +38,7 @@ class TransformersServe(PackagedEngine):
     metrics_path: str | None = None
     default_port: int | None = 8000
     needs_weights = True
+    one_sampling_unless = "--no-continuous-batching"
     settings: Mapping[str, Spelling] = {
         "dtype": valued("--dtype"),
         "quantization": valued("--quantization"),
@@ -72,11 +73,6 @@ class TransformersServe(PackagedEngine):
             notes.append(
                 "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; limit it "
                 "with -- --cb-max-memory-percent F or --cb-num-blocks N"
-            )
-        if not option_of(extra, "--no-continuous-batching"):
-            notes.append(
-                "it samples all requests as its first, the greedy one for readiness: for --temperature add "
-                "-- --no-continuous-batching"
             )
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(

@@ -15,6 +15,8 @@ from burstline.servers.messages import WITH_TOKENS, Call, Event, HttpReply, Kind
 from burstline.servers.protocol.replies import REASONING, Tally, answers_in, loads, text_of, words_in
 from burstline.workloads.request import Request, RequestKind
 
+COMPLETION_LIMIT = "max_completion_tokens"
+"""OpenAI's newer name of `max_tokens`, which some chat servers take alone; also a word of `Target.takes`."""
 _ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
 
 
