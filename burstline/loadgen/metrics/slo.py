@@ -231,8 +231,8 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     if is_spoilt(goal, summary):
         rows = summary.grades.values() if goal.metric in SHARES else [summary.grades.get(goal.metric, {})]
         held = any(each.held for row in rows for each in row.values())
-        why = "text was held on its way too long" if held else "the client was too late"
-        return f"{why} to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
+        cause = "text was held on its way too long" if held else "the client was too late"
+        return f"{cause} to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
     if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
         return "late reads could change the result"
