@@ -16,7 +16,7 @@ import numpy as np
 from huggingface_hub import constants
 
 from burstline.bench.load_options import Load
-from burstline.bench.server_session import Site
+from burstline.bench.server_session import Say, Site
 from burstline.machine.host_facts import cached_config
 from burstline.reports.number_format import counted
 from burstline.servers.host.ready import send
@@ -39,8 +39,6 @@ ASK_TIMEOUT_S = 120.0
 HUB_TIMEOUT_S = 5.0
 """How long the Hugging Face Hub may take to say whether it has a file."""
 TOKENIZER_FILE = "tokenizer.json"
-
-Say = Callable[[str], None]
 
 
 def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan, Vocabulary, float | None]:

@@ -38,6 +38,7 @@ from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.secret import learn_from
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
+from burstline.suggest import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.options import flag_of, words_of
 from burstline.workloads.request import WorkloadError
@@ -133,7 +134,9 @@ def check_requests(where: ServerOptions) -> None:
             base = target_at(url).url
         except ValueError as error:
             shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
-            raise WorkloadError(f"--url {shown}: {error}") from None
+            bare = re.fullmatch(r"[\w.-]+(:\d+)?(/[\w./-]*)?", url) and re.search("[:/.]", url)
+            told = f"it has no scheme; try --url http://{shown}" if bare else error
+            raise WorkloadError(f"--url {shown}: {told}") from None
         if base in found:
             raise WorkloadError(f"--url names {base} twice; expected different replicas: name it once")
         found.add(base)
@@ -178,8 +181,7 @@ def _engine_of(where: ServerOptions) -> Engine:
     """The engine named; else what answers at the URL; else vLLM where it is installed and a model named."""
     if where.engine is not None:
         if where.engine not in ENGINES:
-            known = ", ".join(ENGINES)
-            raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
+            raise WorkloadError(f"unknown engine {where.engine!r}; {hint(where.engine, ENGINES)}")
         return ENGINES[where.engine]
     if where.url is not None:
         return ENGINES[engine_at(_asking(where)[1]) or "openai"]
@@ -394,7 +396,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
         yield
     finally:
         grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}: it is killed after {grace_s:.0f} s"
+        text = f"Stopping {engine.title}, which may take up to {grace_s:.0f} s"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()

@@ -31,7 +31,7 @@ from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 
 
-class UncalibratedError(RooflineError):
+class _UncalibratedError(RooflineError):
     """The engine computes on `n_cores` of this CPU, which was never measured for its model."""
 
     def __init__(self, text: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
@@ -63,7 +63,7 @@ def check_hints(hints: Hints) -> None:
 
 def note_hardware(
     run: RunDir, hints: Hints, *, force: bool = True, needed: bool = False, unmeasured: str = ""
-) -> UncalibratedError | None:
+) -> _UncalibratedError | None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
     Returns that this CPU would have to be measured; `unmeasured` says why that failed.
@@ -96,7 +96,7 @@ def note_hardware(
     except RooflineError as why:
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
-        lacking = why if isinstance(why, UncalibratedError) else None
+        lacking = why if isinstance(why, _UncalibratedError) else None
         facts = replace(facts, absent=str(why).replace(":", f"{unmeasured}:", 1) if lacking else str(why))
     run.save_manifest(replace(manifest, hardware=facts))
     return lacking
@@ -189,7 +189,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
         known = kept(n_cores, config, manifest.engine)
         if known is None:
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
-            raise UncalibratedError(
+            raise _UncalibratedError(
                 "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
                 f"--model {shlex.quote(model)} --threads {n_cores}` (15 s, once), "
                 f"then `burstline report {run.path} --device cpu`", config, model, n_cores,

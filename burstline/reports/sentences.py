@@ -71,6 +71,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "concurrency and on how fast {it} ran the model: {n} at a time{waits}",
     "limit.concurrency-unwatched": "Limited by the concurrency of the load: {n} at a time, but "
     "whether any waited in the server is not known ({reason})",
+    "limit.pauses": "Limited by the pauses of the users: on average {mean} requests of {n} in flight",
     "limit.one-in-flight": "Limited only by the load: never more than 1 request in flight",
     "limit.too-short": "What limited {whom} is unknown: the run was too short to watch the server's queue",
     "limit.unknown": "What limited {whom} is unknown: the server's queue was not recorded ({reason})",
@@ -187,12 +188,35 @@ SENTENCES: Final[Mapping[str, str]] = {
     "sweep.lacks": "Missing from “{title}”: {points}.",
 }
 
+LIMITS: Final[Mapping[str, str]] = {
+    "limit.overloaded": "The server: its queue grew",
+    "limit.load": "Only the load",
+    "limit.gaps": "Only the load",
+    "limit.one-in-flight": "Only the load",
+    "limit.pauses": "The users' pauses",
+    "limit.concurrency": "The concurrency",
+    "limit.concurrency-unwatched": "The concurrency",
+    "limit.steps": "Running the model",
+    "limit.batch": "The batch limit",
+    "limit.own-batch": "The batch size",
+    "limit.kv-cache": "The KV cache",
+    "limit.token-budget": "The tokens of a step",
+    "limit.queue": "The server's queue",
+    "limit.refused": "The server refused requests",
+    "limit.lost": "Requests were lost",
+    "limit.client": "Unknown",
+    "limit.too-short": "Unknown",
+    "limit.unknown": "Unknown",
+}
+"""What limited a run, in two or three words."""
+
 NEXT: Final[Mapping[str, str]] = {
     "limit.overloaded": "lower the load, or try a faster device, a smaller data type or more devices.",
-    "limit.load": "find the highest load within your SLOs with `burstline limit`.",
+    "limit.load": "run `burstline limit`, which finds the highest load within your SLOs.",
     "limit.concurrency": "raise --concurrency.",
     "limit.concurrency-unwatched": "raise --concurrency.",
     "limit.one-in-flight": "send more requests at once.",
+    "limit.pauses": "raise --concurrency: the server had room for more users.",
     "limit.steps": "try a faster device, a smaller data type or more devices.",
     "limit.batch": "raise the batch limit in the server's settings.",
     "limit.kv-cache": "give the KV cache more memory.",

@@ -149,7 +149,6 @@ class Engine:
         return target, ()
 
     def capabilities_of(self, target: Target) -> Capabilities:  # noqa: ARG002
-        """The capabilities of this probed server."""
         return self.capabilities
 
     def identify(self, get: Get, log: str) -> Identity:
@@ -184,7 +183,6 @@ class Engine:
         return None
 
     def gauges(self, metrics: str) -> Gauges:
-        """The common gauges out of the body of `metrics_path`."""
         return gauges_in(metrics, self.gauge_names, self.latencies, self.means)
 
     def doomed(self, log: str) -> str | None:  # noqa: ARG002

@@ -112,7 +112,6 @@ def _amounts(c: Columns) -> dict[str, Floats]:
 
 
 def good_rates(c: Columns, met: NDArray[np.bool_]) -> tuple[Figure, Figure]:
-    """Requests that are good, and their tokens, per second of the whole run."""
     tokens = np.where(met, c.output_tok, 0.0)
     return _over_run(c, met.astype(np.float64), "1/s"), _over_run(c, tokens, "tok/s")
 
@@ -364,9 +363,7 @@ def burst(c: Columns) -> Burst:
         return Burst.absent(Absent(f"not a burst: requests were due over {spread_s:.3g} s", "not-a-burst"))
     if not c.ok.any():
         return Burst.absent(NO_SUCCESS)
-    due_s = float(c.due_s.min())
-    n = int(c.ok.sum())
-    slope = _drain_slope(c)
+    due_s, n, slope = float(c.due_s.min()), int(c.ok.sum()), _drain_slope(c)
     return Burst(
         first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
         drain_s=Absent("the run ended before the burst had drained", "not-drained")

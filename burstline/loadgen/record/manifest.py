@@ -160,7 +160,6 @@ class LoadFacts:
 
     @property
     def warm_up(self) -> tuple[StageFacts, ...]:
-        """The bursts of an automatic warm-up, in order."""
         return tuple(stage for stage in self.stages if stage.name.startswith("warm-up "))
 
     @property

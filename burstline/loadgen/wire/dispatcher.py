@@ -121,7 +121,6 @@ class Dispatcher:
     # Commands.
 
     def park(self, *exchanges: Exchange) -> None:
-        """Hold serialised requests until they are due."""
         self.n_parked += len(exchanges)
         for exchange in exchanges:
             if self.stopped or self.over:
@@ -131,7 +130,6 @@ class Dispatcher:
         self._plan_ahead()
 
     def release(self, t0_ns: int) -> None:
-        """Let the run begin at `t0_ns`."""
         self._t0_ns = t0_ns
         self._plan_ahead()
 

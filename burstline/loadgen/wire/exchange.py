@@ -79,7 +79,6 @@ class Exchange:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes have come."""
         return self.n_cut + len(self.data)
 
     @property

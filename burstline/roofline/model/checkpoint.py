@@ -12,6 +12,7 @@ from burstline.roofline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Number formats as checkpoints and engines name them, and our names."""
 _Group = tuple[Quant, Sequence[str]]
 
 

