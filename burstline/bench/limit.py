@@ -23,14 +23,14 @@ from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.forecast import read_forecast
 from burstline.machine.roofline_input import setup_of
-from burstline.measure.metrics.slo import Goal, is_spoilt, parse_goal
+from burstline.measure.metrics.slo import Goal, parse_goal, spoilt_by
 from burstline.measure.metrics.slo_evidence import bounds_of, evidence_of, latencies_of
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.decode import Share
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.rundir import Run, RunDir, open_run
 from burstline.measure.record.tables import RECORDS
-from burstline.measure.record.verdict import State, Use, withheld
+from burstline.measure.record.verdict import HELD, State, Use, withheld
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page, why_open
@@ -228,8 +228,8 @@ class _Prober:
         if summary is None or look is None or not look.shares:
             return ""
         state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
-        if any(is_spoilt(goal, summary) for goal in self._goals):
-            return state or State.CLIENT_BOUND
+        if by := next(filter(None, (spoilt_by(goal, summary) for goal in self._goals)), ""):
+            return state or (by if by == HELD else State.CLIENT_BOUND)
         grows |= look.change > 0 and not self._users  # in a closed loop no queue grows
         if leaning(look, bounds_of(self._goals)) == Result.FAIL:
             state = state and withheld(summary.verdict, Use.MISSED, grows=grows)

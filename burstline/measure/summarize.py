@@ -82,14 +82,12 @@ def summarize(
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, goals)
-    gathering = gathered(part.counted)
-    if gathering is not None and gathering.code != BUNCHED:
+    if (gathering := gathered(part.counted)) and gathering.code != BUNCHED:
         summary = replace(summary, grades=held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
     verdict = _verdict(summary, part, manifest, status, turns, goals, not_comparable)
-    if gathering is not None:
-        verdict = replace(verdict, warnings=(gathering, *verdict.warnings))
-    summary = replace(summary, verdict=verdict)
+    warnings = (*filter(None, [gathering]), *verdict.warnings)
+    summary = replace(summary, verdict=replace(verdict, warnings=warnings))
     return replace(summary, targets=judge_goals(goals, summary, part.counted))
 
 

@@ -473,7 +473,7 @@ def test_a_percentile_that_late_reads_made_unreliable_is_left_out_and_the_others
     summary["grades"]["ttft"]["p50"]["grade"] = "unreliable"
     (folder / "summary.json").write_text(json.dumps(summary))
     cell, found = numbers(capsys, [folder, *repeated["vllm"][1:], *repeated["tgi"]])
-    assert "ttft p50 is unreliable in late" in found["TTFT p50"]["absent"]
+    assert "the client was too late in late: ttft p50 is unreliable" in found["TTFT p50"]["absent"]
     assert cell["best"]["TTFT p50"] is None
     assert found["E2E p50"]["answer"] == "different"
 

@@ -331,7 +331,7 @@ def test_behind_nginx_every_request_is_whole(name: str, trusting: Path, tmp_path
     ("more", "n_output_tok", "code"),
     [
         ("proxy_http_version 1.0;", 200, "held-by-size"),
-        ("proxy_http_version 1.0;", 10, "held-to-end"),
+        ("proxy_http_version 1.0;", 10, "bunched"),
         ("proxy_http_version 1.0; proxy_buffering off;", 200, None),
     ],
 )

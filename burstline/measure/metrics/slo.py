@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from burstline.measure.metrics.definitions import METRICS, QUANTILES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import SLOW_CLIENT, Grade, State, TargetResult, Use, time_text, withheld
+from burstline.measure.record.verdict import Grade, State, TargetResult, Use, time_text, withheld
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from burstline.measure.stats.figure import Result, noted
 from burstline.measure.stats.shares import clopper_pearson
@@ -226,11 +226,8 @@ def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary, misses: Flo
 def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
     """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
     grade = summary.grades.get(goal.metric, {}).get(str(goal.statistic))
-    if is_spoilt(goal, summary):
-        rows = summary.grades.values() if goal.metric in SHARES else [summary.grades.get(goal.metric, {})]
-        held = any(each.held for row in rows for each in row.values())
-        cause = "text was held on its way too long" if held else "the client was too late"
-        return f"{cause} to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
+    if by := spoilt_by(goal, summary):
+        return f"{by}: it spoils {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
     if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
         return "late reads could change the result"
@@ -244,17 +241,14 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     return f"the run is {state}{f': {why}' if why else f', so this does not count (measured: {result})'}"
 
 
-def is_spoilt(goal: Goal, summary: Summary) -> bool:
-    """Whether lateness, or what held text, spoilt the goal's percentile, a share's criteria or the load."""
-    places = [(goal.metric, str(goal.statistic))]
+def spoilt_by(goal: Goal, summary: Summary) -> str:
+    """What spoilt the goal's number or a share's criteria, in words; "" where nothing did."""
+    places = [_path(goal)]
     if goal.metric in SHARES:
         most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
         ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
-        places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
-    graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
-    late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
-    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
-    return late or summary.verdict.has(SLOW_CLIENT)
+        places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
+    return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
 
 def _held_against(

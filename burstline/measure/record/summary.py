@@ -12,7 +12,17 @@ from typing import Any, Final, Self
 
 from burstline.measure.record import typed_json
 from burstline.measure.record.manifest import OPTIONAL, SCHEMA
-from burstline.measure.record.verdict import MOST_SHARE, PercentileGrade, Replies, TargetResult, Verdict
+from burstline.measure.record.verdict import (
+    HELD,
+    MOST_SHARE,
+    SLOW_CLIENT,
+    TOO_LATE,
+    Grade,
+    PercentileGrade,
+    Replies,
+    TargetResult,
+    Verdict,
+)
 from burstline.measure.stats.figure import Absent, Estimate, Figure, known
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
@@ -465,6 +475,13 @@ class Summary:
         if isinstance(node, Mapping) and names:
             node, names = node.get(names[0]), names[1:]
         return node.figure(names[0]) if isinstance(node, Section) and names else LACKING
+
+    def spoilt_by(self, *path: str) -> str:
+        """What makes the number at the path unreliable, in words; "" where nothing does."""
+        if self.verdict.has(SLOW_CLIENT) or (path[-1].endswith("_per_s") and self.has_late_rates):
+            return TOO_LATE
+        graded = self.grades.get(path[1], {}).get(path[-1]) if path[0] == "metrics" else None
+        return "" if not graded or graded.grade != Grade.UNRELIABLE else HELD if graded.held else TOO_LATE
 
     def rows(self) -> Iterator[NamedFigure]:
         """Every figure, named by its path: `metrics.ttft.p50`."""

@@ -130,12 +130,15 @@ class Grade(StrEnum):
     UNRELIABLE = "unreliable"
 
 
+TOO_LATE, HELD = "the client was too late", "text was held on the way from the engine to here"
+
+
 @dataclass(frozen=True, slots=True)
 class PercentileGrade:
     """One percentile's grade. Effects are seconds by which lateness moves it, None where that is unknown.
 
-    `as_sent_s` is the percentile counted from the send, where that differs from the one shown. `held`: text
-    that was held on its way, not the client, makes it unreliable.
+    `as_sent_s` is the percentile counted from the send, where that differs from the one shown. `held`: not
+    the client, but what held text on its way, makes it unreliable.
     """
 
     grade: Grade

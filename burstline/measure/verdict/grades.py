@@ -80,11 +80,12 @@ def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileG
 
 def held(graded: Grades) -> Grades:
     """The grades where text was held on its way: what lies between events is unreliable."""
-    own = {Grade.UNRELIABLE: None}  # by the client, already
-    return dict(graded) | {
-        name: {p: replace(g, grade=Grade.UNRELIABLE, held=own.get(g.grade, True)) for p, g in row.items()}
-        for name, row in graded.items()
-        if name in ("tpot", "itl", "icl")
+    by = {Grade.UNRELIABLE: None}  # by the client, already
+    rows = {name: graded.get(name, {}).items() for name in ("tpot", "itl", "icl")}
+    spoilt = Grade.UNRELIABLE
+    return {**graded} | {
+        name: {p: replace(g, grade=spoilt, held=by.get(g.grade, True)) for p, g in row}
+        for name, row in rows.items()
     }
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from burstline.measure.metrics.slo import Goal, parse_goal
 from burstline.measure.record.manifest import ServerFacts
-from burstline.measure.record.verdict import QUEUE_GREW, Grade, State, Use, withheld
+from burstline.measure.record.verdict import HELD, QUEUE_GREW, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
 from burstline.reports.model.comparison import OUTPUT, Case, Contender, View
 from burstline.reports.model.sweep_load import SweepLoad, load_of, work_asked
@@ -134,9 +134,9 @@ def _point(
     results = {row.result for row in judged}
     n = (n_devices(views[0]) or 1) if per_device else 1
     shown = (OUTPUT.path, *(("metrics", metric, p) for metric, p in percentile.items()))
-    states = [withheld(view.summary.verdict, Use.RANKED) for view in views]
-    if any(view.grade(path) == Grade.UNRELIABLE for view in views for path in shown):
-        states.append(State.CLIENT_BOUND)
+    states: list[str | None] = [withheld(view.summary.verdict, Use.RANKED) for view in views]
+    spoilt = filter(None, (view.summary.spoilt_by(*path) for view in views for path in shown))
+    states += [by if by == HELD else State.CLIENT_BOUND for by in spoilt]
     if case.gate.state == State.NOT_COMPARABLE:
         states.append(State.NOT_COMPARABLE)
     return Point(
