@@ -142,11 +142,8 @@ def forecast_rate(run: Run, goals: Sequence[Goal], spec: LoadSpec) -> float:
     forecast = read_forecast(run)
     unknown = sorted({goal.metric for goal in goals} - {"ttft", "tpot", "e2e", "attainment"})
     if not isinstance(forecast, Forecast) or unknown:
-        why = (
-            f"{', '.join(unknown)} is not predicted"
-            if unknown
-            else getattr(forecast, "absent", "none was made")
-        )
+        none = getattr(forecast, "absent", "none was made")
+        why = f"{', '.join(unknown)} is not predicted" if unknown else none
         raise WorkloadError(
             f"limit: no forecast to begin at ({why}); say where the search begins: --rate R (requests per "
             "second) or --concurrency N (users at a time)"

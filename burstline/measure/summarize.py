@@ -288,8 +288,7 @@ def figures(
     if steady and steady.too_short:
         quantiles = {p: noted(figure, steady.too_short) for p, figure in quantiles.items()}
         average = noted(average, steady.too_short)
-    graded = graded or {}
-    moved_s = {p: each.read_effect_s for p, each in graded.items()}
+    moved_s = {p: each.read_effect_s for p, each in (graded or {}).items()}
     return MetricFigures(
         **{label(p): widened(figure, moved_s.get(label(p))) for p, figure in quantiles.items()},
         mean=average,
@@ -317,9 +316,8 @@ def _by_interval(
 
     Sends of a burst shape its load: none is late.
     """
-    if all(each.grade != Grade.AS_SENT for each in graded.values()) or not np.array_equal(
-        c.origin_s, c.due_s
-    ):
+    as_sent = any(each.grade == Grade.AS_SENT for each in graded.values())
+    if not (as_sent and np.array_equal(c.origin_s, c.due_s)):
         return graded
     own = Samples.per_request(latencies(METRICS[name], c) - np.nan_to_num(c.sent_s - c.due_s))
     in_order = _in_order(own, c, steady)

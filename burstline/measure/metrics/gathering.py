@@ -11,11 +11,10 @@ from burstline.measure.record.verdict import Reason
 
 BUNCHED: Final = "bunched"
 """Code of whole events in groups, which may be the engine's own; the others make TPOT and ITL unreliable."""
-_TOGETHER_S: Final = 1e-4
-"""Events closer than this came together: in one read, or in segments of one write."""
-_LEAST, _SHARE, _LONG, _OWN_SHARE = 10, 0.8, 8, 0.2
-"""How many groups a finding needs, which share must agree, and events of a reply that came at once; the share
-of the time before a group up to which the client may have slept and not made the group itself."""
+_TOGETHER_S, _LEAST, _SHARE, _LONG, _OWN_SHARE = 1e-4, 10, 0.8, 8, 0.2
+"""Events closer than this came together: in one read, or in segments of one write. How many groups a finding
+needs, which share must agree, and events of a reply that came at once; the share of the time before a group
+up to which the client may have slept and not made the group itself."""
 _ADVICE: Final = (
     "Send the load to the engine directly, or switch buffering off on the way: nginx `proxy_buffering off`, "
     "`proxy_http_version 1.1`, or the header `X-Accel-Buffering: no`; HAProxy `option http-no-delay`; Ray "
@@ -35,9 +34,8 @@ def gathered(c: Columns) -> Reason | None:
     n_gaps = np.count_nonzero(c.follows)
     if 2 * (len(apart_s) - len(starts)) <= n_gaps:
         return None
-    ends = np.append(starts[1:], len(apart_s))
-    n, of, is_first = ends - starts, c.per_event(np.arange(len(c)))[starts], ~c.follows[starts]
-    is_last = np.append(is_first[1:], True)
+    n, of = np.diff(starts, append=len(apart_s)), c.per_event(np.arange(len(c)))[starts]
+    is_first, is_last = ~c.follows[starts], ~np.append(c.follows, False)[starts + n]
     wait_s = np.where(is_first, (c.first_s - c.sent_s)[of], apart_s[starts])
     error_s = np.maximum.reduceat(c.event_error_ns, starts) / 1e9
     stamped = np.minimum.reduceat(np.minimum(c.event_lag_ns, c.event_error_ns), starts) >= 0
@@ -45,7 +43,7 @@ def gathered(c: Columns) -> Reason | None:
     if 2 * (n_joined := (n[sure] - 1).sum()) <= n_gaps:
         return None
     whole, inner = sure & is_first & is_last & (n >= _LONG), sure & ~is_last & (n > 2)
-    cut = inner & (c.event_error_ns[ends - 1] > 0)
+    cut = inner & (c.event_error_ns[starts + n - 1] > 0)
     n_silent = c.table.column("n_events").to_numpy() - c.n_events
     cut &= (n_silent <= np.bincount(of[cut], minlength=len(c)))[of]
     n_whole, n_cut, n_long = (np.count_nonzero(x) for x in (whole, cut, c.ok & (c.n_events >= _LONG)))

@@ -162,12 +162,8 @@ def state_decides(summary: Summary) -> bool:
 
 def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
     """Every target among `goals` with what was measured."""
-    misses = missed(c, goals) if len(c) else None
-    return tuple(
-        _judge(goal, summary.figure(*_path(goal)), c, summary, misses)
-        for goal in goals
-        if not goal.per_request
-    )
+    misses, targets = missed(c, goals) if len(c) else None, [goal for goal in goals if not goal.per_request]
+    return tuple(_judge(goal, summary.figure(*_path(goal)), c, [summary], misses) for goal in targets)
 
 
 def judge_over_runs(
@@ -185,12 +181,7 @@ def judge_over_runs(
             own = [row for run in runs for row in run.targets if row.target == goal.text]
             results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
             continue
-        result, reason = _held_against(goal, figure, None)
-        doubts = [] if result == Result.INCONCLUSIVE else [_doubt(goal, result, figure, run) for run in runs]
-        doubt = next(filter(None, doubts), None)
-        results.append(
-            TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
-        )
+        results.append(_judge(goal, figure, None, runs, None))
     return tuple(results)
 
 
@@ -215,11 +206,15 @@ def _path(goal: Goal) -> tuple[str, ...]:
     return "metrics", goal.metric, str(goal.statistic)
 
 
-def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary, misses: Floats | None) -> TargetResult:
+def _judge(
+    goal: Goal, figure: Figure, c: Columns | None, runs: Sequence[Summary], misses: Floats | None
+) -> TargetResult:
+    """The target by its `figure`; `c` are the requests where that is of one run."""
     result, reason = _held_against(goal, figure, c, misses)
-    if result == Result.INCONCLUSIVE and (lower := _missed_below(goal, summary, c)):
+    if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(goal, runs[0], c)):
         result, reason = Result.FAIL, lower
-    doubt = None if result == Result.INCONCLUSIVE else _doubt(goal, result, figure, summary)
+    doubts = () if result == Result.INCONCLUSIVE else (_doubt(goal, result, figure, run) for run in runs)
+    doubt = next(filter(None, doubts), None)
     return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
 
 

@@ -12,17 +12,7 @@ from typing import Any, Final, Self
 
 from burstline.measure.record import typed_json
 from burstline.measure.record.manifest import OPTIONAL, SCHEMA
-from burstline.measure.record.verdict import (
-    HELD,
-    MOST_SHARE,
-    SLOW_CLIENT,
-    TOO_LATE,
-    Grade,
-    PercentileGrade,
-    Replies,
-    TargetResult,
-    Verdict,
-)
+from burstline.measure.record.verdict import MOST_SHARE, PercentileGrade, Replies, TargetResult, Verdict
 from burstline.measure.stats.figure import Absent, Estimate, Figure, known
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
@@ -478,10 +468,8 @@ class Summary:
 
     def spoilt_by(self, *path: str) -> str:
         """What makes the number at the path unreliable, in words; "" where nothing does."""
-        if self.verdict.has(SLOW_CLIENT) or (path[-1].endswith("_per_s") and self.has_late_rates):
-            return TOO_LATE
-        graded = self.grades.get(path[1], {}).get(path[-1]) if path[0] == "metrics" else None
-        return "" if not graded or graded.grade != Grade.UNRELIABLE else HELD if graded.held else TOO_LATE
+        is_late = path[-1].endswith("_per_s") and self.has_late_rates
+        return self.verdict.spoils(self.grades.get(path[1], {}).get(path[-1]), is_late=is_late)
 
     def rows(self) -> Iterator[NamedFigure]:
         """Every figure, named by its path: `metrics.ttft.p50`."""

@@ -67,6 +67,12 @@ class Verdict:
     def has(self, code: str) -> bool:
         return any(reason.code == code for reason in self.reasons)
 
+    def spoils(self, graded: PercentileGrade | None, *, is_late: bool) -> str:
+        """What makes a number of the run, `graded` so, unreliable, in words; "" where nothing does."""
+        if is_late or self.has(SLOW_CLIENT):
+            return TOO_LATE
+        return "" if not graded or graded.grade != Grade.UNRELIABLE else HELD if graded.held else TOO_LATE
+
 
 class Use(StrEnum):
     """What a command decides from a run."""

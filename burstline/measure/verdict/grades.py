@@ -80,13 +80,9 @@ def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileG
 
 def held(graded: Grades) -> Grades:
     """The grades where text was held on its way: what lies between events is unreliable."""
-    by = {Grade.UNRELIABLE: None}  # by the client, already
-    rows = {name: graded.get(name, {}).items() for name in ("tpot", "itl", "icl")}
-    spoilt = Grade.UNRELIABLE
-    return {**graded} | {
-        name: {p: replace(g, grade=spoilt, held=by.get(g.grade, True)) for p, g in row}
-        for name, row in rows.items()
-    }
+    bad, rows = Grade.UNRELIABLE, [(name, graded[name].items()) for name in ("tpot", "itl", "icl")]
+    spoilt = {k: {p: replace(g, grade=bad, held=g.grade != bad or None) for p, g in row} for k, row in rows}
+    return {**graded, **spoilt}
 
 
 def _graded(name: str, metric: Metric, c: Columns, error_s: Floats) -> dict[str, PercentileGrade]:

@@ -132,9 +132,8 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     if sent_late:
         effect_s, name = max(sent_late)
         names = ", ".join(each for _, each in sorted(sent_late, reverse=True))
-        moved = f"changed {name} by {time_text(effect_s)}. Unreliable: {names}."
-        text = f"The client sent requests late, which {moved}"
-        found.append(Reason("send-lag", text, MACHINE))
+        text = f"The client sent requests late, which changed {name} by {time_text(effect_s)}. "
+        found.append(Reason("send-lag", f"{text}Unreliable: {names}.", MACHINE))
     unread = known(summary.instrument.unread_fraction)
     if unread is not None and unread > MOST_SHARE:
         text = (

@@ -21,10 +21,9 @@ PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `latency` is by metric, at the sweep's percentile of it. `result` is
-    the worst of all its runs' targets, "" without any; `missed` are targets that a run missed, `unsure`
-    those that are inconclusive, each with the reason. `doubts` are the states of its runs and of the
-    comparison at its load for which it cannot be ranked. `overloaded`: requests in flight kept growing.
+    `latency` is by metric, at the sweep's percentile of it. `result` is the worst of its runs' targets, ""
+    without any; `missed` are targets that a run missed, `unsure` those that are inconclusive, with reasons.
+    `doubts`: states and causes for which it is not ranked. `overloaded`: requests in flight kept growing.
     """
 
     label: str
@@ -86,9 +85,8 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
     labels = tuple(dict.fromkeys(label for case in cases for label in case.labels))
     views = [view for case in cases for view in case.views]
     # Criteria for single requests are no bound on a percentile: only targets of whole runs are goals.
-    goals = tuple(
-        parse_goal(t) for t in dict.fromkeys(row.target for v in views for row in v.summary.targets)
-    )
+    targets = dict.fromkeys(row.target for view in views for row in view.summary.targets)
+    goals = tuple(map(parse_goal, targets))
     percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
     per_device = None not in [n_devices(view) for view in views]
     points = tuple(
