@@ -23,7 +23,7 @@ from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.forecast import read_forecast
 from burstline.machine.roofline_input import setup_of
-from burstline.measure.metrics.slo import Goal, is_spoilt, parse_goal
+from burstline.measure.metrics.slo import Goal, parse_goal, spoilt_by
 from burstline.measure.metrics.slo_evidence import bounds_of, evidence_of, latencies_of
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.decode import Share
@@ -31,7 +31,7 @@ from burstline.measure.record.record import Outcome
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import RECORDS
-from burstline.measure.record.verdict import State, Use, withheld
+from burstline.measure.record.verdict import HELD, State, Use, withheld
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page, why_open
@@ -143,11 +143,8 @@ def forecast_rate(run: Run, goals: Sequence[Goal], spec: LoadSpec) -> float:
     forecast = read_forecast(run)
     unknown = sorted({goal.metric for goal in goals} - {"ttft", "tpot", "e2e", "attainment"})
     if not isinstance(forecast, Forecast) or unknown:
-        why = (
-            f"{', '.join(unknown)} is not predicted"
-            if unknown
-            else getattr(forecast, "absent", "none was made")
-        )
+        none = getattr(forecast, "absent", "none was made")
+        why = f"{', '.join(unknown)} is not predicted" if unknown else none
         raise WorkloadError(
             f"limit: no forecast to begin at ({why}); say where the search begins: --rate R (requests per "
             "second) or --concurrency N (users at a time)"
@@ -229,8 +226,8 @@ class _Prober:
         if summary is None or look is None or not look.shares:
             return ""
         state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
-        if any(is_spoilt(goal, summary) for goal in self._goals):
-            return state or State.CLIENT_BOUND
+        if by := next(filter(None, (spoilt_by(goal, summary) for goal in self._goals)), ""):
+            return state or (by if by == HELD else State.CLIENT_BOUND)
         grows |= look.change > 0 and not self._users  # in a closed loop no queue grows
         if leaning(look, bounds_of(self._goals)) == Result.FAIL:
             state = state and withheld(summary.verdict, Use.MISSED, grows=grows)

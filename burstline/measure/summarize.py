@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from burstline.measure.metrics import throughput
 from burstline.measure.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
+from burstline.measure.metrics.gathering import BUNCHED, gathered
 from burstline.measure.metrics.instrument import instrument, pacing
 from burstline.measure.metrics.laws import broken_laws
 from burstline.measure.metrics.memory import cost, memory
@@ -45,7 +46,7 @@ from burstline.measure.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.measure.verdict.grades import grades, most_moved, moved_beyond, widened
+from burstline.measure.verdict.grades import grades, held, most_moved, moved_beyond, widened
 from burstline.measure.verdict.judge import HEADLINE, judge
 from burstline.measure.verdict.warnings import caveats
 
@@ -81,9 +82,12 @@ def summarize(
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, goals)
+    if (gathering := gathered(part.counted)) and gathering.code != BUNCHED:
+        summary = replace(summary, grades=held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
     verdict = _verdict(summary, part, manifest, status, turns, goals, not_comparable)
-    summary = replace(summary, verdict=verdict)
+    warnings = (*filter(None, [gathering]), *verdict.warnings)
+    summary = replace(summary, verdict=replace(verdict, warnings=warnings))
     return replace(summary, targets=judge_goals(goals, summary, part.counted))
 
 
@@ -284,8 +288,7 @@ def figures(
     if steady and steady.too_short:
         quantiles = {p: noted(figure, steady.too_short) for p, figure in quantiles.items()}
         average = noted(average, steady.too_short)
-    graded = graded or {}
-    moved_s = {p: each.read_effect_s for p, each in graded.items()}
+    moved_s = {p: each.read_effect_s for p, each in (graded or {}).items()}
     return MetricFigures(
         **{label(p): widened(figure, moved_s.get(label(p))) for p, figure in quantiles.items()},
         mean=average,
@@ -313,9 +316,8 @@ def _by_interval(
 
     Sends of a burst shape its load: none is late.
     """
-    if all(each.grade != Grade.AS_SENT for each in graded.values()) or not np.array_equal(
-        c.origin_s, c.due_s
-    ):
+    as_sent = any(each.grade == Grade.AS_SENT for each in graded.values())
+    if not (as_sent and np.array_equal(c.origin_s, c.due_s)):
         return graded
     own = Samples.per_request(latencies(METRICS[name], c) - np.nan_to_num(c.sent_s - c.due_s))
     in_order = _in_order(own, c, steady)

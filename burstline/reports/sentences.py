@@ -95,8 +95,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "infinitely late.",
     "rates.apart": "Tokens count when they arrive, requests when they end: over this window the output rate "
     "is not exactly {tokens} tokens times the request rate.",
-    # What the client's lateness did to a percentile.
+    # What the client's lateness, or text held on its way, did to a percentile.
     "sent.unreliable": "unreliable: the client sent requests late, which changed it by {by}",
+    "held.unreliable": "unreliable: text was held on its way, so this does not show the engine",
     "read.widened": "the client read late, which may have changed it by {by}; its interval includes that",
     "read.unreliable": "unreliable: the client read late, which may have changed it by {by}",
     "read.unknown": "unreliable: it is unknown how late the client read it",

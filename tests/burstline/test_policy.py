@@ -23,7 +23,18 @@ from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import judge_goals, parse_goal
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
-from burstline.measure.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
+from burstline.measure.record.verdict import (
+    DECIDES,
+    HELD,
+    TOO_LATE,
+    Grade,
+    PercentileGrade,
+    Reason,
+    State,
+    Use,
+    Verdict,
+    withheld,
+)
 from burstline.measure.stats.limit_search import (
     Evidence,
     Found,
@@ -35,7 +46,8 @@ from burstline.measure.stats.limit_search import (
 )
 from burstline.measure.verdict.certificate import Measured, certificate
 from burstline.reports.formats.text import text
-from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.model.comparison import Contender, _difference, alone, view_of
+from burstline.reports.model.gated import NUMBERS, Rule, _unusable
 from burstline.reports.page.digest import headline
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
@@ -82,8 +94,10 @@ def made(tmp_path_factory) -> Callable[..., Run]:
 N_PLANTED = iter(range(1, 10**6))
 
 
-def planted(run: Run, parent: Path, what: Verdict, slo: str = "") -> Run:
-    """The run as one of its own, with this verdict."""
+def planted(
+    run: Run, parent: Path, what: Verdict, slo: str = "", grade: PercentileGrade | None = None
+) -> Run:
+    """The run as one of its own, with this verdict, and this grade of all percentiles."""
     folder = parent / f"{run.name}-{(n := next(N_PLANTED))}"
     shutil.copytree(run.path, folder)
     copy = RunDir(folder)
@@ -94,6 +108,10 @@ def planted(run: Run, parent: Path, what: Verdict, slo: str = "") -> Run:
     opened = open_run(folder)
     assert opened.summary is not None
     summary = replace(opened.summary, verdict=what, forecast=None)
+    if grade is not None:
+        summary = replace(
+            summary, grades={m: dict.fromkeys(("p50", "p90", "p99"), grade) for m in ("ttft", "tpot", "e2e")}
+        )
     goals = [parse_goal(slo)] if slo else []
     write_json(
         copy.path / "summary.json",
@@ -221,13 +239,15 @@ def test_a_gate_counts_its_pairs_as_the_table_says(state, made, tmp_path, capsys
     assert found.both(outcome)
 
 
-def searched(verdicts: Callable[[int], Verdict], made, tmp_path, capsys, monkeypatch, limit_at=10.0):
+def searched(
+    verdicts: Callable[[int], Verdict], made, tmp_path, capsys, monkeypatch, limit_at=10.0, grade=None
+):
     """A search in which probe k has the verdict `verdicts(k)`: what it told, and its limit.json."""
     random, at, evidence = np.random.default_rng(3), iter(range(1, 100)), {}
 
     def carry_out(settings, *_: object) -> Ended:
         users, n = settings.spec.concurrency, min(settings.spec.requests, 4000)
-        run = planted(made(), tmp_path / "runs", verdicts(next(at)))
+        run = planted(made(), tmp_path / "runs", verdicts(next(at)), grade=grade)
         middle = 4 * np.log(users / limit_at) - 0.3 * 1.2816
         evidence[run.path] = Evidence((random.lognormal(middle, 0.3, n),), None)
         return Ended(RunDir(run.path), 0, interrupted=False, error=None)
@@ -254,6 +274,30 @@ def test_a_search_uses_its_probes_as_the_table_says(state, made, tmp_path, capsy
     assert found.both(f"The last 3 probes could not decide: {state}. {WHY} Do so.")
     assert not found.both("more requests")
     assert not found.both("at most 5%")
+
+
+SPOILT = {
+    "held": (PercentileGrade(Grade.UNRELIABLE, held=True), HELD),
+    "late": (PercentileGrade(Grade.UNRELIABLE), TOO_LATE),
+}
+
+
+@pytest.mark.parametrize(("grade", "cause"), SPOILT.values(), ids=SPOILT)
+def test_every_command_says_why_a_number_is_unreliable(grade, cause, made, tmp_path, capsys, monkeypatch):
+    state = HELD if grade.held else "CLIENT-BOUND"
+    warned = replace(verdict(State.VALID), warnings=(Reason("held-to-end", WHY, "Do so."),))
+    spoilt = planted(made(concurrency=8), tmp_path, warned, SLO["met"], grade)
+    with_slo = spoilt.summary.targets[0]
+    assert (with_slo.result, with_slo.reason.startswith(f"{cause}: ")) == ("inconclusive", True)
+    assert _unusable(spoilt, Rule((NUMBERS["e2e.p50"],), 0.05, 8)).startswith(f"{cause}: its ")
+    found = compared([planted(made(concurrency=2), tmp_path, warned, SLO["met"]), spoilt], tmp_path, capsys)
+    assert found.both(f"not reliable: vllm at concurrency 8 ({state})")
+    contender = Contender("a", (view_of(spoilt),))
+    absent = _difference(contender, contender, ("metrics", "tpot", "p50"), interleaved=False)
+    assert absent.reason == f"{cause} in {spoilt.name}: tpot p50 is unreliable"
+    found, saved = searched(lambda _: warned, made, tmp_path, capsys, monkeypatch, grade=grade)
+    assert (found.code, saved["state"]) == (exit_codes.INCONCLUSIVE, "lost")
+    assert found.both(f"The last 3 probes could not decide: {state}. {WHY} Do so.")
 
 
 def test_a_disturbed_probe_is_repeated_and_the_search_goes_on(made, tmp_path, capsys, monkeypatch):

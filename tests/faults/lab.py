@@ -72,12 +72,13 @@ def shoot(
     api_key: str | None = None,
     every_ms: float = 0.0,
     n_prompt_tok: int = N_PROMPT_TOK,
+    n_output_tok: int = N_OUTPUT_TOK,
     **options: object,
 ) -> Shot:
     """Fire `n` requests, all at once or one `every_ms`, by a driver of this process; decode its captures."""
     folder.mkdir(exist_ok=True)
     prompt = array("I", range(n_prompt_tok))
-    requests = tuple(Request(k, prompt, None, n_prompt_tok, N_OUTPUT_TOK) for k in range(n))
+    requests = tuple(Request(k, prompt, None, n_prompt_tok, n_output_tok) for k in range(n))
     Counters.create(folder / "counters", 1).close()
     target = target_at(url, "m", Secret(api_key) if api_key else None)
     job = Job(

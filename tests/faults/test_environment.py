@@ -21,7 +21,10 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.progress import progress_for
+from burstline.measure.metrics.gathering import gathered
+from burstline.measure.record.columns import columns_of
 from burstline.measure.record.rundir import open_run
+from burstline.measure.record.tables import record_table
 from burstline.servers.host.process import free_port
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Shot, burstline, counted, noted, shoot, verb
@@ -320,3 +323,25 @@ def test_behind_nginx_every_request_is_whole(name: str, trusting: Path, tmp_path
     noted(f"behind nginx: {name}", "60 ok", counted(shot.outcomes), shot.time_s)
     assert shot.outcomes == Counter(ok=60), shot.errors
     assert all(len(record.token_ns) == 3 for record in shot.records)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@pytest.mark.parametrize(
+    ("more", "n_output_tok", "code"),
+    [
+        ("proxy_http_version 1.0;", 200, "held-by-size"),
+        ("proxy_http_version 1.0;", 10, "bunched"),
+        ("proxy_http_version 1.0; proxy_buffering off;", 200, None),
+    ],
+)
+def test_text_that_nginx_gathers_is_named(
+    more: str, n_output_tok: int, code: str | None, tmp_path: Path
+) -> None:
+    """The server ends its reply with the connection, as h11 does for HTTP/1.0."""
+    script = Script(ttft_s=0.05, gaps_s=(0.01,), chunked=False)
+    with truth_server(script) as truth, nginx(tmp_path, truth.url, more, None) as url:
+        shot = shoot(url, tmp_path / "shot", 20, every_ms=5, n_output_tok=n_output_tok)
+    assert shot.outcomes == Counter(ok=20), shot.errors
+    reason = gathered(columns_of(record_table(shot.records)))
+    assert (reason and reason.code) == code

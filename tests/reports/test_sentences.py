@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from burstline.cli import main
 from burstline.measure.metrics.audit import audit, compared
+from burstline.measure.metrics.gathering import gathered
 from burstline.measure.metrics.steady_state import ColdStart
 from burstline.measure.record.decode import Reading
 from burstline.measure.record.manifest import Manifest
@@ -49,6 +50,7 @@ from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
 from tests.burstline.test_limit import BOUNDS, FOUND, PROBES
 from tests.measure.making import judged
+from tests.measure.test_gathering import HELD, many
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"
@@ -170,6 +172,8 @@ def reasons() -> Iterator[Reason]:
     yield from replies_differ(audit(REPLIES["more"]))
     yield from (reason for each in SECOND for reason in misread(replace(Audit(), second_reader=each)))
     yield from caveats(warned(instrument=Instrument(others_cpu_fraction=at(0.8))), MANIFEST)
+    held = {code: gathered(many(make)) for make, code in HELD.values()}
+    yield from filter(None, held.values())
 
 
 def warned(counts: dict[str, int] = OK, **sections: Section) -> Summary:

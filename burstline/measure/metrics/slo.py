@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from burstline.measure.metrics.definitions import METRICS, QUANTILES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import SLOW_CLIENT, Grade, State, TargetResult, Use, time_text, withheld
+from burstline.measure.record.verdict import Grade, State, TargetResult, Use, time_text, withheld
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from burstline.measure.stats.figure import Result, noted
 from burstline.measure.stats.shares import clopper_pearson
@@ -162,12 +162,8 @@ def state_decides(summary: Summary) -> bool:
 
 def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
     """Every target among `goals` with what was measured."""
-    misses = missed(c, goals) if len(c) else None
-    return tuple(
-        _judge(goal, summary.figure(*_path(goal)), c, summary, misses)
-        for goal in goals
-        if not goal.per_request
-    )
+    misses, targets = missed(c, goals) if len(c) else None, [goal for goal in goals if not goal.per_request]
+    return tuple(_judge(goal, summary.figure(*_path(goal)), c, [summary], misses) for goal in targets)
 
 
 def judge_over_runs(
@@ -185,12 +181,7 @@ def judge_over_runs(
             own = [row for run in runs for row in run.targets if row.target == goal.text]
             results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
             continue
-        result, reason = _held_against(goal, figure, None)
-        doubts = [] if result == Result.INCONCLUSIVE else [_doubt(goal, result, figure, run) for run in runs]
-        doubt = next(filter(None, doubts), None)
-        results.append(
-            TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
-        )
+        results.append(_judge(goal, figure, None, runs, None))
     return tuple(results)
 
 
@@ -215,19 +206,23 @@ def _path(goal: Goal) -> tuple[str, ...]:
     return "metrics", goal.metric, str(goal.statistic)
 
 
-def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary, misses: Floats | None) -> TargetResult:
+def _judge(
+    goal: Goal, figure: Figure, c: Columns | None, runs: Sequence[Summary], misses: Floats | None
+) -> TargetResult:
+    """The target by its `figure`; `c` are the requests where that is of one run."""
     result, reason = _held_against(goal, figure, c, misses)
-    if result == Result.INCONCLUSIVE and (lower := _missed_below(goal, summary, c)):
+    if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(goal, runs[0], c)):
         result, reason = Result.FAIL, lower
-    doubt = None if result == Result.INCONCLUSIVE else _doubt(goal, result, figure, summary)
+    doubts = () if result == Result.INCONCLUSIVE else (_doubt(goal, result, figure, run) for run in runs)
+    doubt = next(filter(None, doubts), None)
     return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
 
 
 def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
     """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
     grade = summary.grades.get(goal.metric, {}).get(str(goal.statistic))
-    if is_spoilt(goal, summary):
-        return f"the client was too late to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
+    if by := spoilt_by(goal, summary):
+        return f"{by}: it spoils {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
     if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
         return "late reads could change the result"
@@ -241,17 +236,14 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     return f"the run is {state}{f': {why}' if why else f', so this does not count (measured: {result})'}"
 
 
-def is_spoilt(goal: Goal, summary: Summary) -> bool:
-    """Whether the client's lateness spoilt the goal's percentile; of a share, those up to it; or the load."""
-    places = [(goal.metric, str(goal.statistic))]
+def spoilt_by(goal: Goal, summary: Summary) -> str:
+    """What spoilt the goal's number or a share's criteria, in words; "" where nothing did."""
+    places = [_path(goal)]
     if goal.metric in SHARES:
         most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
         ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
-        places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
-    graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
-    late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
-    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
-    return late or summary.verdict.has(SLOW_CLIENT)
+        places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
+    return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
 
 def _held_against(

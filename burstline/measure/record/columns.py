@@ -25,7 +25,7 @@ _NUMBERS: Final = (
 )  # fmt: skip
 _KEPT: Final = (
     "index", "outcome", "prompt_source", "output_source", "output_gap_tok", "split", "finish_reason", "error",
-    "beyond_tok",
+    "beyond_tok", "n_events",
 )  # fmt: skip
 
 

@@ -466,6 +466,11 @@ class Summary:
             node, names = node.get(names[0]), names[1:]
         return node.figure(names[0]) if isinstance(node, Section) and names else LACKING
 
+    def spoilt_by(self, *path: str) -> str:
+        """What makes the number at the path unreliable, in words; "" where nothing does."""
+        is_late = path[-1].endswith("_per_s") and self.has_late_rates
+        return self.verdict.spoils(self.grades.get(path[1], {}).get(path[-1]), is_late=is_late)
+
     def rows(self) -> Iterator[NamedFigure]:
         """Every figure, named by its path: `metrics.ttft.p50`."""
         for slot in fields(self):

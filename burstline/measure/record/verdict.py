@@ -67,6 +67,12 @@ class Verdict:
     def has(self, code: str) -> bool:
         return any(reason.code == code for reason in self.reasons)
 
+    def spoils(self, graded: PercentileGrade | None, *, is_late: bool) -> str:
+        """What makes a number of the run, `graded` so, unreliable, in words; "" where nothing does."""
+        if is_late or self.has(SLOW_CLIENT):
+            return TOO_LATE
+        return "" if not graded or graded.grade != Grade.UNRELIABLE else HELD if graded.held else TOO_LATE
+
 
 class Use(StrEnum):
     """What a command decides from a run."""
@@ -130,17 +136,22 @@ class Grade(StrEnum):
     UNRELIABLE = "unreliable"
 
 
+TOO_LATE, HELD = "the client was too late", "text was held on the way from the engine to here"
+
+
 @dataclass(frozen=True, slots=True)
 class PercentileGrade:
     """One percentile's grade. Effects are seconds by which lateness moves it, None where that is unknown.
 
-    `as_sent_s` is the percentile counted from the send, where that differs from the one shown.
+    `as_sent_s` is the percentile counted from the send, where that differs from the one shown. `held`: not
+    the client, but what held text on its way, makes it unreliable.
     """
 
     grade: Grade
     send_effect_s: float | None = None
     read_effect_s: float | None = None
     as_sent_s: float | None = None
+    held: bool | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def is_sent_late(self) -> bool:

@@ -23,7 +23,7 @@ from burstline.measure.metrics.definitions import (
     samples_of,
 )
 from burstline.measure.record.columns import Columns, Floats
-from burstline.measure.record.verdict import Grade, PercentileGrade, is_unreliable, tolerance_s
+from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, is_unreliable, tolerance_s
 from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.measure.stats.quantiles import Samples, quantile_of
 
@@ -76,6 +76,13 @@ def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileG
     error_s += beyond_s
     error_s[np.isnan(error_s)] = np.inf
     return {name: _graded(name, METRICS[name], c, error_s) for name in _OF_THE_SERVER}
+
+
+def held(graded: Grades) -> Grades:
+    """The grades where text was held on its way: what lies between events is unreliable."""
+    bad, rows = Grade.UNRELIABLE, [(name, graded[name].items()) for name in ("tpot", "itl", "icl")]
+    spoilt = {k: {p: replace(g, grade=bad, held=g.grade != bad or None) for p, g in row} for k, row in rows}
+    return {**graded, **spoilt}
 
 
 def _graded(name: str, metric: Metric, c: Columns, error_s: Floats) -> dict[str, PercentileGrade]:

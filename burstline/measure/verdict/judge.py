@@ -132,9 +132,8 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     if sent_late:
         effect_s, name = max(sent_late)
         names = ", ".join(each for _, each in sorted(sent_late, reverse=True))
-        moved = f"changed {name} by {time_text(effect_s)}. Unreliable: {names}."
-        text = f"The client sent requests late, which {moved}"
-        found.append(Reason("send-lag", text, MACHINE))
+        text = f"The client sent requests late, which changed {name} by {time_text(effect_s)}. "
+        found.append(Reason("send-lag", f"{text}Unreliable: {names}.", MACHINE))
     unread = known(summary.instrument.unread_fraction)
     if unread is not None and unread > MOST_SHARE:
         text = (
@@ -151,7 +150,8 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     for metric in metrics:
         figures = summary.metrics.get(metric)
         bound_s, value_s = (known(figures.instrument_error), known(figures.p50)) if figures else (None, None)
-        if bound_s is not None and value_s is not None and bound_s > value_s:
+        held = any(each.held for each in summary.grades.get(metric, {}).values())
+        if bound_s is not None and value_s is not None and bound_s > value_s and not held:
             error, value = time_text(bound_s), time_text(value_s)
             text = f"The client's error, {error}, is larger than {metric.upper()} p50, {value}."
             found.append(Reason("read-lag", text, MACHINE))
@@ -164,7 +164,7 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
         (math.inf if each.read_effect_s is None else each.read_effect_s, f"{metric.upper()} {p}")
         for metric, row in summary.grades.items()
         for p, each in row.items()
-        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE and not each.is_sent_late
+        if (metric, p) in decisive and each.grade == Grade.UNRELIABLE and not (each.is_sent_late or each.held)
     ]
     if not unreliable:
         return []

@@ -21,7 +21,7 @@ from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import SLOW_CLIENT, Grade, Reason
+from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.across_runs import over_runs, percentile_over_runs
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.significance import Answer, Contrast, Difference, between_runs, judged
@@ -183,15 +183,6 @@ class View:
         n = self.summary.window.n_warm_up
         return isinstance(n, Estimate) and n.point > 0
 
-    def grade(self, path: Path) -> Grade:
-        """The grade of the number at `path`; what has none is ok."""
-        if self.summary.verdict.has(SLOW_CLIENT) or (path[0] == "throughput" and self.summary.has_late_rates):
-            return Grade.UNRELIABLE
-        if path[0] != "metrics":
-            return Grade.OK
-        graded = self.summary.grades.get(path[1], {}).get(path[2])
-        return graded.grade if graded else Grade.OK
-
     @cached_property
     def shown(self) -> Shown:
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
@@ -276,8 +267,8 @@ def contrasts_of(
 def _difference(a: Contender, b: Contender, path: Path, *, interleaved: bool) -> Difference | Absent:
     """Of the numbers that the table shows, with the scatter of the runs' own."""
     for view in (*a.views, *b.views):
-        if view.grade(path) == Grade.UNRELIABLE:
-            return Absent(f"the client was too late in {view.name}: {' '.join(path[1:])} is unreliable")
+        if by := view.summary.spoilt_by(*path):
+            return Absent(f"{by} in {view.name}: {' '.join(path[1:])} is unreliable")
     of_a, of_b = a.points(path), b.points(path)
     for values in (of_a, of_b):
         if isinstance(values, Absent):

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from burstline.measure.record.rundir import Run
-from burstline.measure.record.verdict import Grade, Reason, State, Use, withheld
+from burstline.measure.record.verdict import Reason, State, Use, withheld
 from burstline.measure.stats.estimates import Absent, Estimate, Floats
 from burstline.measure.stats.limit_search import MOST_LOST
 from burstline.measure.stats.sequential import LEAST_SERIES, Look, look, series
@@ -195,8 +195,8 @@ def _unusable(run: Run, rule: Rule) -> str | None:
             return f"it has no {headline.title}: {figure.reason}"
         if not 0 < figure.point < math.inf:
             return f"its {headline.title} is {figure.point:g}"
-        if view.grade(headline.path) == Grade.UNRELIABLE:
-            return f"the client was too late: its {headline.title} is unreliable"
+        if by := view.summary.spoilt_by(*headline.path):
+            return f"{by}: its {headline.title} is unreliable"
     return None
 
 

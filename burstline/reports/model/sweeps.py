@@ -8,7 +8,7 @@ from typing import Final
 
 from burstline.measure.metrics.slo import Goal, parse_goal
 from burstline.measure.record.manifest import ServerFacts
-from burstline.measure.record.verdict import QUEUE_GREW, Grade, State, Use, withheld
+from burstline.measure.record.verdict import HELD, QUEUE_GREW, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
 from burstline.reports.model.comparison import OUTPUT, Case, Contender, View
 from burstline.reports.model.sweep_load import SweepLoad, load_of, work_asked
@@ -21,10 +21,9 @@ PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `latency` is by metric, at the sweep's percentile of it. `result` is
-    the worst of all its runs' targets, "" without any; `missed` are targets that a run missed, `unsure`
-    those that are inconclusive, each with the reason. `doubts` are the states of its runs and of the
-    comparison at its load for which it cannot be ranked. `overloaded`: requests in flight kept growing.
+    `latency` is by metric, at the sweep's percentile of it. `result` is the worst of its runs' targets, ""
+    without any; `missed` are targets that a run missed, `unsure` those that are inconclusive, with reasons.
+    `doubts`: states and causes for which it is not ranked. `overloaded`: requests in flight kept growing.
     """
 
     label: str
@@ -86,9 +85,8 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
     labels = tuple(dict.fromkeys(label for case in cases for label in case.labels))
     views = [view for case in cases for view in case.views]
     # Criteria for single requests are no bound on a percentile: only targets of whole runs are goals.
-    goals = tuple(
-        parse_goal(t) for t in dict.fromkeys(row.target for v in views for row in v.summary.targets)
-    )
+    targets = dict.fromkeys(row.target for view in views for row in view.summary.targets)
+    goals = tuple(map(parse_goal, targets))
     percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
     per_device = None not in [n_devices(view) for view in views]
     points = tuple(
@@ -134,9 +132,9 @@ def _point(
     results = {row.result for row in judged}
     n = (n_devices(views[0]) or 1) if per_device else 1
     shown = (OUTPUT.path, *(("metrics", metric, p) for metric, p in percentile.items()))
-    states = [withheld(view.summary.verdict, Use.RANKED) for view in views]
-    if any(view.grade(path) == Grade.UNRELIABLE for view in views for path in shown):
-        states.append(State.CLIENT_BOUND)
+    states: list[str | None] = [withheld(view.summary.verdict, Use.RANKED) for view in views]
+    spoilt = filter(None, (view.summary.spoilt_by(*path) for view in views for path in shown))
+    states += [by if by == HELD else State.CLIENT_BOUND for by in spoilt]
     if case.gate.state == State.NOT_COMPARABLE:
         states.append(State.NOT_COMPARABLE)
     return Point(

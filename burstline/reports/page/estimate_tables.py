@@ -150,6 +150,8 @@ def _value(
 
 def _lateness(figure: Estimate, graded: PercentileGrade) -> str:
     """What the client's lateness did to a percentile; "" where that is not worth a word."""
+    if graded.held:
+        return say("held.unreliable")
     if graded.is_sent_late and graded.send_effect_s is not None:
         return say("sent.unreliable", by=duration(graded.send_effect_s))
     moved_s, unreliable = graded.read_effect_s, graded.grade == Grade.UNRELIABLE

@@ -163,7 +163,7 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
 
 def _told(verdict: Verdict) -> str:
     """The first reason, and what to do."""
-    return " ".join(f"{reason.text} {reason.advice}" for reason in verdict.reasons[:1])
+    return " ".join(f"{reason.text} {reason.advice}" for reason in (*verdict.reasons, *verdict.warnings)[:1])
 
 
 def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:

@@ -1,0 +1,228 @@
+"""What held text on its way to the client is named, and nothing that an engine or a late client does."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from burstline.loadgen.capture.capture import NO_STAMP, Reads
+from burstline.measure.metrics.gathering import gathered
+from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.record.columns import Columns, columns_of
+from burstline.measure.record.record import Record, record_of
+from burstline.measure.record.tables import record_table
+from burstline.measure.record.verdict import Grade, State
+from burstline.measure.stats.figure import Result
+from burstline.measure.summarize import summarize
+from tests.measure.making import DONE, HEAD, MS, capture, chunk, conditions, event, request
+from tests.servers.golden import decode_completion
+
+Pieces = list[tuple[float, bytes]]
+"""What is written, and at how many ms."""
+Make = Callable[[int], Pieces]
+"""A reply of so many tokens."""
+N_TOK = 96
+
+
+def engine(
+    n_tok: int = N_TOK, ttft_ms: float = 100.0, *, every: int = 1, more: bytes = b"", gap_ms: float = 20.0
+) -> Pieces:
+    """One token each `gap_ms`, or one event with `every` of them; `more` comes with each event."""
+    token = chunk(event(every, text="x" * 180) + more)
+    pieces = [(ttft_ms + gap_ms * k, token) for k in range(0, n_tok, every)]
+    last_ms = pieces[-1][0]
+    end = chunk(event(0, text="", finish="length")) + chunk(DONE) + b"0\r\n\r\n"
+    return [(5.0, HEAD), *pieces, (last_ms, end)]
+
+
+def by_size(pieces: Pieces, n_bytes: int, every_ms: float = 0.0) -> Pieces:
+    """Forwarded when a buffer of so many bytes is full, at most one each `every_ms`."""
+    made, held, free_ms = [pieces[0]], b"", 0.0
+    for at_ms, data in pieces[1:]:
+        held += data
+        while len(held) >= n_bytes:
+            free_ms = max(at_ms, free_ms + every_ms)
+            made.append((free_ms, held[:n_bytes]))
+            held = held[n_bytes:]
+    return [*made, (max(pieces[-1][0], free_ms + every_ms), held)]
+
+
+def by_beat(pieces: Pieces, beat_ms: float) -> Pieces:
+    """Forwarded at each beat."""
+    beats: dict[float, bytes] = {}
+    for at_ms, data in pieces[1:]:
+        beat = -(-at_ms // beat_ms) * beat_ms
+        beats[beat] = beats.get(beat, b"") + data
+    return [pieces[0], *beats.items()]
+
+
+def to_end(pieces: Pieces) -> Pieces:
+    return [pieces[0], (pieces[-1][0], b"".join(data for _, data in pieces[1:]))]
+
+
+def in_groups(pieces: Pieces, *sizes: int, after: bytes = b"") -> Pieces:
+    """The engine writes so many whole events at once, in turns, and `after` them an event of no token."""
+    made, rest, turns = [pieces[0]], pieces[1:], cycle(sizes)
+    while rest:
+        now, rest = rest[: (n := next(turns))], rest[n:]
+        made.append((now[-1][0], b"".join(data for _, data in now) + after * bool(rest)))
+    return made
+
+
+SILENT = event(0, text="")
+
+
+def reply(
+    pieces: Pieces, index: int = 0, *, n_tok: int = N_TOK, slept_ms: float = 0.5, stamped: bool = True
+) -> Record:
+    """The record of a reply whose reads came so, by a client that slept so long before each."""
+    at_ns = np.array([round(ms * MS) for ms, _ in pieces], dtype=np.int64)
+    reads = Reads(
+        at_ns + 20_000,
+        at_ns if stamped else np.full(len(at_ns), NO_STAMP),
+        np.cumsum([len(data) for _, data in pieces], dtype=np.int64),
+        b"".join(data for _, data in pieces),
+        np.full(len(at_ns), round(slept_ms * MS)),
+    )
+    asked = replace(request(n_tok), index=index)
+    return record_of(asked, replace(capture(reads), index=index), decode_completion)
+
+
+def many(make: Make, n: int = 20, *, longer: int = 8, **how: float) -> Columns:
+    """Replies, each `longer` than the one before by so many tokens, or again as the first after ten."""
+    lengths = [N_TOK + longer * (k % 10) for k in range(n)]
+    return columns_of(
+        record_table([reply(make(n_tok), k, n_tok=n_tok, **how) for k, n_tok in enumerate(lengths)])
+    )
+
+
+HELD: dict[str, tuple[Make, str]] = {
+    "buffers of 4 KiB": (lambda n: by_size(engine(n), 4096), "held-by-size"),
+    "buffers of 8 KiB": (lambda n: by_size(engine(n), 8192), "held-by-size"),
+    "full 16 KiB only": (lambda n: by_size(engine(n), 16384), "held-by-size"),
+    "a full link": (lambda n: by_size(engine(n), 1448, every_ms=110), "held-by-size"),
+    "all at the end": (lambda n: to_end(engine(n)), "held-to-end"),
+    "more than the reply has": (lambda n: by_size(engine(n), 1 << 20), "held-to-end"),
+    "a beat of 50 ms": (lambda n: by_beat(engine(n), 50), "bunched"),
+    "a beat of 200 ms": (lambda n: by_beat(engine(n), 200), "bunched"),
+    "three whole events at once": (lambda n: in_groups(engine(n), 3), "bunched"),
+}
+
+
+@pytest.mark.parametrize(("make", "code"), HELD.values(), ids=HELD)
+def test_what_held_text_on_its_way_is_named(make: Make, code: str) -> None:
+    reason = gathered(many(make))
+    assert reason is not None
+    assert reason.code == code
+    for remedy in (
+        "proxy_buffering off",
+        "proxy_http_version 1.1",
+        "option http-no-delay",
+        "X-Accel-Buffering",
+    ):
+        assert remedy in reason.advice
+
+
+def test_short_replies_at_once_and_longer_ones_in_buffers_are_one_finding() -> None:
+    makes = [HELD["all at the end"][0], HELD["full 16 KiB only"][0]]
+    reason = gathered(columns_of(record_table([reply(makes[k % 3 > 0](N_TOK), k) for k in range(24)])))
+    assert reason is not None
+    assert reason.code == "held-by-size"
+
+
+UNKNOWN: dict[str, tuple[Make, int, str]] = {
+    "a token and an empty event each": (
+        lambda n: in_groups(engine(n, more=SILENT), 5),
+        8,
+        "came with the one",
+    ),
+    "an empty event after each group": (
+        lambda n: in_groups(engine(n), 4, 7, 5, after=chunk(SILENT)),
+        8,
+        "came",
+    ),
+    "few groups, an empty event after each": (
+        lambda n: in_groups(engine(n), 60, after=chunk(SILENT)),
+        0,
+        "came",
+    ),
+    "without pacing, in one write": (lambda n: to_end(engine(n, gap_ms=0)), 8, "All text of 20 of 20"),
+    "hardly slower with each event": (lambda n: to_end(engine(n, gap_ms=0.05)), 8, "All text of 20 of 20"),
+    "all of one length at the end": (lambda n: to_end(engine(n)), 0, "All text of 20 of 20"),
+}
+"""What an engine may do as well as a proxy, by how many tokens each reply is longer, and what is said."""
+
+
+@pytest.mark.parametrize(("make", "longer", "said"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_an_engine_may_write_itself_is_not_called_held(make: Make, longer: int, said: str) -> None:
+    columns = many(make, longer=longer)
+    reason = gathered(columns)
+    assert reason is not None
+    assert (reason.code, said in reason.text) == ("bunched", True)
+    assert "the server or a proxy" in reason.text
+    assert not any(
+        each.held for row in summarize(columns, **conditions()).grades.values() for each in row.values()
+    )
+
+
+ORDINARY: dict[str, tuple[Make, dict[str, float]]] = {
+    "an engine": (engine, {}),
+    "after a long queue": (lambda n: engine(n, 60_000), {}),
+    "one event with 8 tokens": (lambda n: engine(n, every=8), {}),
+    "one event with all tokens": (lambda n: engine(n, every=n), {}),
+    "an event without text after each": (lambda n: engine(n, more=SILENT), {}),
+    "a beat of 20 ms": (lambda n: by_beat(engine(n), 20), {}),
+    "a link that cuts each event": (lambda n: by_size(engine(n), 100), {}),
+    "the client slept": (lambda n: by_beat(engine(n), 200), {"slept_ms": 195}),
+    "the client slept all the time": (lambda n: to_end(engine(n)), {"slept_ms": 1900}),
+    "no kernel stamps": (lambda n: by_size(engine(n), 4096), {"stamped": False}),
+}
+
+
+@pytest.mark.parametrize(("make", "how"), ORDINARY.values(), ids=ORDINARY)
+def test_what_an_engine_or_a_late_client_does_is_not(make: Make, how: dict[str, float]) -> None:
+    assert gathered(many(make, **how)) is None
+
+
+def test_a_hundred_ordinary_runs_have_no_such_note() -> None:
+    """Engines of any speed that sometimes stall and then write what they have; clients that sleep."""
+    rng = np.random.default_rng(77)
+
+    def stalling(n_tok: int) -> Iterator[tuple[float, bytes]]:
+        at_ms, ready_ms = float(rng.uniform(5, 5000)), 0.0
+        gap_ms, share = float(rng.uniform(1, 100)), float(rng.uniform(0, 0.1))
+        yield 4.0, HEAD
+        for _ in range(n_tok):
+            at_ms += gap_ms * float(rng.uniform(0.7, 1.3))
+            ready_ms = max(at_ms, ready_ms)
+            yield ready_ms, chunk(event(1))
+            if rng.random() < share:
+                ready_ms = at_ms + 5 * gap_ms
+        yield ready_ms, chunk(event(0, text="", finish="length")) + chunk(DONE) + b"0\r\n\r\n"
+
+    def reads(n_tok: int) -> Pieces:
+        joined: dict[float, bytes] = {}
+        for at_ms, data in stalling(n_tok):
+            joined[at_ms] = joined.get(at_ms, b"") + data
+        return list(joined.items())
+
+    for _ in range(100):
+        assert gathered(many(reads, 12, slept_ms=float(rng.uniform(0.1, 1)))) is None
+
+
+@pytest.mark.parametrize(("make", "spoilt"), [(HELD["all at the end"][0], True), (engine, False)])
+def test_no_slo_on_tpot_is_judged_where_text_was_held(make: Make, spoilt: bool) -> None:
+    targets = ("tpot.p50<=5s", "itl.p50<=5s", "e2e.p50<=500s", "attainment>=0.5", "tpot<=5s")
+    summary = summarize(many(make), **conditions(goals=[parse_goal(each) for each in targets]))
+    assert summary.verdict.state == State.VALID
+    results = {each.target.partition("<")[0].partition(">")[0]: each for each in summary.targets}
+    assert [results[name].result == Result.PASS for name in ("tpot.p50", "itl.p50", "attainment")] == [
+        not spoilt
+    ] * 3
+    assert ("held on the way" in results["tpot.p50"].reason) == spoilt
+    assert results["e2e.p50"].result == Result.PASS
+    assert (summary.grades["tpot"]["p50"].grade == Grade.UNRELIABLE) == spoilt
+    assert summary.grades["e2e"]["p50"].grade == Grade.OK
+    assert any(each.code == "held-to-end" for each in summary.verdict.warnings) == spoilt
