@@ -55,8 +55,9 @@ def gathered(c: Columns) -> Reason | None:
             text = f"Text came {n[cut].mean():.3g} events at a time, cut within an event: a proxy fills"
             return Reason("held-by-size", f"{text} buffers, or a link is full. {spoilt}.", _ADVICE)
         text, use = f"All text of {n_whole:,} of {n_long:,} replies came at once", "E2E, not TPOT or ITL"
-        x, y = n[whole], wait_s[whole]
-        slope_s, noise = np.polyfit(x, y, 1, cov=True) if np.ptp(x) else (np.zeros(2), np.zeros((2, 2)))
-        if slope_s[0] - 3 * noise[0, 0] ** 0.5 > _TOGETHER_S:  # made one by one, then: something held them
+        x, y = n[whole] - n[whole].mean(), wait_s[whole] - wait_s[whole].mean()
+        slope_s = (x * y).sum() / max((x * x).sum(), 1.0)
+        noise_s2 = ((y - slope_s * x) ** 2).sum() / (len(x) - 2) / max((x * x).sum(), 1.0)
+        if slope_s - 3 * noise_s2**0.5 > _TOGETHER_S:  # made one by one, then: something held them
             return Reason("held-to-end", f"{text}, longer ones later: {spoilt}.", _ADVICE)
     return Reason(BUNCHED, f"{text}: the server or a proxy writes several at once.", f"Use {use}. {_ADVICE}")
