@@ -15,7 +15,7 @@ from burstline.roofline.device.calibration import Constants
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.predict.bound import CACHE_REACH
-from burstline.roofline.predict.kernels import Amounts, Products, decode_s, prefill_s, product_s
+from burstline.roofline.predict.kernels import Amounts, Products, Work, decode_s, op_s, prefill_s, product_s
 
 FOLDERS = {
     "a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "h200_sxm": "h200-sxm-141g", "l40s": "l40s",
@@ -74,7 +74,7 @@ def _of(folder: Path, device: Device) -> Iterator[Table]:
     yield _decodes(folder, device)
     yield _prefills(folder, device)
     if (folder / "custom_allreduce_perf_vllm.parquet").is_file():
-        yield _all_reduces(folder, device)
+        yield from _all_reduces(folder, device)
 
 
 def _products(
@@ -150,18 +150,24 @@ def _prefills(folder: Path, device: Device) -> Table:
     return Table(device, "prefill attention", seconds, predict, flops / peak, cold)
 
 
-def _all_reduces(folder: Path, device: Device) -> Table:
+def _all_reduces(folder: Path, device: Device) -> Iterator[Table]:
     """vLLM's own kernel in a CUDA graph; `message_size` counts elements."""
     frame = pd.read_parquet(folder / "custom_allreduce_perf_vllm.parquet")
     frame = frame[frame.backend == "vllm_graph"]
     sizes = zip(2.0 * frame.message_size, frame.num_gpus, strict=True)
+    link, stands = device.links[0], np.zeros(len(frame))
     ideal_s = np.array([collective_s("all_reduce", size, int(n), device.links)[0] for size, n in sizes])
+    message, n = 2.0 * frame.message_size.to_numpy(float), frame.num_gpus.to_numpy(float)
+    known = {"ideal_s": ideal_s, "message_bytes": message, "n_ranks": n, "in_switch": stands + link.in_switch}
+    x = Work(*[stands] * len(Work._fields))._replace(**known, link_bytes_per_s=stands + link.bytes_per_s)
 
     def predict(of: Constants) -> Amounts:
-        return np.asarray(of.launch_s + ideal_s / of.link)
+        return np.asarray(op_s("collective", of, x))
 
-    cold = np.ones(len(frame), bool)
-    return Table(device, "all-reduces", frame.latency.to_numpy(float) * 1e-3, predict, ideal_s, cold)
+    seconds = frame.latency.to_numpy(float) * 1e-3
+    yield Table(device, "all-reduces", seconds, predict, ideal_s, np.ones(len(frame), bool))
+    middle = (n == 8) & (message >= 2**16) & (message <= 2**24)
+    yield Table(device, "all-reduces, 8 ranks, 64 kB to 16 MB", seconds, predict, ideal_s, middle)
 
 
 TOLERANCE = 0.02

@@ -39,6 +39,7 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict import capacity
 from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
@@ -382,6 +383,9 @@ def fits(slots: Sequence[Slot]) -> Iterator[str]:
             yield f"{slot.cell}, {counted(n, 'GPU')}: {_fit(slot, settings, parallel)}"
 
 
+_FITS = {"yes": "fits", "no": "does not fit", "within the band": "fits or not, within the band"}
+
+
 def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
     n_tok = checked(slot.workload.spec).longest_tok
     assert slot.platform is not None
@@ -393,8 +397,9 @@ def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
         kv = room(model, quant, parallel, device, utilisation=settings.gpu_memory_utilization or 0.9)
     except RooflineError as error:
         return f"does not fit: {error}"
-    fit = f"fits, {kv.weight_bytes / 1e9:.1f} GB of weights a GPU"
+    weights = f"{kv.weight_bytes / 1e9:.1f} GB of weights a GPU"
     if n_tok is None:
-        return fit
+        return f"fits, {weights}"
     most = largest_batch(model, quant, parallel, kv, n_tok)
-    return f"{fit}, room for {counted(most, 'request')} of {n_tok:,} tokens"
+    fit = _FITS[capacity.fits(model, quant, parallel, kv, 1, n_tok)]
+    return f"{fit}, {weights}, room for {counted(most, 'request')} of {n_tok:,} tokens"

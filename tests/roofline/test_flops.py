@@ -81,6 +81,37 @@ SMALL: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "pad_token_id": 0,
     },
+    "granite": GQA | {"model_type": "granite"},
+    "smollm3": GQA | {"model_type": "smollm3", "pad_token_id": 0, "tie_word_embeddings": True},
+    "seed_oss": GQA | {"model_type": "seed_oss", "pad_token_id": 0},
+    "ernie4_5": GQA | {"model_type": "ernie4_5", "tie_word_embeddings": True},
+    "exaone4": GQA
+    | {
+        "model_type": "exaone4",
+        "sliding_window": 16,
+        "sliding_window_pattern": 4,
+        "num_hidden_layers": 4,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    },
+    "olmo2": GQA | {"model_type": "olmo2", "pad_token_id": 0},
+    "olmo3": GQA
+    | {
+        "model_type": "olmo3",
+        "sliding_window": 16,
+        "pad_token_id": 0,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "cohere": GQA | {"model_type": "cohere", "pad_token_id": 0, "eos_token_id": 1},
+    "cohere2": GQA
+    | {
+        "model_type": "cohere2",
+        "sliding_window": 16,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "deepseek_v2 with whole queries": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
 }
 

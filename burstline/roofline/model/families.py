@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ class _Config:
 
 def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
     """The shape a Hugging Face `config.json` describes; the text part of a multimodal one."""
+    tower = raw.get("vision_config") or {}
     raw = text_part(raw)
     family = str(raw.get("model_type"))
     if family not in FAMILIES:
@@ -84,7 +86,15 @@ def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
             f" it knows {', '.join(FAMILIES)}"
         )
     reader, defaults = FAMILIES[family]
-    return reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
+    shape = reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
+    return replace(shape, vision_params=_tower_params(tower))
+
+
+def _tower_params(tower: Mapping[str, Any]) -> int:
+    """The products of a vision tower's layers; patches and the projector are a few percent of them."""
+    width, wide = tower.get("hidden_size", 0), tower.get("intermediate_size", 0)
+    n_layers = tower.get("num_hidden_layers") or tower.get("depth") or 0
+    return int(n_layers * (4 * width * width + 2 * width * wide))
 
 
 def _shape(
@@ -128,17 +138,32 @@ def _windows(config: _Config, default: Callable[[int], bool]) -> list[int | None
 
 
 def _llama(config: _Config, name: str) -> ModelShape:
-    """Llama, Mistral, Phi-3: one kind of layer; Qwen2 and Qwen3 add a bias or a norm to queries and keys."""
-    qwen2, qwen3 = config.family == "qwen2", config.family == "qwen3"
-    bias = bool(config.get("attention_bias", False))
+    """Llama and its like: one kind of layer. Qwen2 and Qwen3 add a bias or a norm to queries and keys, OLMo 2
+    a norm over all heads; EXAONE 4 has windows, Seed-OSS no bias behind its heads."""
+    qwen2, qwen3 = config.family.startswith("qwen2"), config.family.startswith(("qwen3", "exaone"))
+    bias = bool(config.get("attention_bias", config.get("use_bias", False)))
+    out_bias = bool(config.get("attention_out_bias", bias))
     from_layer = config.get("max_window_layers", 0) if qwen2 or qwen3 else 0
     slides = config.get("use_sliding_window", False) if qwen2 or qwen3 else "sliding_window" in config.raw
-    ffn = Dense(config.count("intermediate_size"), bias=bool(config.get("mlp_bias", False)))
+    ffn = Dense(config.count("intermediate_size"), bias=bool(config.get("mlp_bias", config.get("use_bias"))))
+    norms = {"qk_norm": qwen3, "wide_norm": config.family.startswith("olmo")}
+    norms |= {"qk_norm": True} if norms["wide_norm"] else {}
     layers = [
-        (_attention(config, window=w, qkv_bias=bias or qwen2, out_bias=bias, qk_norm=qwen3), ffn)
+        (_attention(config, window=w, qkv_bias=bias or qwen2, out_bias=out_bias, **norms), ffn)
         for w in _windows(config, lambda i: bool(slides) and i >= from_layer)
     ]
     return _shape(config, name, layers)
+
+
+def _cohere(config: _Config, name: str) -> ModelShape:
+    """Command R: attention and feed-forward side by side behind one norm; tied."""
+    period = config.get("sliding_window_pattern", 4) if config.family == "cohere2" else 1
+    ffn, bias = Dense(config.count("intermediate_size")), bool(config.get("attention_bias", False))
+    layers = [
+        (_attention(config, window=w, qkv_bias=bias, out_bias=bias, qk_norm=False), ffn)
+        for w in _windows(config, lambda i: (i + 1) % period != 0)
+    ]
+    return _shape(config, name, layers, norms_per_layer=1)
 
 
 def _gemma(config: _Config, name: str) -> ModelShape:
@@ -312,6 +337,19 @@ FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, 
     "phi3": (_llama, {}),
     "qwen2": (_llama, {}),
     "qwen3": (_llama, {"head_dim": 128}),
+    "qwen2_5_vl": (_llama, {}),
+    "qwen2_5_vl_text": (_llama, {}),
+    "qwen3_vl": (_llama, {"head_dim": 128}),
+    "qwen3_vl_text": (_llama, {"head_dim": 128}),
+    "granite": (_llama, {}),
+    "smollm3": (_llama, _TIED),
+    "seed_oss": (_llama, {"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
+    "ernie4_5": (_llama, {"head_dim": 128, **_TIED}),
+    "exaone4": (_llama, {}),
+    "olmo2": (_llama, {}),
+    "olmo3": (_llama, {"sliding_window": 4096}),
+    "cohere": (_cohere, _TIED),
+    "cohere2": (_cohere, {**_TIED, "sliding_window": 4096}),
     "gemma": (_gemma, {**_TIED, "head_dim": 256}),
     "gemma2": (_gemma, {**_TIED, "head_dim": 256, "sliding_window": 4096}),
     "gemma3": (_gemma, _GEMMA3),
@@ -321,6 +359,8 @@ FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, 
     "mixtral": (_mixtral, {}),
     "qwen2_moe": (_qwen_moe, {}),
     "qwen3_moe": (_qwen_moe, {"head_dim": 128}),
+    "qwen3_vl_moe": (_qwen_moe, {"head_dim": 128}),
+    "qwen3_vl_moe_text": (_qwen_moe, {"head_dim": 128}),
     "deepseek_v2": (_deepseek, {}),
     "deepseek_v3": (_deepseek, {}),
     "deepseek_v32": (_deepseek, _SPARSE),

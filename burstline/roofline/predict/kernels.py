@@ -3,8 +3,9 @@
 One formula a family, used alike by fits (arrays of measured rows) and by predictions (one op).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,3 +65,100 @@ def prefill_s(of: Constants, flops_per_s: Amount, flops: Amount, keys_per_query:
     """
     whole = flops * (1 + _TILE / 2 / np.maximum(keys_per_query, 1))
     return of.attention_s + whole / (of.prompt * flops_per_s)
+
+
+class Work(NamedTuple):
+    """What one run of an op does, on a device of these ceilings; or a column of each for many ops.
+
+    `bits` of a product's inputs; `keys`: those that a query sees on average; `ideal_s`: a collective's least
+    time; `message_bytes`, `n_ranks`, `in_switch`, `link_bytes_per_s`: of an all-reduce on one tier of NVLink,
+    whose rate is 0 elsewhere; `n_units`: the device's multiprocessors.
+    """
+
+    m: Amount
+    n: Amount
+    k: Amount
+    groups: Amount
+    bits: Amount
+    bytes: Amount
+    flops: Amount
+    kv_bytes: Amount
+    activation_bytes: Amount
+    keys: Amount
+    n_heads: Amount
+    peak: Amount
+    bytes_per_s: Amount
+    n_units: Amount
+    ideal_s: Amount
+    message_bytes: Amount
+    n_ranks: Amount
+    in_switch: Amount
+    link_bytes_per_s: Amount
+
+
+_MOST_OWN_BYTES = 16 * 2.0**20  # larger all-reduces are NCCL's
+
+
+def parts(kind: str, of: Any, x: Work) -> tuple[Amount, Mapping[str, Amount]]:
+    """(the floor, the seconds beyond it by the constant that sets them) of one run of this kind of op.
+
+    A "scan" is linear attention over prompts: each request's heads are one unit of work for a multiprocessor,
+    which goes through its tokens one after another, so that units run in waves and more ranks help no more
+    than there are heads (vLLM 0.24, H100: 102 us of 2,048 tokens and 4 heads; 98 and 8 here). An "index" is
+    what sparse attention adds to a layer that decodes: choosing keys, and gathering them (vLLM 0.24, H200).
+    An "exchange" sends tokens to experts, on Blackwell no faster than on the H100.
+    """
+    rates = x.peak, x.bytes_per_s
+    if kind == "matmul":
+        share = np.where(x.bits == 4, of.product_4, np.where(x.bits == 8, of.product_8, of.product))
+        pad = np.where(x.bits <= 8, of.pad_8, 0.0)
+        products = Products(x.m, x.n, x.k, x.groups, x.bytes)
+        return of.launch_s, dict(
+            zip(("product", "memory"), product_parts(of, rates, share, pad, products), strict=True)
+        )
+    if kind in ("decode", "index"):
+        floor_s = of.attention_s + (of.sparse_s + of.sparse_request_s * x.groups) * (kind == "index")
+        read_s = decode_s(of, x.bytes_per_s, x.n, x.kv_bytes, x.activation_bytes) - of.attention_s
+        return floor_s, {"cache": read_s, "prompt": x.flops / (of.prompt * x.peak)}
+    if kind == "prefill":
+        compute_s = prefill_s(of, x.peak, x.flops, x.keys) - of.attention_s
+        return of.attention_s, {"prompt": compute_s, "cache": x.kv_bytes / (of.cache * x.bytes_per_s)}
+    if kind == "exchange":
+        slower = np.maximum(1.0, x.link_bytes_per_s / of.exchange_bytes_per_s)
+        return of.exchange_s, {"exchange": x.ideal_s * slower / of.exchange}
+    if kind == "collective":
+        return _collective(of, x)
+    passes_s = x.bytes / (of.passes * x.bytes_per_s)
+    if kind == "scan":
+        waves = np.ceil(x.groups * x.n_heads / x.n_units)
+        return of.pass_s + of.scan_s, {"scan_tok_s": passes_s + of.scan_tok_s * x.m * waves}
+    return of.pass_s, {"passes": passes_s}
+
+
+def _collective(of: Any, x: Work) -> tuple[Amount, Mapping[str, Amount]]:
+    """An all-reduce of over 2 ranks and up to 16 MB on NVLink is the least of three kernels; else NCCL's.
+
+    One-shot: every rank reads all buffers. Two-shot: it reduces its share and gathers the others'. In-switch
+    (from 4 ranks): the switches add. Compared with vLLM, SGLang, TensorRT-LLM on H100, H200, GB200.
+    """
+    n, rate = x.n_ranks, np.maximum(x.link_bytes_per_s, 1.0)
+    one_s = of.shot_s + of.one_rank_s * n + (n - 1) * x.message_bytes / (of.one_link * rate)
+    two_s = of.shot_s + of.two_rank_s * n + 2 * (n - 1) / n * x.message_bytes / (of.two_link * rate)
+    switch_s = of.switch_s + of.switch_rank_s * n + x.message_bytes / (of.link * rate)
+    ways = one_s, two_s, np.where((x.in_switch > 0) & (n >= 4), switch_s, np.inf)
+    least_s = np.minimum.reduce(ways)
+    own = (x.link_bytes_per_s > 0) & (n > 2) & (x.message_bytes <= _MOST_OWN_BYTES)
+    floor_s = np.where(own, np.maximum(of.launch_s, of.shot_s + of.one_rank_s * n), of.launch_s)
+    rest_s = np.maximum(0.0, least_s - floor_s)
+    one, two, link = (np.where(own & (each_s == least_s), rest_s, 0.0) for each_s in ways)
+    return floor_s, {"one_link": one, "two_link": two, "link": np.where(own, link, x.ideal_s / of.link)}
+
+
+def op_s(kind: str, of: Any, x: Work) -> Amount:
+    """Seconds of one run: the floor, and what takes longest of the rest."""
+    floor_s, rest = parts(kind, of, x)
+    return floor_s + together(kind, rest)
+
+
+def together(kind: str, rest: Mapping[str, Amount]) -> Amount:
+    return joined(*rest.values()) if kind == "matmul" else np.maximum.reduce([*rest.values()])
