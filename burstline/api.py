@@ -30,7 +30,7 @@ from burstline.reports.formats.bound_text import told
 from burstline.reports.formats.csv import request_frame
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.files import figure_files
-from burstline.servers.redact import learn_from
+from burstline.servers.secret import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check
@@ -166,7 +166,7 @@ def run(
         **table.options(ServerOptions),
         settings=Settings(**table.options(Settings)),
         engine_args=tuple(engine_args),
-        api_key=os.environ.get(API_KEY_VARIABLE),
+        api_key=Secret(os.environ[API_KEY_VARIABLE]) if os.environ.get(API_KEY_VARIABLE) else None,
     )
     asked = LoadSpec(**table.options(LoadSpec))
     argv = words_of_run(where, Path(out), asked, goals, hints)

@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import difflib
-import errno
 import gc
 import importlib
 import os
@@ -16,11 +15,9 @@ from pathlib import Path
 from burstline import __version__
 from burstline.console import exit_codes, memory_limits
 from burstline.console.stdout import outlets
-from burstline.roofline.errors import RooflineError
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
-from burstline.servers.messages import EngineError
-from burstline.servers.redact import learn_from
+from burstline.servers.secret import learn_from
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
 
@@ -110,9 +107,8 @@ def _run_verb(name: str, argv: list[str]) -> int:
     try:
         Path.cwd()
     except OSError as error:
-        return _fail(
-            f"the working directory cannot be used: {error.strerror}; cd to another", exit_codes.USAGE
-        )
+        gone = f"the working directory cannot be used: {error.strerror}; cd to another"
+        return _fail(gone, exit_codes.USAGE)
     for place in filter(None, (getattr(args, "out", None), getattr(args, "to", None))):
         if not getattr(args, "dry_run", False) and (why := memory_limits.lost_with_container(place)):
             return _fail(why, exit_codes.USAGE)
@@ -120,7 +116,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
         return int(verb.run(args))
     except Exception as error:
         refused = _refused(args, error)
-        code = exit_codes.USAGE if refused else _exit_code_of(error)
+        code = exit_codes.USAGE if refused else exit_codes.of_error(error)
         if code == exit_codes.OUR_BUG and not isinstance(error, ChildLostError):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
             return code
@@ -139,15 +135,6 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
         if place == named or named in place.parents or place in named.parents:
             return f"{error.filename}: {error.strerror}; choose an existing, accessible path"
     return None
-
-
-def _exit_code_of(error: Exception) -> int:
-    if isinstance(error, EngineError):
-        return exit_codes.ENGINE_FAILED
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    if full or isinstance(error, MemoryError | WorkloadError | RooflineError):
-        return exit_codes.USAGE
-    return exit_codes.OUR_BUG
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -199,5 +186,5 @@ def _help() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"burstline: {message}", file=sys.stderr)
+    print(f"burstline: {message[:10_000]}", file=sys.stderr)
     return code

@@ -120,9 +120,11 @@ FIRST_SCREEN = (
         GEMMS,
     ),
     row(
-        "## Try it You need Linux, git, make and Python 3.11 or newer, but no GPU. Only Python packages are "
-        "downloaded:",
+        "## Try it You need Linux, git, make and Python 3.11 or newer, but no GPU. `make run` needs 1,064 "
+        "open files: where fewer are allowed (`ulimit -Hn`), it names the largest burst that works. Only "
+        "Python packages are downloaded:",
         MAKE_RUN,
+        "tests/loadgen/test_drive.py::test_too_few_file_descriptors_are_refused_with_the_fix",
     ),
     row(
         "```sh make run # 1000 requests of 512 -> 64 tokens to the embedded engine; writes a report (1 to 2 "

@@ -10,30 +10,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import psutil
 from tokenizers import Tokenizer
 
 from burstline.bench.load_options import Load
 from burstline.bench.plan_for_server import ASSUMED
+from burstline.console.stdout import json_text
 from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.typed_json import from_json, to_json
 from burstline.loadgen.record.verdict import Use, withheld
 from burstline.loadgen.stats.figure import Estimate
-from burstline.loadgen.verdict.certificate import AskedLoad, Certificate, ClientCost, Printed, certificate
+from burstline.loadgen.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.models.model_folder import make_model
-from burstline.reports.model.foreign import foreign_results
+from burstline.reports.model.foreign import foreign_results, printed_of, read_number
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
-from burstline.servers.redact import redacted, without_secrets
+from burstline.servers.host.wishes import allowed_cores, keep_to
+from burstline.servers.redact import redacted
+from burstline.servers.secret import without_secrets
+from burstline.servers.truth.exchanges import from_jsonl, to_jsonl
 from burstline.servers.truth.rig import TruthRig, truth_server
-from burstline.servers.truth.router import TruthSetup
+from burstline.servers.truth.router import SCRIPTS, TruthSetup
 from burstline.servers.truth.script import Script
 from burstline.workloads.options import given, words_of
 from burstline.workloads.request import WorkloadError
@@ -42,8 +47,11 @@ EVENTS_PER_S: Final = 20_000
 """As many tokens a second as a fast GPU streams; our truth server sends so many on time."""
 GAP_S: Final = 0.01
 TTFT_S: Final = 0.2
-START_S, OUR_START_S = 900.0, 20.0
-"""So much longer than its load a client may take: on a busy machine some import for minutes, ours never."""
+START_S, OUR_START_S, IDLE_S = 900.0, 120.0, 60.0
+"""So much longer than its load a client may take: on a busy machine some import for minutes. One
+that neither sends nor computes for `IDLE_S` waits for something that never comes."""
+_STARTER: Final = re.compile(r"env|nice|time|sh|bash|uv|uvx|run|python[\d.]*")
+_OWN: Final = ("model", "measured.json", "certificate.json", "truth.jsonl")
 _PERIOD_S: Final = 0.5
 """Between two samples of memory: the kernel holds up a process while it adds its pages."""
 _PLACE: Final = re.compile(r"\{([a-z_]+)\}")
@@ -52,28 +60,6 @@ _SAID: Final = {
     *("tokenizer", "salt"),
 }
 """What of a load another client can be told."""
-SCRIPTS: Final[Mapping[str, Callable[[Script, int], TruthSetup]]] = {
-    "fixed": lambda own, _: TruthSetup((own,)),
-    "queue": lambda own, n: TruthSetup((own,), slots=max(1, n // 4)),
-    "bursts": lambda own, _: TruthSetup((replace(own, events_per_write=4),)),
-    "slow-first-byte": lambda own, _: TruthSetup((replace(own, headers_s=2.0, ttft_s=2.0),)),
-    "failing": lambda own, _: TruthSetup(
-        (*[own] * 9, replace(own, status=503), *[own] * 9, replace(own, cut_after_tok=3)), cycle=True
-    ),
-}
-"""By name what the server plays, of a script with fixed times and the number of connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """A load generator by its command line.
-
-    `reads` are places in its JSON file by the name of a number (`ttft.p50`), for a tool whose file is not
-    known.
-    """
-
-    command: str
-    reads: Mapping[str, str]
 
 
 def setup_of(script: str, load: Load) -> TruthSetup:
@@ -83,70 +69,90 @@ def setup_of(script: str, load: Load) -> TruthSetup:
     return SCRIPTS[script](Script(ttft_s=TTFT_S, gaps_s=(gap_s,)), load.n_connections)
 
 
-def certified(load: Load, script: str, client: Client | None, out: Path) -> Certificate:
-    """Run the client, None: Burstline itself, at the server; its files go to `out`.
+def certified(
+    load: Load, script: str, client: str | None, out: Path, reads: Mapping[str, str], name: str | None
+) -> Certificate:
+    """Run the client, a command line, at the server, None: Burstline itself; its files go to `out`.
 
-    WorkloadError where its command fails or its results cannot be read.
+    `reads` are places in its JSON files by the name of a number (`ttft.p50`); `name` is what the certificate
+    calls it. WorkloadError where its command cannot be run, or fails without a request.
     """
     load = replace(load, spec=replace(load.spec, cancel_share=None))
     plan = load.plan(ASSUMED)
-    asked = AskedLoad(
-        title=load.title,
-        n=len(plan.requests),
-        prompt_tok=(load.shape.prompt_tok.low, load.shape.prompt_tok.high),
-        due_s=None if load.spec.concurrency else np.array(plan.due_ns) / 1e9,
-        concurrency=load.spec.concurrency,
-    )
+    lengths, concurrency = load.shape.prompt_tok, load.spec.concurrency
+    due_s = None if concurrency else tuple(due_ns / 1e9 for due_ns in plan.due_ns)
+    asked = load.title, script, len(plan.requests), (lengths.low, lengths.high), due_s, concurrency
     setup = setup_of(script, load)
     longest_s = 2.0 + max(setup.scripts[0].gaps_s) * plan.longest_output_tok
-    n_waves = asked.n / load.n_connections * (4 if setup.slots else 1)
-    start_s = START_S if client else OUR_START_S
-    limit_s = start_s + 2 * n_waves * longest_s + (0.0 if asked.due_s is None else float(asked.due_s.max()))
+    n_waves = len(plan.requests) / load.n_connections * (4 if setup.slots else 1)
+    limit_s = (START_S if client else OUR_START_S) + 2 * n_waves * longest_s + max(due_s or (0.0,))
     ensure_fd_limit(load.n_at_once)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = allowed_cores()
     with truth_server(setup) as truth:
-        _pin(truth.pid, cores[:1])
-        tokenizer = _tokenizer(client, load, out)
+        if truth.pid:
+            keep_to(truth.pid, cores[:1])
+        tokenizer = Path(load.spec.tokenizer) if load.spec.tokenizer else None
+        if tokenizer is None and client and "{tokenizer}" in client:
+            tokenizer = make_model(out / "model", "tiny")
         argv = _argv(client, load, truth, tokenizer, out)
         truth.reset()
-        ran = _Ran(argv, out / "tool.log", cores[1:], limit_s)
-        rows = truth.log()
-    if ran.code not in ((0,) if client else (0, 4)):  # ours says with 4 that a run is not VALID
-        raise WorkloadError(
-            f"the client ended with exit code {ran.code}: {shlex.join(without_secrets(argv))}\n"
-            f"{_last_lines(out / 'tool.log')}"
-        )
-    printed = _printed_by(client, out)
-    count = Tokenizer.from_file(str(tokenizer / "tokenizer.json")) if tokenizer else None
+        ran = _Ran(argv, out / "tool.log", cores[1:], limit_s, truth)
+        rows, refused = truth.log(), json.loads(truth.get("/refused"))
+    if client is None and ran.ended == "ended with exit code 4":  # a run that is not VALID
+        ran.ended = ""
+    if ran.ended and (client is None or not (rows or refused)):
+        log = "\n".join((out / "tool.log").read_text("utf-8", "replace").splitlines()[-5:])
+        raise WorkloadError(f"the client {ran.ended}: {shlex.join(without_secrets(argv))}\n{log}")
+    path = str(tokenizer.resolve() / "tokenizer.json") if tokenizer else None
+    spent = ran.cpu_s, ran.pss_bytes, ran.start_s, ran.end_s
+    measured = Measured((client and name) or tool_of(argv), *asked, ran.ended, refused, path, *spent)
+    (out / "measured.json").write_text(json_text(to_json(measured)), "utf-8")
+    (out / "truth.jsonl").write_bytes(to_jsonl(rows))
+    return again(out, reads)
+
+
+def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certificate:
+    """The certificate of a client that has run, from the files in `out`."""
+    try:
+        measured = from_json(Measured, json.loads((out / "measured.json").read_bytes()))
+        rows = from_jsonl((out / "truth.jsonl").read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise WorkloadError(f"--again {out}: expected the folder of `certify --client`: {error}") from None
+    count = Tokenizer.from_file(measured.tokenizer) if measured.tokenizer else None
     counted = (lambda text: len(count.encode(text, add_special_tokens=False))) if count else None
-    return certificate(rows, asked, script, printed, ran.cost, counted)
+    ours = [path.parent for path in out.glob("*/summary.json")] if measured.tool == "burstline" else []
+    printed = _ours(*ours) if len(ours) == 1 else _printed_by(name or measured.tool, reads, out)
+    return certificate(rows, measured, printed, counted)
+
+
+def tool_of(argv: Sequence[str]) -> str:
+    """The program or the script that a command line runs, without what only starts it."""
+    before = {"-c", "-u"} if Path(argv[0]).name == "env" else {"-c"}  # code, and a variable that `env` drops
+    words = (word for last, word in pairwise(("", *argv)) if last not in before and not word.startswith("-"))
+    names = (Path(word).name for word in words if "=" not in word)
+    return next((name for name in names if not _STARTER.fullmatch(name)), Path(argv[0]).name)
 
 
 class _Ran:
     """A command, run to its end and watched; `log` is what it printed."""
 
-    def __init__(self, argv: Sequence[str], log: Path, cores: Sequence[int], limit_s: float) -> None:
+    def __init__(self, argv: list[str], log: Path, cores: list[int], limit_s: float, truth: TruthRig) -> None:
         loopback = "127.0.0.1,localhost"
         env = os.environ | {"NO_PROXY": loopback, "no_proxy": loopback}
-        self._samples: list[tuple[float, float | None]] = []
-        self._start_s = time.monotonic()
+        self.pss_bytes: float | None = None
+        self.start_s, self._watched_cpu_s = time.monotonic(), 0.0
         with log.open("wb") as file:
             try:
                 process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
             except OSError as error:
                 raise WorkloadError(f"--client: {argv[0]} cannot be started: {error}") from None
-        _pin(process.pid, cores)
+        keep_to(process.pid, cores)
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(process.pid, over), daemon=True)
         watcher.start()
-        before_s = _children_s()
+        before_s = sum(os.times()[2:4])  # CPU time of all that this process has started and waited for
         try:
-            self.code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise WorkloadError(
-                f"the client has not ended after {limit_s:.0f} s: {shlex.join(without_secrets(argv))}\n"
-                f"{_last_lines(log)}"
-            ) from None
+            self.ended = self._wait(process, limit_s, truth)
         finally:
             if process.poll() is None:
                 with suppress(psutil.NoSuchProcess):
@@ -154,49 +160,38 @@ class _Ran:
                         each.kill()
                 process.kill()
                 process.wait()
-            self._end_s = time.monotonic()
+            self.end_s = time.monotonic()
             over.set()
             watcher.join()
-            _redact(log)
-        self._cpu_s = max(_children_s() - before_s, self._watched_cpu_s)
+            clean = log.with_suffix(".partial")  # a tool prints its arguments, and the server's errors
+            with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as to:
+                to.writelines(map(redacted, lines))
+            clean.replace(log)
+        self.cpu_s = max(sum(os.times()[2:4]) - before_s, self._watched_cpu_s)
+
+    def _wait(self, process: subprocess.Popen[bytes], limit_s: float, truth: TruthRig) -> str:
+        """How the process ended, "" if well; one that waits without a request is not waited for."""
+        used_s = 0.0
+        while (left_s := self.start_s + limit_s - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(min(left_s, IDLE_S))
+                return f"ended with exit code {code}" if code else ""
+            is_idle = left_s > IDLE_S and self._watched_cpu_s - used_s < 1.0
+            if is_idle and not truth.metrics()["truth:requests_total"]:
+                return f"has sent nothing for {IDLE_S:.0f} s, in which it used no CPU"
+            used_s = self._watched_cpu_s
+        return f"has not ended after {limit_s:.0f} s"
 
     def _watch(self, pid: int, over: threading.Event) -> None:
-        tree, family, self._watched_cpu_s = ProcessTree(), ServingProcesses(keeper_pid=pid), 0.0
+        tree, family = ProcessTree(), ServingProcesses(keeper_pid=pid)
         tree.adopt([pid])
         while not over.wait(_PERIOD_S):
             tree.adopt(family.pids())
             self._watched_cpu_s = tree.read()["cpu_s"]
-            self._samples.append((time.monotonic(), tree.pss_bytes()))
-
-    def cost(self, first_s: float, last_s: float) -> ClientCost:
-        """With the load's first and last moment, s on the monotonic clock."""
-        pss = [pss_bytes for _, pss_bytes in self._samples if pss_bytes is not None]
-        before_s, after_s = first_s - self._start_s, self._end_s - last_s
-        return ClientCost(self._cpu_s, max(pss, default=None), before_s, after_s)
+            self.pss_bytes = max(self.pss_bytes or 0.0, tree.pss_bytes() or 0.0) or None
 
 
-def _redact(log: Path) -> None:
-    """A tool prints its arguments, and the server's errors."""
-    clean = log.with_suffix(".partial")
-    with log.open(errors="surrogateescape") as lines, clean.open("w", errors="surrogateescape") as file:
-        file.writelines(map(redacted, lines))
-    clean.replace(log)
-
-
-def _children_s() -> float:
-    """CPU time of all that this process has started and waited for."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-def _tokenizer(client: Client | None, load: Load, out: Path) -> Path | None:
-    """The folder of the tokenizer: the user's, or one made where the command names one."""
-    if load.spec.tokenizer is not None:
-        return Path(load.spec.tokenizer)
-    return make_model(out / "model", "tiny") if client and "{tokenizer}" in client.command else None
-
-
-def _argv(client: Client | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:
+def _argv(client: str | None, load: Load, truth: TruthRig, tokenizer: Path | None, out: Path) -> list[str]:
     spec = load.spec
     if client is None:
         ours = [sys.executable, "-m", "burstline", "run", "--engine", "truth", "--url", truth.url, "-q"]
@@ -216,54 +211,56 @@ def _argv(client: Client | None, load: Load, truth: TruthRig, tokenizer: Path | 
         "out": str(out),
     }
 
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            raise WorkloadError(f"--client: no value for {match[0]}; there are {', '.join(values)}")
-        return values[match[1]]
-
+    for word in _PLACE.findall(client):
+        if word not in values:
+            raise WorkloadError(f"--client: no value for {{{word}}}; there are {', '.join(values)}")
     try:
-        words = shlex.split(client.command)
+        words = shlex.split(client)
     except ValueError as error:
-        raise WorkloadError(f"--client {client.command!r} is no command line: {error}") from None
-    if not words:
-        raise WorkloadError("--client is empty; expected a command line with {url} in it")
-    return [_PLACE.sub(value, word) for word in words]
+        raise WorkloadError(f"--client {client!r} is no command line: {error}") from None
+    argv = [_PLACE.sub(lambda match: values[match[1]], word) for word in words]
+    if "{url}" not in client:
+        raise WorkloadError(f"--client {client!r} has no {{url}}: it would not find the server")
+    return argv
 
 
-def _printed_by(client: Client | None, out: Path) -> Printed:
-    if client is None:
-        return _ours(out)
-    name = Path(shlex.split(client.command)[0]).name
-    files = [path for path in sorted(out.rglob("*.json*")) if (out / "model") not in path.parents]
-    if client.reads:
-        if len(files) != 1:
-            raise WorkloadError(
-                f"--reads: {len(files)} JSON files in {out}; expected the command to write one"
-            )
-        return _read(name, files[0], client.reads)
+def _printed_by(tool: str, reads: Mapping[str, str], out: Path) -> Printed:
+    """What the client's files say, with a doubt for each thing that could not be read."""
+    own = {out / name for name in _OWN}
+    files = [path for path in sorted(out.rglob("*.json*")) if not own & {path, *path.parents}]
+    names = ", ".join(str(path.relative_to(out)) for path in files[:8]) or "no JSON file"
+    if reads:
+        values, doubts = {}, []
+        for name, place in reads.items():
+            where = f"{files[0].relative_to(out)}#{place}" if len(files) == 1 and "#" not in place else place
+            try:
+                if "#" not in where:
+                    raise WorkloadError(f"it wrote {names}; name one, as in {name}=FILE#{place}")
+                values[name] = read_number(name, where, None, out)
+            except WorkloadError as error:
+                doubts.append(f"--reads {name}={place}: {error}.")
+        return printed_of(tool, values, doubts=tuple(doubts), is_read=not doubts)
+    results = []
     for path in files:
         with suppress(WorkloadError):
-            found, *_ = foreign_results(path)
-            n_failed = None if found.n_planned is None else found.n_planned - found.n_ok
-            return Printed(found.tool, found.n_ok, n_failed, found.numbers, found.defines)
-    return Printed(name, None, None, {}, {})
+            results += [each for each in foreign_results(path) if each.whole]
+    if len(results) == 1:
+        return results[0]
+    why = f"{len(results)} results are in {names}" if results else f"it wrote {names}, which is not known"
+    doubt = f"Nothing that it printed was read: {why}; give --reads NAME=FILE#PLACE."
+    return Printed(tool, None, None, {}, doubts=(doubt,), is_read=False)
 
 
-def _ours(out: Path) -> Printed:
+def _ours(folder: Path) -> Printed:
     """Our own summary: latencies from the last byte written, as the server counts them."""
-    (folder,) = (path.parent for path in out.glob("*/summary.json"))
     run = open_run(folder)
     summary = run.summary
     assert summary is not None
-    numbers: dict[tuple[str, ...], float] = {}
-    for metric, own in (("ttft", "ttft_service"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2e_service")):
-        for p in ("p50", "p90", "p99"):
-            figures = summary.metrics.get(own)
-            if figures is not None and isinstance(figure := figures.figure(p), Estimate):
-                numbers["metrics", metric, p] = figure.point
-    for name in ("output_tok_per_s", "requests_per_s"):
-        if isinstance(figure := summary.throughput.figure(name), Estimate):
-            numbers["throughput", name] = figure.point
+    places: list[tuple[str, ...]] = [("throughput", name) for name in ("output_tok_per_s", "requests_per_s")]
+    metrics = "ttft_service", "tpot", "itl", "e2e_service"
+    places += [("metrics", metric, p) for metric in metrics for p in ("p50", "p90", "p99")]
+    figures = {".".join(place).replace("_service", ""): summary.figure(*place) for place in places}
+    numbers = {place: each.point for place, each in figures.items() if isinstance(each, Estimate)}
     n_ok = int(summary.counts.get("ok", 0))
     n_failed = int(summary.counts["planned"]) - n_ok
     defines = dict.fromkeys(("ttft", "e2e"), "from the request's last byte written")
@@ -271,65 +268,5 @@ def _ours(out: Path) -> Printed:
     if load.concurrency is not None or load.rate is not None:
         defines["throughput"] = "over the run's window (docs/method.md), not the whole load"
     state, reason = withheld(summary.verdict, Use.CERTIFIED), next(iter(summary.verdict.reasons), None)
-    doubt = f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip() if state else ""
-    return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines, doubt)
-
-
-_UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-
-
-def _read(tool: str, path: Path, reads: Mapping[str, str]) -> Printed:
-    numbers: dict[tuple[str, ...], float] = {}
-    counts: dict[str, int] = {}
-    try:
-        document = json.loads(path.read_bytes())
-        for name, place in reads.items():
-            where, _, unit = (
-                place.rpartition(":") if place.rpartition(":")[2] in _UNITS else (place, "", "ms")
-            )
-            value = float(_at(document, where))
-            if name in ("ok", "failed"):
-                counts[name] = int(value)
-            elif name.startswith("throughput."):
-                numbers[tuple(name.split("."))] = value
-            else:
-                numbers["metrics", *name.split(".")] = value * _UNITS[unit]
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise WorkloadError(f"--reads: {path} cannot be read: {error!r}") from None
-    return Printed(tool, counts.get("ok"), counts.get("failed"), numbers, {})
-
-
-def _at(document: Any, place: str) -> Any:
-    """What lies at a dotted place; a number is an index of a list."""
-    for key in place.removeprefix("$.").split("."):
-        document = document[int(key)] if isinstance(document, list) else document[key]
-    return document
-
-
-def parse_reads(given: Sequence[str]) -> dict[str, str]:
-    """`ttft.p50=results.ttft.median:ms` as the place by the number's name."""
-    known = {
-        f"{metric}.{p}" for metric in ("ttft", "ttfb", "tpot", "itl", "e2e") for p in ("p50", "p90", "p99")
-    }
-    known |= {"ok", "failed", "throughput.output_tok_per_s", "throughput.requests_per_s"}
-    reads = {}
-    for word in given:
-        name, _, place = word.partition("=")
-        if name not in known or not place:
-            raise WorkloadError(
-                f"--reads {word!r}: expected NAME=PLACE, with a NAME such as ttft.p50, itl.p99, e2e.p90, ok, "
-                "failed or throughput.output_tok_per_s, and a PLACE such as results.ttft.median:ms"
-            )
-        reads[name] = place
-    return reads
-
-
-def _last_lines(log: Path) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
-
-
-def _pin(pid: int | None, cores: Sequence[int]) -> None:
-    """Client and truth server apart, where there are two cores."""
-    if pid and cores:
-        with suppress(OSError):
-            os.sched_setaffinity(pid, cores)
+    doubts = (f"Its own verdict is {state}. {reason.text if reason else ''}".rstrip(),) if state else ()
+    return Printed(f"burstline {run.manifest.version}", n_ok, n_failed, numbers, defines, doubts)

@@ -11,7 +11,6 @@ import numpy as np
 from burstline.loadgen.driver.job import Job, most_open, n_drivers
 from burstline.reports.number_format import counted
 from burstline.servers.identity import Identity
-from burstline.servers.redact import known_secrets
 from burstline.workloads import arrivals, works
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import Materials, arrival_times, read_data
@@ -19,6 +18,7 @@ from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse
 from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, asking, check_shared, with_warm_up
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import Sampling, WorkloadError
+from burstline.workloads.rows import lines
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
 from burstline.workloads.traces import read_trace
 from burstline.workloads.works import Server, Sessions, SessionShape, Synthetic, Work
@@ -187,10 +187,7 @@ def _arrivals(
     if arrival.pattern != "replay":
         times_s = None
     elif arrival.file:
-        try:
-            times_s = arrivals.parse_times(arrival.file.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise WorkloadError(f"--arrival file:{arrival.file} cannot be read: {error}") from None
+        times_s = arrivals.parse_times(lines(arrival.file, "--arrival"))
     has_count = spec.requests is not None or times_s or arrival.pattern == "steps" or spec.duration_s
     if closed and spec.duration_s is not None:
         n_most, has_count = n_most or _n_enough(spec, work.shape), None
@@ -296,6 +293,5 @@ def job_of(plan: Plan, load: Load, **rest: object) -> Job:
         concurrency=load.spec.concurrency,
         until_s=load.until_s,
         hang_ups=load.hang_ups(plan),
-        secrets=known_secrets(),
         **rest,  # type: ignore[arg-type]
     )

@@ -24,7 +24,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Materials
-from burstline.workloads.model_files import read_json
+from burstline.workloads.model_files import read_json, read_text
 from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, asking, expected_hit_fraction
 from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from burstline.workloads.request import Request, RequestKind, WorkloadError
@@ -104,10 +104,17 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / TOKENIZER_FILE).is_file():
-            from tokenizers import Tokenizer
-
-            return Tokenizer.from_file(str(where / TOKENIZER_FILE))
+            return _read(where / TOKENIZER_FILE)
     return None
+
+
+def _read(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(read_text(path) or "")
+    except Exception as error:  # the library has no type of its own
+        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None
 
 
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
@@ -137,8 +144,6 @@ def _from_hub(name: str) -> Tokenizer:
 
     The library alone would try again and again for half a minute where there is no way to the Hub.
     """
-    from tokenizers import Tokenizer
-
     path = hub.try_to_load_from_cache(name, TOKENIZER_FILE)
     if not isinstance(path, str):
         if constants.HF_HUB_OFFLINE:
@@ -148,7 +153,7 @@ def _from_hub(name: str) -> Tokenizer:
             HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
         )
         path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
-    return Tokenizer.from_file(path)
+    return _read(Path(path))
 
 
 def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
@@ -174,19 +179,18 @@ def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
 def _extra_tokens(site: Site, words: Words, say: Say, given: Path | None) -> int:
     """Tokens that the server adds to a text, equal for two lengths. `given` is the user's tokenizer."""
     texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
+    short, long = PROBES_TOK
     first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
     if first is None or second is None:
         say("The server does not report prompt lengths: they come from the tokenizer only")
         return 0
-    if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
-        counts = (
-            f"the server counts {first} and {second} tokens in texts of {PROBES_TOK[0]} and {PROBES_TOK[1]}"
-        )
+    if first - short != second - long:
+        counts = f"the server counts {first} and {second} tokens in texts of {short} and {long}"
         if given is None:
             raise WorkloadError(f"{counts}: it uses another tokenizer; pass --tokenizer DIR")
         say(f"{counts}: only by {given} are prompts as long as asked")
         return 0
-    return first - PROBES_TOK[0]
+    return first - short
 
 
 def _counted(site: Site, text: str, n_tok: int) -> int | None:
@@ -194,8 +198,7 @@ def _counted(site: Site, text: str, n_tok: int) -> int | None:
     return site.engine.decode(send(site.target, call, ASK_TIMEOUT_S)).n_prompt_tok
 
 
-# Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary. An id
-# beyond it kills some servers (SGLang's scheduler, a CUDA kernel's assertion).
+# Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary.
 
 ASSUMED = vocabulary_from_size(32_000, "assumed: no server to query")
 """For plans that are never sent as ids."""
@@ -220,10 +223,9 @@ def vocabulary_for(
         return vocabulary
     if site.identity.vocab_size is not None:
         return vocabulary_from_size(site.identity.vocab_size, "the server")
-    if site.identity.model and (folder := local_folder(site.identity.model)) is not None:
-        vocabulary = vocabulary_of_folder(folder)
-        if vocabulary is not None:
-            return vocabulary
+    folder = local_folder(site.identity.model) if site.identity.model else None
+    if folder is not None and (vocabulary := vocabulary_of_folder(folder)) is not None:
+        return vocabulary
     return _vocabulary_by_tokenizing(site)
 
 

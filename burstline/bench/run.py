@@ -28,13 +28,12 @@ from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
-from burstline.console.server_options import ServerOptions
 from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.record.capture import Capture, CaptureWriter
 from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.tables import keep_pandas_out
-from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.machine.forecast import write_forecast
 from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
@@ -46,6 +45,7 @@ from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
+from burstline.servers.protocol.destination import Destination
 from burstline.servers.reference.steplog import load_steps
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
@@ -146,20 +146,16 @@ def serve_and_fire(
             whole, t0_ns, ended_ns = run.manifest.status == "complete", done.t0_ns or 0, time.monotonic_ns()
             if whole:
                 try:
-                    _send_after(run, ready, settings.where, (ended_ns - t0_ns) / 1e9, progress.phase)
+                    if load.spec.audit is not None:
+                        audit_load(run, ready.site, ready.load, ready.plan, ready.vocabulary, progress.phase)
+                    if where.profile is not None:
+                        took_s = (ended_ns - t0_ns) / 1e9
+                        profile_load(run, ready.site, ready.load, settings.where, took_s, progress.phase)
                 except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
                     progress.phase(f"What follows the load ended: {str(error) or 'interrupted'}")
             recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
         _keep_steps(run, site.launch, t0_ns, ended_ns)
     return done, why
-
-
-def _send_after(run: RunDir, ready: ReadyLoad, where: ServerOptions, took_s: float, say: Say) -> None:
-    """What no figure counts: the audit and the profiled load, as far as they are asked for."""
-    if ready.load.spec.audit is not None:
-        audit_load(run, ready.site, ready.load, ready.plan, ready.vocabulary, say)
-    if where.profile is not None:
-        profile_load(run, ready.site, ready.load, where, took_s, say)
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
@@ -181,6 +177,10 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
         raise WorkloadError(f"--gpus {named}: {known[1]}; expected GPUs of this machine by index or UUID")
     ensure_fd_limit(load.n_connections)
+    if settings.ray is None:  # the workers of a cluster have ports of their own
+        urls = settings.where.urls
+        for port in {Destination.of(url).port for url in urls} or {0}:
+            ensure_ports(load.n_connections // max(1, len(urls)), port)
     check_start(engine, settings.where, load.longest_tok or 0)
     if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
         # Fresh starts differ by what they compile for the first shapes.
@@ -253,9 +253,8 @@ def fire_watched(
     site = ready.site
     if truth and site.launch and site.launch.n_cores:
         truth.leave_to_server(site.launch.n_cores)
-    job = job_at(
-        run, site, ready.load, ready.plan, ready.vocabulary, canary_port=truth.port if truth else None
-    )
+    others, port = ([truth.pid], truth.port) if truth else ([], None)
+    job = job_at(run, site, ready.load, ready.plan, ready.vocabulary, canary_port=port)
     sent = send_stages(ready.plan, job, site.engine, progress.phase)
     if sent:
         assert run.manifest.load is not None
@@ -273,12 +272,11 @@ def fire_watched(
         progress.update(replace(watched, planned_tok=planned_tok, tok=live.tok))
 
     def watch_clients(pids: list[int]) -> None:
-        watcher.add_clients([*pids, *([truth.pid] if truth else ())])
+        watcher.add_clients([*pids, *others])
 
     no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
-    task = WatchTask(
-        telemetry, site.processes, ready.gpus, no_gpu, engine=site.engine.name, target=site.target
-    )
+    engine = site.engine.name
+    task = WatchTask(telemetry, site.processes, ready.gpus, no_gpu, engine=engine, target=site.target)
     with watcher.watch(task):
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
@@ -291,8 +289,12 @@ def fire_watched(
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
     with uninterrupted():
-        error = str(why) if why else None
-        ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error)
+        error, code = str(why) if why else None, "client-failed" if why and not death else None
+        if why and code and exit_codes.of_error(why) == exit_codes.OUR_BUG:
+            place = getattr(why, "__notes__", [""])[-1]
+            error = f"Internal error at {place}: {type(why).__name__}: {why}"
+        ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost)
+        ended = replace(ended, error=error, error_code=code)
         if done.ended_s is not None and not ready.load.has_sessions:
             n_sent = sum(report.n_sent for report in done.reports)
             asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))

@@ -32,12 +32,13 @@ from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
-from burstline.servers.redact import learn_body, learn_header, redacted
+from burstline.servers.redact import can_be_known, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
+from burstline.servers.secret import learn_from
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
 from burstline.workloads.model_files import read_json
-from burstline.workloads.options import flag_of
+from burstline.workloads.options import flag_of, words_of
 from burstline.workloads.request import WorkloadError
 
 ATTACH_TIMEOUT_S = 15.0
@@ -47,6 +48,7 @@ EVERYWHERE = {"0.0.0.0": HOST, "::": "::1"}  # noqa: S104 only where a user asks
 SLOW_STOP_S = 3.0
 """Report a stop that takes longer: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
+WITHOUT_MASK: Final = "The key or password is too short or common to mask in the server's texts and log."
 Say = Callable[[str], None]
 
 
@@ -90,7 +92,6 @@ def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or not name.strip().isascii() or _CONTROL.search(text):
         raise WorkloadError(f"--header {redacted(text)!r}: expected 'NAME: VALUE'")
-    learn_header(name.strip(), value.strip())
     return name.strip(), value.strip()
 
 
@@ -99,6 +100,7 @@ def check_requests(where: ServerOptions) -> None:
 
     From here on the secrets in them are known.
     """
+    learn_from(words_of(where), {})
     if where.url is not None and not where.urls:
         raise WorkloadError("--url is empty; expected http://HOST:PORT, or leave it out to start an engine")
     if where.extra_body is not None:
@@ -108,7 +110,6 @@ def check_requests(where: ServerOptions) -> None:
             raise WorkloadError(f"--extra-body is not JSON: {error}") from None
         if not isinstance(extra, dict):
             raise WorkloadError(f"--extra-body {where.extra_body}: expected a JSON object, such as {{}}")
-        learn_body(extra)
         _check_own(extra)
     if where.ca_bundle is not None and not Path(where.ca_bundle).is_file():
         raise WorkloadError(f"--ca-bundle {where.ca_bundle} is not a file; expected certificates in PEM")
@@ -120,7 +121,7 @@ def check_requests(where: ServerOptions) -> None:
         raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
         _header(header)
-    if _CONTROL.search(where.api_key or ""):
+    if where.api_key and _CONTROL.search(where.api_key.reveal()):
         raise WorkloadError(
             f"{API_KEY_VARIABLE} has a line break or another control character; expected a key of one line: "
             "set it again without"
@@ -482,6 +483,9 @@ def _probed(site: Site, say: Say) -> Site:
         raise
     except Exception as error:  # whatever a server's words can make an adapter do
         raise EngineError(f"{site.engine.title} sent an invalid reply: {error}") from error
+    keys = filter(None, (target.api_key, target.login))
+    if not all(can_be_known(key.reveal().rpartition(":")[2]) for key in keys):
+        lacks += (WITHOUT_MASK,)
     for note in lacks:
         say(note)
     return replace(site, target=target, capabilities=site.engine.capabilities_of(target), notes=notes + lacks)

@@ -2,7 +2,7 @@
 
     agent -> WorkerFacts       once, and once on a second connection, for the clock
     agent <- the server's URL  answered by why not, None where this node can connect
-    agent <- Job               the driver starts
+    agent <- secrets, Job      the driver starts, and writes none of the secrets
     agent <- Go, Stop          passed on
     agent -> Tail              counters and new captures, several times a second
     agent -> Ready, Done       the driver's own; its whole spool has gone before
@@ -39,6 +39,8 @@ from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
 from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
 from burstline.servers.host.sources import HostCpu
+from burstline.servers.host.wishes import send_at_once
+from burstline.servers.redact import learn
 
 TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
@@ -80,7 +82,7 @@ def main() -> None:
 def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection:
     peer = socket.create_connection((host, port), timeout=REACH_S)
     peer.settimeout(None)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    send_at_once(peer)
     home = Connection(peer.detach())
     answer_challenge(home, key)
     home.send(facts)
@@ -132,8 +134,9 @@ class _Agent:
         match message:
             case str():
                 self._home.send(_refusal(message))
-            case Job():
-                self._start(message)
+            case (tuple() as secrets, Job() as job):
+                learn(*secrets)
+                self._start(job)
             case Go() | Stop() if self._driver is not None:
                 if isinstance(message, Go):
                     self._cpu, self._begun_s = HostCpu(time.process_time), time.monotonic()

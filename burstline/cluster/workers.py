@@ -30,8 +30,9 @@ from burstline.loadgen.driver.job import Counters, Done, Go, Job
 from burstline.loadgen.record.capture import CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import ClockError, ClockMap, Offset
 from burstline.servers.host.child import Child, ChildLostError, Failed, limit_waits
+from burstline.servers.host.wishes import send_at_once
 from burstline.servers.messages import EngineError
-from burstline.servers.redact import redacted
+from burstline.servers.redact import known_secrets, redacted
 
 HOME_S: Final = 60.0
 """How long placed agents may take to dial home: on a busy cluster they wait for a CPU."""
@@ -64,7 +65,7 @@ class RemoteDriver:
         folder = _folder_of(job)
         folder.mkdir(parents=True)
         self._arriving = (folder / "driver.zst.partial").open("wb", buffering=0)
-        self.send(job)
+        self.send((known_secrets(), job))
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -225,7 +226,7 @@ def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) ->
             continue
         # A peer that goes silent in the middle of a message must not hold us.
         limit_waits(peer, SILENCE_S, SILENCE_S)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_at_once(peer)
         connection = Connection(peer.detach())
         try:
             deliver_challenge(connection, key)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
+
+from burstline.roofline.errors import RooflineError
+from burstline.servers.messages import EngineError
+from burstline.workloads.request import WorkloadError
 
 DONE = 0
 OUR_BUG = 1
@@ -11,6 +16,14 @@ TARGET_MISSED = 3
 INCONCLUSIVE = 4
 ENGINE_FAILED = 5
 INTERRUPTED = 130
+
+
+def of_error(error: Exception) -> int:
+    """The code of an exception: OUR_BUG where it is neither the server's nor the user's."""
+    if isinstance(error, EngineError):
+        return ENGINE_FAILED
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    return USAGE if full or isinstance(error, MemoryError | WorkloadError | RooflineError) else OUR_BUG
 
 
 def of_results(results: Iterable[str]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from burstline.console.flags import add_options, read_options
+from burstline.servers.secret import Secret
 from burstline.servers.settings import Settings
 from burstline.workloads.options import option
 
@@ -82,7 +83,7 @@ class ServerOptions:
     )
     settings: Settings = field(default_factory=Settings)
     engine_args: tuple[str, ...] = ()
-    api_key: str | None = field(default=None, repr=False)
+    api_key: Secret | None = None
     host: str = "127.0.0.1"
     n_concurrent: int | None = None
     n_request_tok: int | None = None
@@ -104,5 +105,5 @@ def server_of(args: argparse.Namespace) -> ServerOptions:
         args,
         settings=read_options(Settings, args),
         engine_args=tuple(args.engine_args),
-        api_key=os.environ.get(API_KEY_VARIABLE),
+        api_key=Secret(os.environ[API_KEY_VARIABLE]) if os.environ.get(API_KEY_VARIABLE) else None,
     )

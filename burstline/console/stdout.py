@@ -9,24 +9,30 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import orjson
 
 from burstline.servers.redact import printable, without_known
+
+_PLAIN = "→ -> ← <- ↑ ^ ↓ v ± +- × x µ u – - − - ⁻ ^- … ... ≤ <= ≥ >= ∞ inf ✓ + ✕ x ★ * · - › >"
+_RAISED = {raised: f"[{k}]" for k, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+SIGNS: Final = str.maketrans(dict(re.findall(r"(\S) (\S+)", _PLAIN)) | _RAISED | {"\u00a0": " "})
+"""What stands for our signs where the terminal's encoding lacks some of them."""
 
 
 class Outlet:
     """A text stream; once it cannot be written (its reader or its terminal has gone, its disk is full) all
     that is written goes nowhere, without an error: a run needs no terminal.
 
-    A character that the terminal's encoding lacks, or that would steer it, is written as its escape. `raw` is
-    the same stream for a display that draws with control sequences of its own. `lost` is why a reader who is
-    still there lacks a part: a full disk.
+    A character that the terminal's encoding lacks, or that would steer it, is written as its escape, one of
+    ours as `signs` says. `raw` is the same stream for a display that draws with control sequences of its own.
+    `lost` is why a reader who is still there lacks a part: a full disk.
     """
 
     def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
@@ -35,6 +41,8 @@ class Outlet:
         self.lost: OSError | None = None
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+        ours, encoding = "".join(map(chr, SIGNS)), stream.encoding or "utf-8"
+        self.signs = {} if ours.encode(encoding, "ignore").decode(encoding) == ours else SIGNS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -47,7 +55,7 @@ class Outlet:
         if not self._is_raw:
             text = printable(without_known(text))
         try:
-            return self._stream.write(text)
+            return self._stream.write(text.translate(self.signs))
         except OSError as error:
             self._seal(error)
             return len(text)

@@ -16,10 +16,12 @@ SHADES: Final = {"good": "32", "warn": "33", "bad": "31"}
 
 def show(blocks: Sequence[Block]) -> None:
     """Print blocks; what is no terminal gets whole lines, and no colour."""
-    if not sys.stdout.isatty():
-        print(text(blocks))
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
+    shown = text(blocks, width, getattr(sys.stdout, "signs", None))
+    if width is None:
+        print(shown)
         return
-    shown = "\n" + printable(without_known(text(blocks, shutil.get_terminal_size((100, 24)).columns)))
+    shown = "\n" + printable(without_known(shown))
     if "NO_COLOR" not in os.environ:
         for banner in (block for block in blocks if isinstance(block, Banner)):
             state = f"{banner.name}{banner.state}:"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -24,10 +23,11 @@ from burstline.roofline.device.calibration import (
     cached_file,
     read_device_file,
 )
-from burstline.roofline.device.device import Device, device_table
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.device.device import Device
+from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
+from burstline.servers.host.control_group import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 
@@ -52,9 +52,9 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
         raise RooflineError(
             f"{computes} products on a CPU are not measured: pass a device file with --device"
         )
-    if server is None or not started or not hasattr(os, "sched_getaffinity"):
+    if server is None or not started:
         return 1
-    return server.n_cores or len(os.sched_getaffinity(0))
+    return server.n_cores or usable_cores()
 
 
 def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
@@ -90,7 +90,7 @@ def throw_away(run: RunDir, summary: Summary) -> bool:
     if not isinstance(found, NotReconciled) or found.code != EXCEEDED or hardware is None:
         return False
     data = (run.path / DEVICE_FILE).read_bytes()
-    n_cores = device_table(data, run.path / DEVICE_FILE).get("n_units") or 1
+    n_cores = parse_toml(data, run.path / DEVICE_FILE).get("n_units") or 1
     paths = _paths(n_cores, hardware.model_config or {}, run.manifest.engine)
     exceeded = [path for path in paths if path.exists() and path.read_bytes() == data]
     for path in exceeded:

@@ -21,8 +21,8 @@ from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.roofline.device.calibration import device_toml, load_calibration
-from burstline.roofline.device.device import device_table, load_device
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.checkpoint import config_file, quant_of
 from burstline.roofline.model.families import bundled_config, bundled_models
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
@@ -89,7 +89,7 @@ def note_hardware(
             data = text.encode()
             write_bytes(run.path / DEVICE_FILE, data)
             facts = replace(facts, device_from=device_from)
-        usd = device_table(data, run.path / DEVICE_FILE).get("usd_per_hour")
+        usd = parse_toml(data, run.path / DEVICE_FILE).get("usd_per_hour")
         # Without the file's price for what was known before, somebody has stated another.
         if usd and (hints.device is not None or manifest.usd_per_hour == usd * _n_devices(manifest, earlier)):
             manifest = replace(manifest, usd_per_hour=usd * _n_devices(manifest, facts.stated))
@@ -116,7 +116,7 @@ def _refuse_another(run: RunDir, hints: Hints) -> None:
     path, manifest = run.path / DEVICE_FILE, run.manifest
     if hints.device is None or not path.exists():
         return
-    own = device_table(path.read_bytes(), path).get("id")
+    own = parse_toml(path.read_bytes(), path).get("id")
     if hints.device == "cpu":
         here = host_facts.host().cpu
         if manifest.host.cpu in (None, here):

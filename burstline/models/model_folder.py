@@ -200,10 +200,9 @@ def _check_room(folder: Path, n_bytes: int) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except WorkloadError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _write(path: Path, value: Any) -> None:

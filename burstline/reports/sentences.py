@@ -49,11 +49,13 @@ COMPARED: Final[Mapping[str, tuple[str, str, str]]] = {
 
 MEANT_BY: Final[Mapping[str, str]] = {
     "died": "The server died: do not use these numbers.",
+    "client-failed": "The client failed, not the server: do not use these numbers.",
     "no-start": "No request was sent.",
     "no-request": "The plan has no requests.",
     "no-success": "Nothing was served.",
     "mostly-failed": "Too many requests failed: do not use these numbers.",
     "too-many-failures": "Too many requests failed: do not use these numbers.",
+    "one-core": "Client and server had one core together: the client waited for the server.",
     "read-lag": "The client read replies too late: do not use the percentiles graded unreliable.",
     "send-lag": "The client sent requests too late: do not use the percentiles graded unreliable.",
     "slow-client": "The client sent a lower load than asked: do not use these numbers.",

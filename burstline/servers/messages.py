@@ -7,6 +7,7 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from burstline.servers.redact import learn, printable, redacted
+from burstline.servers.secret import Secret
 
 
 class EngineError(RuntimeError):
@@ -167,9 +168,9 @@ class Target:
 
     url: str
     model: str
-    api_key: str | None = field(default=None, repr=False)
+    api_key: Secret | None = None
     takes: tuple[str, ...] = ()
-    login: str | None = field(default=None, repr=False)
+    login: Secret | None = None
     extra_body: str | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     loras: tuple[str, ...] = ()
@@ -178,13 +179,12 @@ class Target:
     insecure: bool = False
 
 
-def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
+def target_at(url: str, model: str = "", api_key: Secret | None = None) -> Target:
     """The target that a user's URL names, given with or without `/v1`; its login is taken out of it.
 
     From here on its secrets are known. Raises ValueError, which never quotes the URL, where it is not
     scheme://[user:password@]host[:port][/path].
     """
-    learn(api_key)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -199,8 +199,8 @@ def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
         raise ValueError("expected no ? or # in a base URL; pass an API key in BURSTLINE_API_KEY")
     login = None
     if parts.username is not None:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        learn(login, unquote(parts.password or ""), parts.password)
+        login = Secret(f"{unquote(parts.username)}:{unquote(parts.password or '')}")
+        learn(unquote(parts.password or ""), parts.password)
     name = f"[{host}]" if ":" in host else host
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     base = f"{parts.scheme}://{name}{'' if port is None else f':{port}'}{path}"

@@ -1,20 +1,17 @@
-"""Redaction: remove secrets, and escape server text so that it cannot control a terminal.
+"""Text of others: remove secrets, and escape it so that it cannot control a terminal.
 
-`without_secrets` knows secrets by their names and forms, and by value once `learn` has seen them: the values
-of the command line and the environment are learned when the command begins, so that they are also removed
-where a server or an engine's log repeats them. `printable` is for every text that a server can influence.
-Everything here is linear in the length of its text.
+Secrets are known by value once `learn` has seen them, which begins with the command (`secret.py`), and by
+their names and forms. `printable` is for every text that a server can influence. Everything here is linear in
+the length of its text.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from unicodedata import category
 from urllib.parse import quote, quote_plus, unquote
@@ -31,13 +28,6 @@ OF_PROTOCOL: Final = frozenset(
 )
 """Words of the protocols, in lower case: as a key they are removed by their names only, since replies are
 read by them."""
-_FOLDERS: Final = frozenset({"PWD", "OLDPWD"})
-"""Variables of every shell that sound like passwords."""
-_WORDS: Final = re.compile(r"[A-Z]?[a-z]+(?:[_ -][A-Za-z]+)*")
-"""What reads as words is no secret of its own where it is only a part of one."""
-_INNOCENT_HEADERS: Final = frozenset(
-    {"accept", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
-)
 _OF_TEXT: Final = re.sub(
     r"\w+",
     r"(?<!\g<0>)",
@@ -65,10 +55,10 @@ _ASSIGNED: Final = re.compile(
 _OPTION: Final = re.compile(rf"(?<![\w-])(--?(?:[\w-]{{0,64}}{_NAME}|(?i:key|token))[^\S\n]+[\"']?+){_VALUE}")
 _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)[^\S\n]+)([\w.~+/=-]{5,})", re.IGNORECASE)
 # Bounded, and from the first letter of a scheme on: else each letter of a long word begins a search.
-_URL_USER: Final = re.compile(
+URL_LOGIN: Final = re.compile(
     r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})(?=@)"
 )
-_FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, _URL_USER)
+_FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, URL_LOGIN)
 _HINTS: Final = (
     *("key", "secret", "pass", "pwd", "auth", "credential", "cookie", "sig", "jwt", "bearer", "_pat", "-pat"),
     *("webhook", "token", "basic", "://"),
@@ -79,21 +69,6 @@ _learned: set[str] = set()
 _known: set[str] = set()
 _known_text: re.Pattern[str] | None = None
 _known_bytes: re.Pattern[bytes] | None = None
-
-
-def without_secrets(value: Any) -> Any:
-    """The JSON value with every key, token and password replaced by "(removed)", its text printable.
-
-    Names decide (`api_key`, `HF_TOKEN`, `--api-key VALUE`, `X-API-Key: VALUE`, `{"password": "VALUE"}`),
-    forms (`Bearer ...`, `https://user:password@host`), and values that were learned.
-    """
-    if isinstance(value, Mapping):
-        return {k: REMOVED if _names_secret(k) and v else without_secrets(v) for k, v in value.items()}
-    if isinstance(value, str):
-        return printable(redacted(value))
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [REMOVED if hidden else without_secrets(item) for item, hidden in _marked(value)]
-    return value
 
 
 def without_known(text: str) -> str:
@@ -121,11 +96,8 @@ def printable(text: str, limit: int | None = None) -> str:
         text = text[:limit] + " ..."
     if text.isprintable():
         return text
-    return "".join(c if _prints(c) else ascii(c)[1:-1] for c in text)
-
-
-def _prints(c: str) -> bool:
-    return c.isprintable() or c in "\n\t" or category(c) == "Zs"  # spaces of any width
+    shown = (c for c in set(text) if c.isprintable() or c in "\n\t" or category(c) == "Zs")  # any space
+    return text.translate({ord(c): ascii(c)[1:-1] for c in set(text).difference(shown)})
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:
@@ -133,61 +105,22 @@ def words_of_server(text: str, limit: int = 2000) -> str:
     return printable(" ".join(redacted(text[: 4 * limit]).split()), limit)
 
 
+def can_be_known(secret: str) -> bool:
+    """Whether a secret is removed where others repeat it: it is not too short, and no word of a protocol."""
+    return len(secret) >= LEAST_KNOWN and secret.lower() not in OF_PROTOCOL
+
+
 def learn(*secrets: str | None) -> None:
     """From now on remove these values wherever they stand, in each encoding that a server may use."""
     global _known_text, _known_bytes
     for secret in secrets:
-        if secret and len(secret) >= LEAST_KNOWN and secret.lower() not in OF_PROTOCOL:
+        if secret and can_be_known(secret):
             _learned.add(secret)
             _known.update(_encodings(secret))
     if _known:
         longest_first = sorted(_known, key=lambda form: (-len(form), form))
         _known_text = re.compile("|".join(map(re.escape, longest_first)))
         _known_bytes = re.compile(b"|".join(re.escape(form.encode()) for form in longest_first))
-
-
-def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Learn every secret that the command line or the environment names as one, commands within it too."""
-    learn(*(value for name, value in environ.items() if _names_secret(name) and name not in _FOLDERS))
-    learn(*(secret for value in environ.values() for secret in _secrets_in(value, (_URL_USER,))))
-    learn(*(item for item, hidden in _marked(argv) if hidden))
-    for option, item in pairwise(("", *argv)):
-        learn(*_secrets_in(item))
-        name, colon, value = item.partition(":")
-        if option in ("--header", "-H") and colon:
-            learn_header(name.strip(), value.strip())
-        if " " in item.strip():
-            with suppress(ValueError):  # no command of a shell
-                words = shlex.split(item)
-                if len(words) > 1:
-                    learn_from(words, {})
-
-
-def learn_header(name: str, value: str) -> None:
-    """Learn a header that each request carries, and each part of it that may be quoted alone."""
-    is_secret = _names_secret(name)
-    if name.lower() in _INNOCENT_HEADERS:
-        return
-    words = re.split(r"[\s;,]+", value)
-    parts = [*words, *(word.partition("=")[2] for word in words)]
-    if words[0].lower() == "basic" and len(words) == 2:
-        with suppress(ValueError):
-            parts += base64.b64decode(words[1], validate=True).decode(errors="replace").split(":", 1)
-    learn(value, *(part for part in parts if not _WORDS.fullmatch(part)))
-    if is_secret and len(words) == 2:  # the first is the scheme
-        learn(words[1])
-
-
-def learn_body(value: Any, name: str = "") -> None:
-    """Learn what JSON that each request carries names as a secret, at any depth; `name` is its own."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            learn_body(inner, key if _names_secret(key) else name)
-    elif isinstance(value, list):
-        for inner in value:
-            learn_body(inner, name)
-    elif name and isinstance(value, str):
-        learn(value)
 
 
 def known_secrets() -> tuple[str, ...]:
@@ -213,21 +146,13 @@ def n_unfinished(data: bytes) -> int:
     return next((n for n in ends if any(form.startswith(data[-n:]) for form in forms)), 0)
 
 
-def _marked(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each item, and whether the one before it is an option that names a secret."""
-    hidden = False
-    for item in items:
-        yield item, hidden
-        is_option = isinstance(item, str) and item.startswith("-") and "=" not in item
-        hidden = is_option and _names_secret(item)
-
-
-def _secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator[str]:
+def secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator[str]:
+    """What the forms of text say is a secret, also as it is sent where a URL quotes it."""
     for form in forms:
         for found in form.finditer(text):
             secret = found[2]
             yield from re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
-            if form is _URL_USER:
+            if form is URL_LOGIN:
                 user, colon, password = secret.partition(":")
                 yield password if colon else user
                 yield unquote(secret)
@@ -240,9 +165,10 @@ def _encodings(secret: str) -> set[str]:
     lower = {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in percent}
     slashes = {form.replace("/", "\\/") for form in as_json}
     in_base64 = {base64.b64encode(secret.encode()).decode()} if ":" in secret else set()
-    as_html = secret.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
-    return {secret, *as_json, *slashes, *percent, *lower, as_html, as_html.replace("'", "&#x27;"), *in_base64}
+    as_html = {html.escape(secret), html.escape(secret).replace("&#x27;", "'")}
+    return {secret, *as_json, *slashes, *percent, *lower, *as_html, *in_base64}
 
 
-def _names_secret(name: Any) -> bool:
+def names_secret(name: Any) -> bool:
+    """Whether an option, a variable, a header or a key of JSON is named as a secret is."""
     return _SECRET_NAME.search(str(name).lstrip("-")) is not None

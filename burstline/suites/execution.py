@@ -44,6 +44,7 @@ from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import redacted
+from burstline.servers.secret import Secret, without_secrets
 from burstline.servers.settings import Settings
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import (
@@ -56,6 +57,7 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
+from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
@@ -97,7 +99,8 @@ def run_suite(
     folder = out / suite.folder_name
     if dry_run:
         print("".join(f"# {line}\n" for line in fits(slots)), end="")
-        print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
+        words = (without_secrets(["burstline", *slot.argv(folder / slot.id)]) for slot in slots)
+        print("\n".join(map(shlex.join, words)))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
@@ -162,10 +165,7 @@ def _carry_out_all(
             return called(words, {**environments[slot.engine.name], **own}, lock)
 
         return [carry_out(slot, here) for slot in slots]
-    keys = {
-        name: {key: value for key, value in env.items() if key == API_KEY_VARIABLE}
-        for name, env in environments.items()
-    }
+    keys = {name: {k: env[k] for k in (API_KEY_VARIABLE,) if k in env} for name, env in environments.items()}
     with ray_session(ray) as session:
         return run_by_platform(session, slots, folder, keys, carry_out)
 
@@ -197,7 +197,7 @@ def _environment(engine: Contender) -> dict[str, str]:
             f"engine {engine.name!r} needs its key in the environment variable {engine.api_key_env}, "
             f"which is not set; try: export {engine.api_key_env}=..."
         )
-    return environment | {API_KEY_VARIABLE: key}
+    return environment | {API_KEY_VARIABLE: Secret(key).reveal()}
 
 
 @contextmanager
@@ -213,17 +213,15 @@ def _locked(folder: Path) -> Iterator[int]:
 
 def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
     """The runs in order, and the suite file without its secrets."""
-    (folder / "suite.toml").write_text(redacted(path.read_text("utf-8")), "utf-8")
+    text = path.read_text("utf-8")
+    words = [word for engine in suite.engines for word in words_of(engine.server)]
+    for word, shown in zip(words, without_secrets(words), strict=True):
+        text = text.replace(word, shown)
+    (folder / "suite.toml").write_text(redacted(text), "utf-8")
     rows = [
-        {
-            "id": slot.id,
-            "engine": slot.engine.name,
-            "model": slot.model.name,
-            "workload": slot.workload.name,
-            "repeat": slot.repeat,
-            "cell": slot.cell,
-        }
-        for slot in _runs(slots)
+        {"id": s.id, "engine": s.engine.name, "model": s.model.name, "workload": s.workload.name}
+        | {"repeat": s.repeat, "cell": s.cell}
+        for s in _runs(slots)
     ]
     facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
     write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
@@ -244,9 +242,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
-        raise WorkloadError(
-            f"{slot_name} could not be run (see above); the suite stops here. Finished runs are kept"
-        )
+        raise WorkloadError(f"{slot_name} could not be run (see above): the suite stops, its runs are kept")
     done = done_in(folder / slot.id)
     how = f"failed with exit code {code}"
     if done is not None:

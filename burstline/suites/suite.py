@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +20,9 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.servers.redact import without_secrets
+from burstline.roofline.errors import parse_toml, read_small
 from burstline.servers.registry import ENGINES
+from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.options import options_of
@@ -181,9 +181,6 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
     return tuple(Slot(k, e, m, w, repeat, p) for k, (p, m, w, e, repeat) in enumerate(order, 1))
 
 
-MOST_BYTES: Final = 1 << 18
-MOST_DOTTED: Final = 10_000
-"""Of a suite's file, and of a word of it in which dots join names: reading one takes its length squared."""
 SHIPPED: Final = Path(__file__).parent / "shipped"
 """Suites that come with Burstline (in a clone a link to suites/)."""
 
@@ -195,25 +192,15 @@ def suite_file(path: Path) -> Path:
 
 
 def load_suite(path: Path) -> Suite:
-    """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
+    """The suite in a file; WorkloadError, naming file, table and key; RooflineError where it is no TOML."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1).decode("utf-8-sig")
-        if len(text) > MOST_BYTES or any(
-            len(word) > MOST_DOTTED for word in re.findall(r"[^\s\"']*\.[^\s\"']*", text)
-        ):
-            raise WorkloadError(
-                f"{path} is no suite: expected at most {MOST_BYTES:,} bytes, and {MOST_DOTTED:,} in a name"
-            )
-        raw = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raw = parse_toml(read_small(path), path)
+    except OSError as error:
         shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
         near = difflib.get_close_matches(path.stem, shipped, n=1)
         known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
-        raise WorkloadError(f"{path} cannot be read: {why}; expected a suite's TOML file, {known}") from None
-    except (ValueError, RecursionError) as error:  # nested too deeply; a number of thousands of digits
-        raise WorkloadError(f"{path} is not TOML: {error}") from None
+        why = f"{error.strerror}; expected a suite's TOML file, {known}"
+        raise WorkloadError(f"{path} cannot be read: {why}") from None
     return parse_suite(raw, str(path))
 
 

@@ -1,12 +1,12 @@
 """`burstline certify`: run a load generator at the known-truth server and report its error."""
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from burstline.bench import certification
-from burstline.bench.certification import SCRIPTS, Client, parse_reads
 from burstline.bench.load_options import checked
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
@@ -16,6 +16,8 @@ from burstline.loadgen.verdict.certificate import Certificate, Offered, Reading,
 from burstline.reports.blocks import Block, Findings, Heading, Note, table
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
+from burstline.reports.model.foreign import TOOLS, parse_reads
+from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 
@@ -28,53 +30,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--client",
         metavar="COMMAND",
         help="another load generator instead of Burstline, with {url} {model} {requests} {prompt_tokens} "
-        "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file",
+        "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file. Or "
+        f"the name of an installed tool: {', '.join(each for each in TOOLS if 'command' in TOOLS[each])}",
     )
     add(
         "--reads",
         action="append",
         default=[],
-        metavar="NAME=PLACE",
-        help="where a number is in the JSON file of a tool that is not known, such as "
-        "ttft.p50=results.ttft.median:ms (ms, s or us; repeatable)",
+        metavar="NAME=FILE#PLACE",
+        help="where a number is in the JSON files of a tool that is not known, such as "
+        "ttft.p50=x.json#ttft.median:s (ms unless a unit is given; one file needs no FILE#; repeatable)",
     )
+    add("--name", help="what the certificate calls the client (its program or script)")
+    add("--again", type=Path, metavar="DIR", help="certify what is in DIR (--out) again, with other --reads")
     parser.add_argument("--script", choices=SCRIPTS, default="fixed", help="how the server replies (fixed)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the client's files and the certificate")
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    reads = parse_reads(args.reads)
+    if args.again is not None:
+        if args.client is not None or args.out is not None:
+            raise WorkloadError("--again reads a folder again: drop --client and --out")
+        return _shown(args, certification.again(args.again, reads, args.name), args.again)
     load = checked(read_options(LoadSpec, args))
     if load.spec.audit is not None:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
-    client = None
-    if args.client is not None:
-        client = Client(args.client, parse_reads(args.reads))
-    elif args.reads:
+    if args.client is None and reads:
         raise WorkloadError("--reads is for --client: Burstline's own results are known")
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise WorkloadError(f"--out {args.out} is not empty; name another folder, or remove it first")
-    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
-        out = (args.out or Path(name)).resolve()
+    out = (args.out or Path(tempfile.mkdtemp(prefix="burstline-"))).resolve()
+    keep = args.out is not None
+    try:
         out.mkdir(parents=True, exist_ok=True)
-        found = certification.certified(load, args.script, client, out)
-        if args.out is not None:
-            (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
-            (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
-    print(json_text(to_json(found)) if args.json else text(blocks(found)))
+        client = TOOLS.get(args.client, {}).get("command", args.client)
+        found = certification.certified(load, args.script, client, out, reads, args.name)
+        keep |= not found.printed.is_read
+        return _shown(args, found, out if keep else None)
+    finally:
+        if not keep:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> int:
+    """Print the certificate, and keep it in `out`."""
+    if out is not None:
+        (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
+        (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
+    print(json_text(to_json(found)) if args.json else text(blocks(found, out)))
     return exit_codes.INCONCLUSIVE if found.findings else exit_codes.DONE
 
 
-def blocks(found: Certificate) -> Iterator[Block]:
+def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     """The certificate for a person; the last line is one for a README."""
-    yield Heading(f"{found.tool}: {found.load}, at a server of known truth ({found.script})", 1)
+    tool, asked = found.printed.tool, found.asked
+    yield Heading(f"{tool}: {asked.load}, at a server of known truth ({asked.script})", 1)
     rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
     late = found.server_late_p99_s
-    own = (
-        ""
-        if late is None
-        else f" The server was up to {late * 1e3:.2f} ms late at p99; no error contains it."
-    )
+    own = "" if late is None else f" The server was {late * 1e3:.2f} ms late at p99; no error contains it."
     yield Note(f"{found.n_events:,} events{rate}.{own}")
     yield table("What it sent", ("", ""), _sent(found.offered), text=(0, 1))
     yield table(
@@ -86,6 +101,9 @@ def blocks(found: Certificate) -> Iterator[Block]:
     yield table("What it cost", ("", ""), _cost(found), text=(0, 1))
     if found.findings:
         yield Findings(found.findings)
+    if not found.printed.is_read:
+        again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
+        yield Note(f"To read the files anew, without the load: {again}")
     yield Note(_line(found))
 
 
@@ -101,58 +119,56 @@ def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
     if offered.prompt_tok:
         low, middle, high = offered.prompt_tok
         yield "Prompt tokens", f"{middle:,} (median; {low:,} to {high:,})"
+    elif offered.n:
+        yield "Prompt tokens", "not counted: give --tokenizer, or {tokenizer} in the command"
     if offered.spread_s is not None:
         yield "Burst", f"{offered.spread_s * 1e3:.1f} ms from its first byte to its last"
+    if offered.unserved:
+        yield "Not served", ", ".join(f"{path} ({n:,})" for path, n in offered.unserved.items())
     if offered.rate_error is not None:
-        planned = offered.planned_gap_cv or 0
-        yield (
-            "Rate",
-            f"{offered.rate_error:+.2%}; gaps vary by {offered.gap_cv or 0:.2f} (asked: {planned:.2f})",
-        )
+        cv, planned = offered.gap_cv or 0, offered.planned_gap_cv or 0
+        yield "Rate", f"{offered.rate_error:+.2%}; gaps vary by {cv:.2f} (asked: {planned:.2f})"
+    elif offered.spread_s is None:
+        yield "Rate", "- (a closed loop sends when a reply has ended)"
 
 
 def _counts(found: Certificate) -> Iterator[tuple[str, ...]]:
     for title, true, printed in (
-        ("Successful", found.offered.n_ok, found.printed_ok),
-        ("Failed", found.offered.n_failed, found.printed_failed),
+        ("Successful", found.offered.n_ok, found.printed.n_ok),
+        ("Failed", found.offered.n_failed, found.printed.n_failed),
     ):
         error = "" if printed is None else f"{printed - true:+,}"
         yield title, "", f"{true:,}", "-" if printed is None else f"{printed:,}", error, ""
 
 
 def _reading(each: Reading) -> tuple[str, ...]:
-    unit, scale = ("ms", 1e3) if each.is_time else ("1/s", 1.0)
-    true = f"{each.true * scale:,.2f}"
+    unit, scale = each.unit
+    row = title_of(each.name), unit, f"{each.true * scale:,.2f}"
     if each.printed is None:
-        return title_of(each.name), unit, true, "-", "", ""
-    off = f"{(each.printed - each.true) * scale:+,.2f}"
-    return title_of(each.name), unit, true, f"{each.printed * scale:,.2f}", off, each.defined
+        return *row, "-", "", ""
+    return *row, f"{each.printed * scale:,.2f}", f"{(each.printed - each.true) * scale:+,.2f}", each.defined
 
 
 def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
-    cost = found.cost
-    yield "CPU", f"{cost.cpu_s:.2f} s, {cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
-    if cost.pss_bytes is not None:
-        yield "Memory", f"{cost.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
-    before_s, after_s = cost.before_s, cost.after_s
-    before = "-" if before_s is None else f"{before_s:.2f} s from the command to the first request"
-    yield "Before the load", before
-    yield "After the load", "-" if after_s is None else f"{after_s:.2f} s from the last token to the end"
+    cpu_s = found.asked.cpu_s
+    yield "CPU", f"{cpu_s:.2f} s, {cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
+    if found.asked.pss_bytes is not None:
+        yield "Memory", f"{found.asked.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
+    before, after = ("-" if s is None else f"{s:.2f} s" for s in (found.before_s, found.after_s))
+    yield "From the command to the first request", before
+    yield "From the last token to the end", after
 
 
 def _line(found: Certificate) -> str:
     """One row of a table of tools: true / printed, ms."""
-    said = {each.name: each for each in found.readings}
+    said = {each.name: _reading(each) for each in found.readings}
     cells = []
     for name in ("ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tpot.p50", "e2e.p50", "e2e.p99"):
-        each = said.get(name)
-        printed = "-" if each is None or each.printed is None else f"{each.printed * 1e3:.2f}"
-        true = "-" if each is None else f"{each.true * 1e3:.2f}"
+        _, _, true, printed, *_ = said.get(name, ("", "", "-", "-"))
         cells.append(f"{title_of(name)} {printed} / {true}")
     spread = found.offered.spread_s
     cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
-    cells.append(f"CPU {found.cost.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
-    cells.append(f"PSS {(found.cost.pss_bytes or 0) / 1e6:,.0f} MB")
-    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.cost.before_s, found.cost.after_s))
-    cells.append(f"before {before}, after {after}")
-    return f"| {found.tool} | {' | '.join(cells)} |"
+    cells.append(f"CPU {found.asked.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
+    cells.append(f"PSS {(found.asked.pss_bytes or 0) / 1e6:,.0f} MB")
+    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.before_s, found.after_s))
+    return f"| {found.printed.tool} | {' | '.join(cells)} | before {before}, after {after} |"

@@ -9,8 +9,9 @@ plan is a Poisson process: its achieved rate varies by 1/sqrt(n), as it should.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -220,17 +221,16 @@ def asked(
     return replace(wish, n=n)
 
 
-def parse_times(text: str) -> tuple[float, ...]:
-    """Times in seconds, one per line; blank lines and what follows a # are skipped."""
+def parse_times(lines: Iterable[tuple[int, str]]) -> tuple[float, ...]:
+    """Times in seconds out of numbered lines, one each; blank lines and what follows a # are skipped."""
     times_s: list[float] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in islice(lines, MAX_REQUESTS + 1):
         if word := line.partition("#")[0].strip():
             try:
                 times_s.append(float(word))
             except ValueError:
-                raise WorkloadError(
-                    f"--arrival file: line {number}: {word!r} is not a time in seconds"
-                ) from None
+                what = f"{word[:60]!r} is not a time in seconds"
+                raise WorkloadError(f"--arrival file: line {number}: {what}") from None
     return tuple(times_s)
 
 

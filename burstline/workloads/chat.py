@@ -17,7 +17,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from burstline.workloads.data_sets import Message, Template
-from burstline.workloads.model_files import read_json
+from burstline.workloads.model_files import read_json, read_text
 from burstline.workloads.request import WorkloadError
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -27,9 +27,8 @@ _TRAINED = re.compile(r"({%[-+]?\s*(?:end)?)generation(?=\s*[-+]?%})")
 def template_of(folder: Path) -> Template | None:
     """The chat template of a model's or tokenizer's folder; None where it has none."""
     config = read_json(folder / "tokenizer_config.json")
-    file = folder / "chat_template.jinja"
     other = read_json(folder / "chat_template.json")
-    source = file.read_text("utf-8") if file.is_file() else (config | other).get("chat_template")
+    source = read_text(folder / "chat_template.jinja") or (config | other).get("chat_template")
     if isinstance(source, list):  # several, by name
         source = next((row["template"] for row in source if row.get("name") == "default"), None)
     if not isinstance(source, str):

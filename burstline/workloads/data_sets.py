@@ -133,12 +133,12 @@ def data_requests(
     for start in range(0, len(items), _N_AT_ONCE):
         part = items[start : start + _N_AT_ONCE]
         drawn = materials.output_tok.draw(len(part), outputs)
-        for item, ids, n_reply, n_drawn in zip(
-            part, _prompts(part, materials), _replies(part, materials), drawn, strict=True
-        ):
+        texts = [item.reply or "" for item in part]
+        replies = materials.tokenizer.encode_batch(texts, add_special_tokens=False)
+        for item, ids, reply, n_drawn in zip(part, _prompts(part, materials), replies, drawn, strict=True):
             if len(requests) == n_wanted:
                 return requests, used, dropped
-            n_output = item.output_tok or n_reply or int(n_drawn)
+            n_output = item.output_tok or len(reply.ids) or int(n_drawn)
             made = _request(len(requests), item, ids, n_output, materials)
             if isinstance(made, str):
                 dropped[made] += 1
@@ -172,12 +172,6 @@ def _chat_ids(item: Item, materials: Materials) -> list[int] | str | None:
         return "refused by the model's chat template"
     # A template writes the special tokens itself.
     return materials.tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def _replies(items: Sequence[Item], materials: Materials) -> list[int | None]:
-    texts = [item.reply or "" for item in items]
-    counts = [len(e.ids) for e in materials.tokenizer.encode_batch(texts, add_special_tokens=False)]
-    return [n or None for n in counts]
 
 
 def _request(
@@ -281,7 +275,7 @@ def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
         if not isinstance(role, str) or (content is None and not message.get("tool_calls")):
             raise WorkloadError(f"{where}: a message without role or content: {str(message)[:60]!r}")
         if not isinstance(content, str | list | None):
-            raise WorkloadError(f"{where}: a message's content is {content!r}; expected text or a list")
+            raise WorkloadError(f"{where}: a message's content is {content!r:.60}; expected text or a list")
         own = {key: value for key, value in message.items() if key not in ("from", "value")}
         messages.append(own | {"role": role, "content": content})
     users = [k for k, message in enumerate(messages) if message["role"] in ("user", "tool")]
@@ -299,7 +293,7 @@ def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float 
     least, most = (1, MOST_TOK) if whole else (0, MOST_S)
     if not least <= number <= most or (whole and not number.is_integer()):
         what = f"a whole number from 1 to {most:,}" if whole else f"seconds from 0 to {most:g}"
-        raise WorkloadError(f"{where}: {name} is {value!r}; expected {what}")
+        raise WorkloadError(f"{where}: {name} is {value!r:.60}; expected {what}")
     return number
 
 

@@ -1,21 +1,35 @@
-"""The JSON files of a model's folder."""
+"""The files of a model's folder: each is read whole, and none is longer than any model's."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from burstline.workloads.request import WorkloadError
+
+MOST_BYTES: Final = 64 << 20  # twice the longest tokenizer.json that is known
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, None where there is no such file; WorkloadError for anything else."""
+    try:
+        with path.open("rb") as file:
+            if len(data := file.read(MOST_BYTES + 1)) <= MOST_BYTES:
+                return data.decode()
+        raise ValueError(f"it has over {MOST_BYTES >> 20} MB; expected a file of a model's folder")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path} cannot be read: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The file's JSON object, empty where there is no such file; WorkloadError for anything else."""
+    text = read_text(path)
     try:
-        parsed = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        parsed = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise WorkloadError(f"{path}: expected a JSON object, found {type(parsed).__name__}")

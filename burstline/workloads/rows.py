@@ -8,11 +8,12 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import json
 import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -29,9 +30,15 @@ Rows = Iterator[tuple[int, Row]]
 
 MAX_LINE: Final = 64 << 20
 """Bytes of one line; a longer one is no row but a file of another kind."""
+MOST_TIMES: Final = 50
+SMALL: Final = 16 << 20
+"""What is packed may unpack to so many times its size, or to so many bytes; text does to ten times."""
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+TOO_DENSE: Final = f"it unpacks to over {MOST_TIMES} times its size; expected at most that, unpack it first"
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
-_BATCH: Final = 1024
+_BATCH: Final = 32
+_PIECE: Final = 1 << 16
+_BETWEEN: Final = re.compile(r"\A\s*\[\s*|[\s,]*")
 
 
 def read_rows(source: str, what: str, split: str | None = None) -> Rows:
@@ -46,9 +53,8 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
         raise WorkloadError(f"{what} {source},split={split}: a file has no splits; drop split={split}")
     suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     kind = suffixes[-1].lower() if suffixes else ""
-    head = _head(path, what)
-    if not head:
-        raise WorkloadError(f"{what} {source} row 1: the file is empty; expected at least one row")
+    with _opened(path, what) as file:
+        head = file.read(64)
     if head.startswith(_PARQUET) or kind == ".parquet":
         return _parquet(path, what)
     if kind == ".csv":
@@ -57,7 +63,7 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
         is_list = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         return _json_list(path, what) if is_list else _json_lines(path, what)
     if kind in ("", ".txt", ".text", ".md"):
-        return ((number, {"prompt": text}) for number, text in _lines(path, what))
+        return ((number, {"prompt": text}) for number, text in lines(path, what))
     raise WorkloadError(
         f"{what} {source}: unknown format {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet"
     )
@@ -71,60 +77,59 @@ def number_in(value: Any) -> float:
         return math.nan
 
 
-def _head(path: Path, what: str) -> bytes:
-    with _opened(path, what) as file, _told(path, what, lambda: 1):
-        return file.read(64)
+def _check_packing(path: Path, what: str) -> None:
+    """WorkloadError where a file unpacks to far more than one of its size holds."""
+    is_dense, most = False, max(SMALL, MOST_TIMES * path.stat().st_size)
+    with suppress(WorkloadError), _opened(path, what) as file:  # what reads its rows says where it ends
+        if not isinstance(getattr(file, "raw", None), io.FileIO):
+            is_dense = all(file.read(1 << 20) for _ in range(1 + (most >> 20)))
+    if is_dense:
+        raise WorkloadError(f"{what} {path} cannot be read: {TOO_DENSE}")
 
 
 @contextmanager
-def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
+def _opened(path: Path, what: str, row: Callable[[], int] = lambda: 1) -> Iterator[BinaryIO]:
+    """What is in the file, unpacked; errors of decompressors and readers as one line that names the row."""
     try:
         file: Any = path.open("rb")
         magic = file.peek(4)[:4]
     except OSError as error:
         raise WorkloadError(f"{what} {path} cannot be read: {error.strerror}") from None
-    with file:
-        if magic.startswith(_GZIP):
-            yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
-        elif magic == _ZSTD:
-            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))
-        else:
-            yield file
-
-
-@contextmanager
-def _told(path: Path, what: str, row: Callable[[], int]) -> Iterator[None]:
-    """Errors of decompressors and readers as one line that names the row."""
     try:
-        yield
+        with file:
+            if magic.startswith(_GZIP):
+                yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
+            elif magic == _ZSTD:
+                yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))
+            else:
+                yield file
     except EOFError:
         raise WorkloadError(f"{what} {path} row {row()}: the compressed file ends here; it was cut") from None
     except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise WorkloadError(f"{what} {path} row {row()}: cannot be decompressed: {error}") from None
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{what} {path} row {row()}: cannot be read: {error}") from None
 
 
-def _lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Every line that is not blank, as text, with its number."""
     number = 0
-    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+    _check_packing(path, what)
+    with _opened(path, what, lambda: number + 1) as file:
         while line := file.readline(MAX_LINE + 1):
             number += 1
+            where = f"{what} {path} row {number}"
             if len(line) > MAX_LINE:
-                raise WorkloadError(
-                    f"{what} {path} row {number} is longer than {MAX_LINE >> 20} MB; expected a row a line"
-                )
+                raise WorkloadError(f"{where} is longer than {MAX_LINE >> 20} MB; expected a row a line")
             if number == 1 and line.startswith(_UTF16):
-                raise WorkloadError(f"{what} {path} row 1: the text is UTF-16; expected UTF-8, convert it")
+                raise WorkloadError(f"{where}: the text is UTF-16; expected UTF-8, convert it")
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
-                raise WorkloadError(
-                    f"{what} {path} row {number}: byte {error.start + 1} is not UTF-8; is this a binary file?"
-                ) from None
+                why = f"byte {error.start + 1} is not UTF-8; is this a binary file?"
+                raise WorkloadError(f"{where}: {why}") from None
             if "\0" in text:
-                raise WorkloadError(f"{what} {path} row {number} holds a zero byte; is this a binary file?")
+                raise WorkloadError(f"{where} holds a zero byte; is this a binary file?")
             if text:
                 yield number, text
     if not number:
@@ -132,7 +137,7 @@ def _lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
 
 
 def _json_lines(path: Path, what: str) -> Rows:
-    for number, text in _lines(path, what):
+    for number, text in lines(path, what):
         try:
             row = orjson.loads(text)
         except orjson.JSONDecodeError as error:
@@ -142,17 +147,27 @@ def _json_lines(path: Path, what: str) -> Rows:
 
 
 def _json_list(path: Path, what: str) -> Rows:
-    with _opened(path, what) as file, _told(path, what, lambda: 1):
-        raw = file.read()
-    try:
-        rows = orjson.loads(raw.removeprefix(b"\xef\xbb\xbf"))
-    except orjson.JSONDecodeError as error:
-        n = raw[: error.pos].count(b"\n") + 1
-        raise WorkloadError(f"{what} {path} row {n} (a line): not JSON: {error}") from None
-    if not rows:
+    """The rows of one JSON list: a part of it is in memory, twice as much where that holds no whole row."""
+    number, at, text, find = 0, 0, "", json.JSONDecoder().raw_decode
+    _check_packing(path, what)
+    with _opened(path, what, lambda: number + 1) as file:
+        parts = io.TextIOWrapper(file, "utf-8-sig")
+        while True:
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it may be empty
+            if text[at : at + 1] == "]":
+                break
+            try:
+                row = orjson.loads(text[at : (end := find(text, at)[1])])
+            except (ValueError, RecursionError) as error:
+                part = parts.read(max(_PIECE, len(text) - at)) if len(text) - at <= MAX_LINE else ""
+                if not part:
+                    raise WorkloadError(f"{what} {path} row {number + 1} is not JSON: {error}") from None
+                text, at = text[at:] + part, 0
+                continue
+            number, at = number + 1, end
+            yield number, _object(row, number, path, what)
+    if not number:
         raise WorkloadError(f"{what} {path} row 1: the list is empty; expected at least one row")
-    for number, row in enumerate(rows, 1):
-        yield number, _object(row, number, path, what)
 
 
 def _object(row: Any, number: int, path: Path, what: str) -> Row:
@@ -164,10 +179,10 @@ def _object(row: Any, number: int, path: Path, what: str) -> Row:
 def _csv(path: Path, what: str) -> Rows:
     """A CSV with a header, which is row 1; every value is text, its reader knows what it should be."""
     number = 1
-    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+    with _opened(path, what, lambda: number + 1) as file:
         # One thread: only then does an error name its row.
         options = pacsv.ReadOptions(use_threads=False)
-        names = [name.strip().strip('"') for name in next(_lines(path, what))[1].split(",")]
+        names = [name.strip().strip('"') for name in next(lines(path, what))[1].split(",")]
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
         )
@@ -182,11 +197,17 @@ def _csv(path: Path, what: str) -> Rows:
 
 
 def _parquet(path: Path, what: str) -> Rows:
-    number = 0
+    number, n_bytes, most = 0, 0, max(SMALL, MOST_TIMES * path.stat().st_size)
     try:
         with pq.ParquetFile(path) as file:
+            if sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups)) > most:
+                raise OSError(TOO_DENSE)
             for batch in file.iter_batches(_BATCH):
-                for row in batch.to_pylist():
+                for values in zip(*batch.columns, strict=True):
+                    row = {name: each.as_py() for name, each in zip(batch.schema.names, values, strict=True)}
+                    n_bytes += sum(len(each) for each in row.values() if isinstance(each, str))
+                    if n_bytes > most:
+                        raise OSError(TOO_DENSE)
                     number += 1
                     yield number, row
     except (pa.ArrowException, OSError) as error:
@@ -202,9 +223,8 @@ def _of_library(source: str, path: Path, what: str, split: str | None) -> Rows:
         raise WorkloadError(f"{what} {source}: no such file; expected a file, a folder or a dataset's name")
     if importlib.util.find_spec("datasets") is None:
         kind = "a folder" if path.is_dir() else "a dataset's name"
-        raise WorkloadError(
-            f"{what} {source} is {kind}, which needs the datasets library: pip install datasets"
-        )
+        why = "which needs the datasets library: pip install datasets"
+        raise WorkloadError(f"{what} {source} is {kind}, {why}")
     import datasets
 
     datasets.disable_progress_bars()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -80,16 +80,12 @@ class Trace:
         low, high = np.searchsorted(self.at_s, [begin_s, end_s])
         high = high if n is None else min(high, low + n)
         if low >= high:
-            raise WorkloadError(
-                f"--trace: window={begin_s:g}..{end_s:g}: the trace has no request there; "
-                f"it lasts {self.at_s[-1]:g} s"
-            )
+            what = f"window={begin_s:g}..{end_s:g}: the trace has no request there"
+            raise WorkloadError(f"--trace: {what}; it lasts {self.at_s[-1]:g} s")
         part = slice(int(low), int(high))
         starts = self.starts[int(low) : int(high) + 1]
-        n_prompt, n_output, block_tok = (
-            of[part] for of in (self.n_prompt_tok, self.n_output_tok, self.block_tok)
-        )
-        at_s = self.at_s[part] - begin_s
+        at_s, block_tok = self.at_s[part] - begin_s, self.block_tok[part]
+        n_prompt, n_output = self.n_prompt_tok[part], self.n_output_tok[part]
         return Trace(self.title, at_s, n_prompt, n_output, self.hashes, starts, block_tok, self.dropped)
 
     def requests(self, vocabulary: Vocabulary, seed: int) -> DrawnRequests:
@@ -127,13 +123,8 @@ def read_trace(source: str) -> Trace:
     if first is None:
         raise WorkloadError(f"--trace {source} row 1: there is only a header; expected at least one row")
     form, number = _format_of(first[1], source, first[0]), first[0]
-    numbers: list[int] = []
-    times: list[Any] = []
-    prompt_tok: list[int] = []
-    output_tok: list[int] = []
-    hashes: list[list[int]] = []
+    kept: list[tuple[int, Any, int, int, list[int], int]] = []
     numbered: dict[int | str, int] = {}
-    block_tok: list[int] = []
     dropped: Counter[str] = Counter()
     for number, row in chain([first], rows):
         where = f"--trace {source} row {number}"
@@ -142,21 +133,16 @@ def read_trace(source: str) -> Trace:
             dropped["no prompt tokens" if not n_prompt else "no output tokens (a failed request)"] += 1
             continue
         blocks, size = _hashes(row, form, n_prompt, where)
-        numbers.append(number)
-        times.append(_time(row, form, where))
-        prompt_tok.append(n_prompt)
-        output_tok.append(n_output)
-        hashes.append([OF_HASH + numbered.setdefault(block, len(numbered)) for block in blocks])
-        block_tok.append(size)
-    if not numbers:
+        keys = [OF_HASH + numbered.setdefault(block, len(numbered)) for block in blocks]
+        kept.append((number, _time(row, form, where), n_prompt, n_output, keys, size))
+    if not kept:
         raise WorkloadError(f"--trace {source} row {number}: no row has both prompt and output tokens")
+    numbers, times, prompt_tok, output_tok, hashes, block_tok = zip(*kept, strict=True)
     at_s = _ascending(_seconds(times, numbers, form, source), numbers, source)
     ends = np.cumsum([0, *map(len, hashes)], dtype=np.int64)
     flat = np.array(list(chain.from_iterable(hashes)), dtype=np.int64)
-    counts = (np.array(prompt_tok, np.int64), np.array(output_tok, np.int64))
-    return Trace(
-        form.title, at_s - at_s[0], *counts, flat, ends, np.array(block_tok, np.int64), dict(dropped)
-    )
+    n_prompts, n_outputs, sizes = (np.array(each, np.int64) for each in (prompt_tok, output_tok, block_tok))
+    return Trace(form.title, at_s - at_s[0], n_prompts, n_outputs, flat, ends, sizes, dict(dropped))
 
 
 def _format_of(row: Row, source: str, number: int) -> Format:
@@ -172,7 +158,7 @@ def _format_of(row: Row, source: str, number: int) -> Format:
 def _count(row: Row, name: str, where: str) -> int:
     value, number = row.get(name), number_in(row.get(name))
     if not number.is_integer() or not 0 <= number <= _MAX_TOK:
-        raise WorkloadError(f"{where}: {name} is {value!r}; expected a whole number of tokens")
+        raise WorkloadError(f"{where}: {name} is {value!r:.60}; expected a whole number of tokens")
     return int(number)
 
 
@@ -181,14 +167,12 @@ def _time(row: Row, form: Format, where: str) -> Any:
     if form.unit_s is None:
         return value
     number = number_in(value)
-    if not math.isfinite(number):
-        raise WorkloadError(f"{where}: {form.time} is {value!r}; expected a number")
-    if number < 0:
-        raise WorkloadError(f"{where}: {form.time} is {value}; expected no time before 0")
+    if not 0 <= number < math.inf:
+        raise WorkloadError(f"{where}: {form.time} is {value!r:.60}; expected a number, no time before 0")
     return number * form.unit_s
 
 
-def _seconds(times: list[Any], numbers: list[int], form: Format, source: str) -> NDArray[np.float64]:
+def _seconds(times: Sequence[Any], numbers: Sequence[int], form: Format, source: str) -> NDArray[np.float64]:
     if form.unit_s is not None:
         return np.array(times, dtype=np.float64)
     import pandas as pd  # here: half a second that only dates need
@@ -196,13 +180,13 @@ def _seconds(times: list[Any], numbers: list[int], form: Format, source: str) ->
     parsed = pd.to_datetime(pd.Series(times), format="ISO8601", utc=True, errors="coerce")
     if parsed.isna().any():
         bad = int(parsed.isna().to_numpy().argmax())
-        where = f"--trace {source} row {numbers[bad]}"
-        raise WorkloadError(f"{where}: {form.time} is {times[bad]!r}; expected a date and time (ISO 8601)")
+        what = f"{form.time} is {times[bad]!r:.60}; expected a date and time (ISO 8601)"
+        raise WorkloadError(f"--trace {source} row {numbers[bad]}: {what}")
     since = parsed - parsed.iloc[0]
     return np.asarray(since.dt.total_seconds(), dtype=np.float64)
 
 
-def _ascending(at_s: NDArray[np.float64], numbers: list[int], source: str) -> NDArray[np.float64]:
+def _ascending(at_s: NDArray[np.float64], numbers: Sequence[int], source: str) -> NDArray[np.float64]:
     back = np.flatnonzero(np.diff(at_s) < 0)
     if len(back):
         k = int(back[0])

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from burstline.bench.report import write_report
 from burstline.loadgen.record.record import Outcome, Record
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
@@ -94,6 +96,10 @@ def _many(folder: Path) -> Run:
     return synthetic.finished_run(folder, rows)
 
 
+def _fails(*_: object, **__: object) -> None:
+    raise RuntimeError("Failed to process <string> with tex because latex could not be found")
+
+
 def _held_to_its_hardware(run: Run) -> Run:
     note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"))
     write_report(RunDir(run.path))
@@ -111,6 +117,7 @@ RUNS: dict[str, Callable[[Path], Run]] = {
     ),
     "many": _many,
     "unwatched": lambda folder: synthetic.finished_run(folder, synthetic.records(n=80), watched=False),
+    "undrawn": lambda folder: synthetic.finished_run(folder, synthetic.records(n=200)),
     "single": lambda folder: synthetic.finished_run(folder, synthetic.records(n=1), watched=False),
 }
 
@@ -202,7 +209,11 @@ class Pages(Mapping[str, Path]):
 def _html(name: str, folder: Path) -> str:
     folder.mkdir()
     if name in RUNS:
-        return render(alone(view_of(RUNS[name](folder))))
+        view = view_of(RUNS[name](folder))
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "undrawn":
+                patch.setattr("matplotlib.figure.Figure.savefig", _fails)
+            return render(alone(view))
     if name in COMPARISONS:
         return render(comparison_of(COMPARISONS[name](folder), folder))
     SUITES[name](folder)

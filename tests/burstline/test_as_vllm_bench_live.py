@@ -72,6 +72,6 @@ def test_its_result_is_shown_beside_our_run(
     results: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (found,) = foreign_results(results["theirs"])
-    assert found.numbers["metrics", "tpot", "p50"] == pytest.approx(GAP_S, rel=0.25)
+    assert found.numbers["metrics.tpot.p50"] == pytest.approx(GAP_S, rel=0.25)
     assert main(["compare", str(results["run"]), str(results["theirs"])]) == 4
     assert "the measurement error of vllm bench serve is unknown" in capsys.readouterr().out

@@ -13,11 +13,11 @@ import pytest
 
 from burstline import cli
 from burstline.bench import certification
-from burstline.bench.certification import SCRIPTS, parse_reads, setup_of
+from burstline.bench.certification import setup_of, tool_of
 from burstline.bench.load_options import checked
 from burstline.loadgen.record.typed_json import from_json
 from burstline.loadgen.verdict.certificate import Certificate
-from burstline.workloads.request import WorkloadError
+from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.spec import LoadSpec
 
 LIAR = Path(__file__).with_name("liar.py")
@@ -47,15 +47,15 @@ def test_a_client_that_adds_20_ms_is_caught(tmp_path: Path, capsys: pytest.Captu
     assert 0.0199 < error_s(found, "ttft.p50") < 0.1
     assert error_s(found, "e2e.p50") < error_s(found, "ttft.p50") + 0.05
     assert any(finding.startswith("TTFT p50: printed 2") for finding in found.findings)
-    assert (found.offered.n, found.offered.n_ok, found.printed_ok) == (10, 10, 10)
+    assert (found.offered.n, found.offered.n_ok, found.printed.n_ok) == (10, 10, 10)
     assert (found.offered.n_connections, found.offered.n_as_ids, found.offered.prompt_tok) == (
         10,
         10,
         (8, 8, 8),
     )
     assert found.offered.n_distinct == 1, "all its prompts are the same"
-    assert found.cost.before_s is not None
-    assert found.cost.before_s > 0
+    assert found.before_s is not None
+    assert found.before_s > 0
     assert "| TTFT p50 | ms |" in (tmp_path / "certificate.md").read_text()
 
 
@@ -65,10 +65,10 @@ def test_a_client_that_drops_failures_is_caught_and_one_that_counts_them_is_not(
     hides = "The server failed 1 request; the tool printed 0."
     found = certified("drops", tmp_path / "drops", capsys, "--script", "failing")
     assert hides in found.findings
-    assert (found.offered.n_ok, found.offered.n_failed, found.printed_failed) == (9, 1, 0)
+    assert (found.offered.n_ok, found.offered.n_failed, found.printed.n_failed) == (9, 1, 0)
     honest = certified("honest", tmp_path / "honest", capsys, "--script", "failing")
     assert hides not in honest.findings
-    assert honest.printed_failed == 1
+    assert honest.printed.n_failed == 1
 
 
 @pytest.mark.slow
@@ -86,9 +86,11 @@ def test_a_client_that_opens_late_is_caught(tmp_path: Path, capsys: pytest.Captu
         (["--client", "{uri}"], "no value for {uri}; there are url, model"),
         (["--client", "'"], "is no command line"),
         (["--client", "/nowhere/at-all {url}"], "/nowhere/at-all cannot be started"),
-        (["--client", f"{sys.executable} -c raise(SystemExit(3))"], "ended with exit code 3"),
-        (["--client", "x", "--reads", "ttft=a"], "expected NAME=PLACE"),
-        (["--client", f"{sys.executable} --version", "--reads", "ttft.p50=a"], "0 JSON files in"),
+        (["--client", f"{sys.executable} -c raise(SystemExit(3)) {{url}}"], "ended with exit code 3"),
+        (["--client", "true"], "'true' has no {url}: it would not find the server"),
+        (["--client", "x", "--reads", "ttft=a"], "expected NAME=[FILE#]PLACE"),
+        (["--again", "/nowhere", "--reads", "ttft.p50=a"], "expected the folder of `certify --client"),
+        (["--again", "/nowhere", "--client", "x"], "drop --client and --out"),
         (["--client", "x", "--sessions", "3"], "--sessions would be ignored"),
         (["--client", "x", "--temperature", "1"], "--temperature would be ignored"),
         (["--reads", "ttft.p50=a"], "--reads is for --client"),
@@ -111,7 +113,7 @@ def test_a_client_that_does_not_end_is_killed_with_what_it_has_started(
     monkeypatch.setattr(certification, "START_S", 1.0)
     spawn = "import subprocess as s, sys; p = s.Popen(['sleep', '600']); print(p.pid, flush=True); "
     spawn += "p.wait(); p = s.Popen(['sleep', '60']); p.wait()"
-    client = shlex.join([sys.executable, "-c", spawn])
+    client = shlex.join([sys.executable, "-c", spawn, "{url}"])
     load = ("--requests", "3", "--prompt-tokens", "8", "--output-tokens", "4", "--out", str(tmp_path))
     assert cli.main(["certify", *load, "--client", client]) == 2
     assert "the client has not ended after" in capsys.readouterr().err
@@ -127,10 +129,121 @@ def test_our_own_run_has_a_limit_too(
     assert "the client has not ended after 0 s" in capsys.readouterr().err
 
 
-def test_a_place_that_the_file_lacks_is_named() -> None:
-    with pytest.raises(WorkloadError, match="expected NAME=PLACE"):
-        parse_reads(["itl.p98=x"])
-    assert parse_reads(["itl.p99=a.b:us"]) == {"itl.p99": "a.b:us"}
+@pytest.mark.parametrize(
+    ("command", "tool"),
+    [
+        ("env X=1 -u Y /opt/bin/tool --flag", "tool"),
+        ("python3.12 mine.py", "mine.py"),
+        ("python -u mine.py", "mine.py"),
+        ("python -m mine.bench --x", "mine.bench"),
+        ("sh ./mine.sh", "mine.sh"),
+        ("uvx mine", "mine"),
+        ("python -c code", "python"),
+        ("/usr/bin/mine", "mine"),
+    ],
+)
+def test_a_tool_is_named_by_its_script(command: str, tool: str) -> None:
+    assert tool_of(shlex.split(command)) == tool
+
+
+SENDS = """
+import json, sys, pathlib
+from http.client import HTTPConnection
+url, n, out, path, code = sys.argv[1:]
+connection = HTTPConnection(url.removeprefix("http://"))
+for k in range(int(n)):
+    body = {"prompt": [k] * 8, "max_tokens": 4, "stream": True}
+    connection.request("POST", path, json.dumps(body))
+    connection.getresponse().read()
+for name in ("a.json", "b.json"):
+    pathlib.Path(out, name).write_text(json.dumps({"ttft": {"p50": 0.2, "mean": 0.2}, "ok": int(n)}))
+sys.exit(int(code))
+"""
+
+
+def sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, code: int, *argv: str
+) -> tuple[int, Certificate, str]:
+    script, out = tmp_path / "mine.py", tmp_path / "out"
+    script.write_text(SENDS)
+    client = f"{sys.executable} {script} {{url}} {{requests}} {{out}} {path} {code}"
+    load = ("--requests", "3", "--concurrency", "1", "--prompt-tokens", "8", "--output-tokens", "4")
+    ended = cli.main(["certify", *load, "--client", client, "--out", str(out), *argv])
+    return (
+        ended,
+        from_json(Certificate, json.loads((out / "certificate.json").read_text())),
+        capsys.readouterr().out,
+    )
+
+
+@pytest.mark.slow
+def test_a_client_that_ends_with_a_code_is_certified_and_its_files_can_be_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads = ("--reads", "ttft.p50=a.json#ttft.median:s", "--reads", "ttft.mean=a.json#ttft.mean:s")
+    ended, found, shown = sent(tmp_path, capsys, "/v1/completions", 1, *reads)
+    assert (ended, found.printed.tool, found.offered.n_ok, found.printed.is_read) == (4, "mine.py", 3, False)
+    assert found.findings[:2] == (
+        "It ended with exit code 1.",
+        "--reads ttft.p50=a.json#ttft.median:s: there is no median of ttft.median; it has p50, mean.",
+    )
+    assert f"certify --again {tmp_path / 'out'} --reads" in shown
+    reads = ("--reads", "ttft.p50=a.json#ttft.p50:s", "--reads", "ok=b.json#ok", "--name", "mine 1.0")
+    assert cli.main(["certify", "--again", str(tmp_path / "out"), *reads, "--json"]) == 4
+    again = from_json(Certificate, json.loads(capsys.readouterr().out))
+    assert (again.printed.tool, again.printed.is_read, again.printed.n_ok, again.offered) == (
+        "mine 1.0",
+        True,
+        3,
+        found.offered,
+    )
+    assert error_s(again, "ttft.p50") < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "argv", "words"),
+    [
+        (
+            "/v1/completions",
+            (),
+            "Nothing that it printed was read: it wrote a.json, b.json, which is not known",
+        ),
+        ("/v1/completions", ("--reads", "ok=ok"), "it wrote a.json, b.json; name one, as in ok=FILE#ok"),
+        ("/completions", (), "3 requests to POST /completions, which is not served"),
+    ],
+)
+def test_nothing_read_and_nothing_served_are_findings(
+    path: str, argv: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, found, _ = sent(tmp_path, capsys, path, 0, *argv)
+    assert ended == 4
+    assert any(words in each for each in found.findings)
+
+
+@pytest.mark.slow
+def test_a_client_that_never_ends_is_certified_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(certification, "START_S", -2.0)  # of 12 s in all: enough to send 3 on a busy machine
+    monkeypatch.setattr(
+        sys.modules[__name__], "SENDS", SENDS.replace("sys.exit", "import time; time.sleep(600); sys.exit")
+    )
+    ended, found, _ = sent(tmp_path, capsys, "/v1/completions", 0, "--reads", "ttft.p50=a.json#ttft.p50:s")
+    assert ended == 4
+    assert found.findings[0].startswith("It has not ended after 10 s")
+    assert (found.offered.n_ok, found.printed.is_read) == (3, True)
+
+
+@pytest.mark.slow
+def test_a_client_that_waits_without_a_request_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(certification, "IDLE_S", 1.0)
+    load = ("--requests", "3", "--prompt-tokens", "8", "--output-tokens", "4", "--out", str(tmp_path))
+    assert cli.main(["certify", *load, "--client", "sleep 600 {url}0"]) == 2
+    assert cli.main(["certify", *load[:-1], str(tmp_path / "b"), "--client", "sh -c 'sleep 600' {url}"]) == 2
+    assert "has sent nothing for 1 s" in capsys.readouterr().err
 
 
 def test_every_script_is_one_that_the_server_plays() -> None:
@@ -149,9 +262,14 @@ def test_burstline_itself_is_within_its_tolerance_of_the_truth(capsys: pytest.Ca
     argv = ["--requests", "50", "--prompt-tokens", "64", "--output-tokens", "16", "--json"]
     assert cli.main(["certify", *argv]) in (0, 4)  # 4: with findings
     found = from_json(Certificate, json.loads(capsys.readouterr().out))
-    assert (found.offered.n, found.offered.n_before, found.printed_ok, found.printed_failed) == (50, 1, 50, 0)
+    assert (found.offered.n, found.offered.n_before, found.printed.n_ok, found.printed.n_failed) == (
+        50,
+        1,
+        50,
+        0,
+    )
     assert found.offered.prompt_tok == (64, 64, 64)
     for name in ("ttft.p50", "tpot.p50", "itl.p50", "e2e.p50"):
         assert abs(error_s(found, name)) < 1e-3
-    assert found.cost.pss_bytes is not None
-    assert found.cost.cpu_s > 0.1
+    assert found.asked.pss_bytes is not None
+    assert found.asked.cpu_s > 0.1

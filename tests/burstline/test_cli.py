@@ -163,8 +163,8 @@ def test_a_run_begins_without_what_only_its_end_needs():
 def test_what_a_terminal_has_no_letters_for_is_escaped_and_json_needs_none():
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with contextlib.redirect_stdout(terminal), outlets():
-        print("64 → 6")
-    assert terminal.buffer.getvalue() == b"64 \\u2192 6\n"
+        print("64 → 6 т")
+    assert terminal.buffer.getvalue() == b"64 -> 6 \\u0442\n"
     assert json_text({"a": "→", "b": float("nan")}) == '{\n  "a": "\\u2192",\n  "b": null\n}'
 
 

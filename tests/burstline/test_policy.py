@@ -29,7 +29,7 @@ from burstline.loadgen.stats.limit_search import (
     Purpose,
     judge,
 )
-from burstline.loadgen.verdict.certificate import AskedLoad, ClientCost, certificate
+from burstline.loadgen.verdict.certificate import Measured, certificate
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
@@ -296,14 +296,13 @@ def test_requests_that_fail_above_the_limit_are_misses(made, tmp_path, capsys, m
 
 @pytest.mark.parametrize("state", State)
 def test_a_certificate_says_what_the_client_says_of_itself(state, made, tmp_path, capsys, monkeypatch):
-    planted(made(), tmp_path / "run", verdict(state))
-    printed = certification._ours(tmp_path / "run")
-    asked = AskedLoad("a load", 10, (4, 4), np.zeros(10), None)
+    printed = certification._ours(planted(made(), tmp_path / "run", verdict(state)).path)
+    asked = "a load", "fixed", 10, (4, 4), (0.0,) * 10, None
+    measured = Measured("ours", *asked, "", {}, None, 1.0, None, 0.0, 9.0)
 
     def certified(*_: object):
-        own = replace(told(), doubt=printed.doubt)
-        rows = [served(k) for k in range(10)]
-        return certificate(rows, asked, "fixed", own, lambda a, b: ClientCost(1.0, None, a, b), None)
+        own = replace(told(), doubts=printed.doubts)
+        return certificate([served(k) for k in range(10)], measured, own, None)
 
     monkeypatch.setattr(certification, "certified", certified)
     code = main(["certify", "--requests", "10", "--out", str(tmp_path / "out")])

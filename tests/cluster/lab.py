@@ -98,7 +98,7 @@ class Lab:
                 self.command(host, argv), env=self.env(), stdout=log, stderr=log, start_new_session=True
             )
 
-    def wait_for_nodes(self, n: int, timeout_s: float = 90) -> None:
+    def wait_for_nodes(self, n: int, timeout_s: float = 300) -> None:
         code = (
             f"import ray; ray.init('{NET}.1:6380', logging_level='ERROR'); "
             "print(sum(node['Alive'] for node in ray.nodes()))"
@@ -106,7 +106,7 @@ class Lab:
         end = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < end:
-            done = self.run(self.hosts[0], [sys.executable, "-c", code], 60)
+            done = self.run(self.hosts[0], [sys.executable, "-c", code], timeout_s)
             said = done.stdout + done.stderr
             if done.stdout.strip().endswith(str(n)):
                 return

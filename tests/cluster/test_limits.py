@@ -18,8 +18,9 @@ import pytest
 
 from burstline.cluster import agent, driver_processes, placement, workers
 from burstline.cluster.placement import RayOptions
-from burstline.loadgen.driver.job import Stop
+from burstline.loadgen.driver.job import Job, Stop
 from burstline.loadgen.record.drive_report import ClockError
+from burstline.servers import redact
 from burstline.servers.host.child import END_S, ChildLostError
 from burstline.servers.messages import EngineError
 from tests.sockets import full_queue
@@ -161,6 +162,25 @@ def test_a_node_that_cannot_connect_gives_up(monkeypatch):
         assert agent._refusal(f"http://{host}:{port}") == "timed out"
         with pytest.raises(TimeoutError):
             agent._dialled(host, port, b"key", agent.WorkerFacts("node", b"token"))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_worker_gets_the_secrets_before_its_job_and_knows_them(tmp_path):
+    redact.learn("sk-of-ours-0042")
+    ours, theirs = Pipe()
+    with ours, theirs:
+        clock = SimpleNamespace(offset=lambda n: None)
+        driver = workers.RemoteDriver("worker 0", "node", ours, clock, None)
+        driver.start(SimpleNamespace(captures=tmp_path / "captures", worker=0), memoryview(bytearray(8)))
+        driver.ended.set()
+        secrets, job = theirs.recv()
+        assert job.worker == 0
+    driver._arriving.close()
+    redact._learned.clear()
+    relay = object.__new__(agent._Agent)
+    relay._start = lambda job: None
+    relay._obey((secrets, object.__new__(Job)))
+    assert redact.known_secrets() == ("sk-of-ours-0042",)
 
 
 def test_an_agent_whose_home_is_silent_stops_its_driver_and_ends(monkeypatch, tmp_path):

@@ -27,6 +27,7 @@ from burstline.loadgen.record.record import Record
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import target_at
 from burstline.servers.registry import ENGINES
+from burstline.servers.secret import Secret
 from burstline.workloads.request import Request
 
 N_PROMPT_TOK, N_OUTPUT_TOK = 4, 3
@@ -78,7 +79,7 @@ def shoot(
     prompt = array("I", range(n_prompt_tok))
     requests = tuple(Request(k, prompt, None, n_prompt_tok, N_OUTPUT_TOK) for k in range(n))
     Counters.create(folder / "counters", 1).close()
-    target = target_at(url, "m", api_key)
+    target = target_at(url, "m", Secret(api_key) if api_key else None)
     job = Job(
         requests,
         array("q", [int(k * every_ms * 1e6) for k in range(n)]),

@@ -13,7 +13,7 @@ import pyarrow as pa
 from burstline.loadgen.metrics.slo import Goal
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.columns import Columns, columns_of
-from burstline.loadgen.record.manifest import Manifest, ServerFacts
+from burstline.loadgen.record.manifest import HostFacts, Manifest, ServerFacts
 from burstline.loadgen.record.record import Record, record_of
 from burstline.loadgen.record.summary import LACKING, Instrument, Summary
 from burstline.loadgen.record.telemetry import Telemetry
@@ -167,6 +167,9 @@ def judged(
     death: str = "",
     server_here: bool = False,
     max_failures: float = 0.01,
+    cores_allowed: int | None = None,
+    url: str | None = None,
+    error_code: str | None = None,
     status: str = "complete",
     **rest: Any,
 ) -> Verdict:
@@ -188,6 +191,8 @@ def judged(
         workload="made",
         max_failures=max_failures,
         error=death,
-        server=ServerFacts(attached=not server_here),
+        error_code=error_code,
+        host=HostFacts(cores_allowed=cores_allowed),
+        server=ServerFacts(attached=not server_here, url=url),
     )
     return judge(summary, manifest, "failed" if death else status, **rest)

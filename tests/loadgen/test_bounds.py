@@ -18,7 +18,6 @@ import pytest
 from scipy.stats import binom
 
 from burstline.loadgen.record import http1
-from burstline.loadgen.record.record import stamps
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import quiet
 from burstline.loadgen.wire.reader import WAKE_UP_NS
@@ -141,7 +140,7 @@ def measured(n_at_once: int, n_replies: int) -> tuple[np.ndarray, np.ndarray, np
         assert parsed is not None
         reply, arrivals = parsed
         ends = np.cumsum([len(event) + 2 for event in reply.body.split(b"\n\n")[: len(GAPS_S)]])
-        at, _, error = stamps(arrivals, ends.tolist())
+        at, _, error = http1.stamps(arrivals, ends.tolist())
         rows += [
             (before - at_ns, at_ns - error_ns - after, error_ns)
             for (before, after), at_ns, error_ns in zip(true[exchange.index], at, error, strict=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from burstline.loadgen.record import http1
 from burstline.loadgen.record.capture import Capture, read_captures
 from burstline.loadgen.record.drive_report import DriveReport
 from burstline.loadgen.wire.exchange import Exchange
-from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
@@ -361,6 +361,47 @@ def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
     assert ended.stdout == "256\n"
     assert "1,000 requests at once need 1,064 open files, this process may have 256" in ended.stderr
     assert "ulimit -Hn 1064" in ended.stderr
+    assert "send fewer at once, at most 192 (" in ended.stderr
+
+
+LOCAL, AWAY = "0100007F", "0200A8C0"
+PORTS: dict[str, tuple[str, str, list[tuple[str, int, str]], int, str]] = {
+    "enough": ("40000 40499", "2", [], 484, ""),
+    "too few": ("40000 40499", "2", [], 485, "485 connections .* 484 are free"),
+    "the whole range": ("1024 65535", "0", [], 30_000, ""),
+    "in use": (
+        "40000 40099",
+        "1",
+        [(AWAY, 8000, "01")] * 4,
+        81,
+        "80 are free",
+    ),
+    "to another port": ("40000 40099", "0", [(AWAY, 443, "01")] * 4, 84, ""),
+    "a listener in the range": ("40000 40099", "0", [(LOCAL, 0, "0A")], 84, "83 are free"),
+    "a listener elsewhere": ("50000 50099", "0", [(LOCAL, 0, "0A")], 84, ""),
+    "TIME_WAIT": ("40000 40099", "0", [(LOCAL, 8000, "06")] * 4, 81, "80 are free"),
+    "TIME_WAIT of the loopback, reused": ("40000 40099", "2", [(LOCAL, 8000, "06")] * 4, 84, ""),
+    "TIME_WAIT elsewhere": ("40000 40099", "2", [(AWAY, 8000, "06")] * 4, 81, "80 are free"),
+    "TIME_WAIT elsewhere, reused": ("40000 40099", "1", [(AWAY, 8000, "06")] * 4, 84, ""),
+    "no Linux": ("", "", [], 99_999, ""),
+}
+
+
+@pytest.mark.parametrize(("ports", "reuse", "rows", "n", "refused"), PORTS.values(), ids=PORTS)
+def test_local_ports_are_counted_before_the_load(
+    ports: str, reuse: str, rows: list[tuple[str, int, str]], n: int, refused: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sys/net/ipv4").mkdir(parents=True)
+    (tmp_path / "net").mkdir()
+    if ports:
+        (tmp_path / "sys/net/ipv4/ip_local_port_range").write_text(ports.replace(" ", "\t"))
+        (tmp_path / "sys/net/ipv4/tcp_tw_reuse").write_text(f"{reuse}\n")
+    lines = [
+        f"{k}: 0100007F:9C40 {host}:{port:04X} {state} 0 0\n" for k, (host, port, state) in enumerate(rows)
+    ]
+    (tmp_path / "net/tcp").write_text("".join(["  sl  local_address rem_address   st tx_queue\n", *lines]))
+    with pytest.raises(WorkloadError, match=refused) if refused else nullcontext():
+        ensure_ports(n, 8000, tmp_path)
 
 
 def test_enough_file_descriptors_are_no_matter() -> None:

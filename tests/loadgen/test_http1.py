@@ -104,6 +104,14 @@ def test_what_is_no_plain_http_is_refused_with_its_cause(wire: bytes, message: s
         http1.parse(reads_of(wire, []))
 
 
+@pytest.mark.parametrize("line", [b"0000000000000003", b"3;" + b"x" * 60_000, b"0" * 64 + b"3 ;a=b"])
+def test_a_chunks_size_may_have_zeros_before_it_and_a_long_extension_behind(line: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    parsed = http1.parse(reads_of(head + line + b"\r\nabc\r\n0\r\n\r\n", []))
+    assert parsed is not None
+    assert (parsed[0].body, parsed[0].complete) == (b"abc", True)
+
+
 def test_repeated_headers_are_joined_and_names_are_lower_case() -> None:
     head = http1.read_head(b"HTTP/1.1 200 OK\r\nX-A: 1\r\nx-a:2\r\nContent-Length: 3, 3\r\n\r\n")
     assert head is not None

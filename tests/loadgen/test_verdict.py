@@ -72,6 +72,21 @@ CASES = {
     ),
     "a quota of the client's own": ({"throttled_fraction": 0.02}, State.DISTURBED, ["throttled"]),
     "the client waits for a CPU": ({"waited_fraction": 0.3}, State.DISTURBED, ["cpu-wait"]),
+    "the client waits for the one core that it shares with the server": (
+        {"waited_fraction": 0.3, "cores_allowed": 1, "server_here": True},
+        State.DISTURBED,
+        ["one-core"],
+    ),
+    "the client waits for its one core, and the server is elsewhere": (
+        {"waited_fraction": 0.3, "cores_allowed": 1, "server_here": False, "url": "http://10.0.0.5:8000"},
+        State.DISTURBED,
+        ["cpu-wait"],
+    ),
+    "an error of the client's own ends the load": (
+        {"counts": {"planned": 200, "ok": 49}, "death": "internal error", "error_code": "client-failed"},
+        State.FAILED,
+        ["client-failed"],
+    ),
     "others take 80% of the server's machine": (
         {"others_cpu_fraction": 0.8},
         State.DISTURBED,

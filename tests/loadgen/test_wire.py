@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import select
@@ -10,7 +11,8 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.pool import Connection, Pool, new_poller
+from burstline.loadgen.wire.reader import Reader
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 from tests.loadgen.wire_client import Client
@@ -699,3 +702,88 @@ def test_four_drivers_that_open_at_once_fit_into_the_backlog_of_a_server_that_do
 
 
 HYPERCORNS_BACKLOG = 100
+
+
+class Outage(socket.socket):
+    """While `is_on`, a connect fails at once, as where the route is gone or no local port is free."""
+
+    code = 0
+
+    def connect_ex(self, address: Any) -> int:
+        return Outage.code or super().connect_ex(address)
+
+
+@pytest.mark.parametrize("code", [errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL])
+def test_a_network_that_is_away_costs_only_requests_of_that_time(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request every 10 ms on a connection of its own, some of which stand; each that fails says why."""
+    monkeypatch.setattr("burstline.loadgen.wire.pool.socket.socket", Outage)
+    monkeypatch.setattr(Outage, "code", 0)
+
+    async def long_reply(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await asyncio.sleep(1.0)
+        await stream(writer, asked)
+
+    async def goes_away(client: Client, server: Scripted) -> None:
+        while len(server.asked) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        Outage.code = code
+        while client.wire.traffic.n_failed < 10:  # noqa: ASYNC110 the server tells nobody
+            await asyncio.sleep(0.005)
+        Outage.code = 0
+
+    captures, client, _ = shoot(long_reply, [10.0 * k for k in range(150)], meanwhile=goes_away)
+    failed = [capture for capture in captures if capture.failure is not None]
+    assert client.wire.error is None
+    assert {capture.failure for capture in failed} == {"connect"}
+    assert all(os.strerror(code) in (capture.detail or "") for capture in failed)
+    assert 10 <= len(failed) < 100
+    assert captures[0].failure is captures[-1].failure is None
+
+
+def test_a_request_is_not_refused_by_a_try_that_began_before_it() -> None:
+    pool = Pool(new_poller(), [(socket.AF_INET, ("127.0.0.1", 1))], None, "127.0.0.1")
+    traffic = Dispatcher(new_poller(), Reader(new_poller()), pool, None, None)
+    early, late = Exchange(0), Exchange(1)
+    traffic.park(early, late)
+    traffic.release(time.monotonic_ns())
+    traffic.fire(time.monotonic_ns())
+    pool.failure = None
+    pool.refusals = [((early.dispatched_ns or 0) - 1, "too early"), (early.dispatched_ns or 0, "its own")]
+    traffic.refuse_waiting()
+    assert (early.detail, late.failure) == ("its own", None)
+    pool.close()
+
+
+def test_an_address_that_is_silent_is_passed_over_and_the_one_that_answers_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("burstline.loadgen.wire.pool._CONNECT_TIMEOUT_NS", 600_000 * MS)
+
+    async def scenario() -> tuple[list[Capture], Wire, int]:
+        async with serving(stream) as server:
+            with full_listener() as silent:
+                port = int(server.url.rpartition(":")[2])
+                both = [(socket.AF_INET, silent), (socket.AF_INET, ("127.0.0.1", port))]
+                client = Client(server.url, deadline_s=5.0)
+                client.wire.pool._addresses = both
+                captures = await fire_at(client, [0.0] * 40)
+                return captures, client.wire, server.n_connections
+
+    captures, wire, n_connections = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert [capture.failure for capture in captures] == [None] * 40
+    assert wire.pool._best == 1
+    assert n_connections <= 40 + 24
+
+
+@contextmanager
+def full_listener() -> Iterator[tuple[str, int]]:
+    """An address that answers no connect: its listener's backlog is full, so the kernel drops what comes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
+        address = listener.getsockname()
+        for _ in range(4):
+            sock = waiting.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        yield address

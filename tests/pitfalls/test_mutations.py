@@ -18,7 +18,7 @@ import pytest
 
 from burstline.loadgen.driver import drive, job, self_measurement
 from burstline.loadgen.metrics import definitions, server_histograms, slo, throughput
-from burstline.loadgen.record import columns, record, telemetry
+from burstline.loadgen.record import columns, http1, record, telemetry
 from burstline.loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
 from burstline.loadgen.verdict import factors, grades, judge
 from burstline.loadgen.wire import clock, exchange
@@ -211,7 +211,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the kernel's stamp is ignored",
-        record.stamps,
+        http1.stamps,
         "np.where(stamped, kernel_ns, at_ns)",
         "at_ns",
         LOADGEN + "test_record.test_an_event_has_the_kernels_stamp_and_how_much_later_we_had_it",
@@ -267,7 +267,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an event before [DONE] passes for the last of its read",
-        record.stamps,
+        http1.stamps,
         "arrivals.body_ends[read] <= np.asarray(ends)",
         "read >= 0",
         LOADGEN + "test_record.test_an_event_that_is_not_the_last_of_its_read_may_have_come_earlier",

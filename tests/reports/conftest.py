@@ -1,12 +1,27 @@
 """Runs that never happened, one of each kind, made once for all tests of the report."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from burstline.bench.report import write_report
 from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
+from burstline.reports.figures import drawing
 from tests.reports import synthetic
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _figures_must_be_drawn() -> Iterator[None]:
+    """A page shows a note where a figure cannot be drawn; a test of a page must fail."""
+
+    def fails(why: str) -> str:
+        raise AssertionError(why)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "escape", fails)
+        yield
 
 
 @pytest.fixture(scope="session")

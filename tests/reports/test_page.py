@@ -2,10 +2,12 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
 
+from burstline.bench.report import write_report
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.record import Outcome
@@ -16,9 +18,11 @@ from burstline.loadgen.record.verdict import Reason, State, TargetResult, Verdic
 from burstline.loadgen.stats.figure import Absent, Result, measured
 from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.warnings import caveats
-from burstline.reports.model.comparison import view_of
+from burstline.reports.figures import drawing
+from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import sections
 from burstline.reports.page.banner import instrument_error, run_banner
+from burstline.reports.page.files import figure_files
 from burstline.reports.page.page import _json_in_html, keyed
 from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
@@ -369,3 +373,20 @@ def test_ttft_is_split_by_the_times_that_replies_tell(tmp_path):
     assert "queue in the server" in figure
     silent = page_of(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
     assert 'id="ttft-split"' not in silent
+
+
+@pytest.mark.drawn
+def test_a_figure_that_fails_leaves_a_note_and_the_page_is_written(lossy, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("Failed to process <string> with tex")
+
+    folder = shutil.copytree(lossy.path, tmp_path / "run")
+    monkeypatch.setattr(drawing, "escape", escape)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
+    write_report(RunDir(folder))
+    html = (folder / "report.html").read_text("utf-8")
+    notes = " ".join(re.findall(r'<text y="\d+">(.*?)</text>', html))
+    why = "RuntimeError: Failed to process &lt;string&gt; with tex"
+    assert f"This figure could not be drawn: {why}" in notes
+    assert (folder / "summary.json").is_file()
+    assert all(name.endswith(".svg") for name in figure_files(alone(view_of(open_run(folder)))))

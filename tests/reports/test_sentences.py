@@ -78,6 +78,12 @@ VERDICTS = (
     judged({"planned": 200, "ok": 0, "http_400": 200}, cause="400: the prompt is too long"),
     judged({"planned": 200, "ok": 0, "connect": 200}),
     judged({"planned": 200, "ok": 20, "reset": 180}, death="The server was killed by signal 9"),
+    judged(
+        {"planned": 200, "ok": 49},
+        death="Internal error at burstline/loadgen/wire/pool.py:280: IndexError: pop from empty list",
+        error_code="client-failed",
+    ),
+    judged(OK, waited_fraction=0.3, cores_allowed=1, server_here=True),
     judged({"planned": 0, "ok": 0}),
 )
 CACHES = {

@@ -1,5 +1,7 @@
+import re
 import shutil
 
+from burstline.console.stdout import SIGNS
 from burstline.loadgen.record.rundir import open_run
 from burstline.reports.blocks import table
 from burstline.reports.formats.text import columns, text
@@ -60,3 +62,14 @@ def test_a_wide_table_goes_on_below_behind_its_first_words():
     shown = text([table("", titles, [row], text=(0, 1))], 60).splitlines()
     assert [line.split()[:2] for line in shown if line.startswith("Load")] == [["Load", "Who"]] * 3
     assert max(map(len, shown)) <= 60
+
+
+def test_plain_signs_stand_under_their_titles_as_ours_do(lossy):
+    blocks = digest(alone(view_of(lossy)))
+    plain = text(blocks, signs=SIGNS)
+    assert plain.isascii()
+    assert "120 requests of 512 -> " in plain
+    lines = {line.split("  ")[0]: line for line in plain.splitlines()}
+    (title,) = (line for line in lines.values() if "p50" in line and "p99" in line)
+    ttft = next(line for name, line in lines.items() if name.startswith("TTFT"))
+    assert re.search(r"\S$", ttft[: title.index("p50") + 3]), (title, ttft)

@@ -1,11 +1,16 @@
 """The bytes of a request, checked against a server's own reading of them."""
 
 import base64
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from burstline.servers.host.process import free_port
 from burstline.servers.messages import Call, EngineError
 from burstline.servers.protocol.destination import Destination
+from burstline.servers.secret import Secret
 
 
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:
@@ -50,12 +55,12 @@ def test_a_path_prefix_a_query_and_odd_letters_survive() -> None:
 
 def test_a_header_of_the_call_replaces_ours_of_that_name() -> None:
     call = Call("GET", "/", headers=(("User-Agent", "other"), ("Authorization", "Bearer key")))
-    _, head, _ = fields(Destination.of("http://h", "user:word").serialised(call))
+    _, head, _ = fields(Destination.of("http://h", Secret("user:w0rd-one")).serialised(call))
     assert (head["user-agent"], head["authorization"]) == ("other", "Bearer key")
 
 
 def test_a_login_becomes_basic_authorization() -> None:
-    _, head, _ = fields(Destination.of("http://h", "us@er:w:ord").serialised(Call("GET", "/")))
+    _, head, _ = fields(Destination.of("http://h", Secret("us@er:w:ord")).serialised(Call("GET", "/")))
     assert base64.b64decode(head["authorization"].removeprefix("Basic ")) == b"us@er:w:ord"
     assert head["host"] == "h"
 
@@ -64,3 +69,75 @@ def test_a_login_becomes_basic_authorization() -> None:
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(EngineError, match="expected http://host:port"):
         Destination.of(url)
+
+
+@pytest.fixture
+def black_hole() -> Iterator[tuple[str, int]]:
+    """An address that answers no connect: its listener's backlog is full, so the kernel drops what comes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as waiting:
+        for _ in range(4):
+            sock = waiting.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def test_an_address_that_is_silent_costs_a_fraction_of_a_second_once(
+    black_hole: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    connect = socket.socket.connect
+
+    def watched(self: socket.socket, address: tuple[str, int]) -> None:
+        asked.append(address)
+        connect(self, address)
+
+    with socket.create_server(("127.0.0.1", 0)) as healthy:
+        answers = healthy.getsockname()
+        both = [(socket.AF_INET, black_hole), (socket.AF_INET, answers)]
+        monkeypatch.setattr(Destination, "addresses", lambda _: both)
+        monkeypatch.setattr(socket.socket, "connect", watched)
+        destination = Destination.of("http://dual.example:18500")
+        for _ in range(2):
+            with destination.connected(30.0) as sock:
+                assert sock.getpeername() == answers
+                assert sock.gettimeout() == 30.0
+    assert asked == [black_hole, answers, answers]
+
+
+def test_where_no_address_answers_each_is_named(
+    black_hole: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [(socket.AF_INET, black_hole), (socket.AF_INET, ("127.0.0.1", free_port()))]
+    monkeypatch.setattr(Destination, "addresses", lambda _: both[:1])
+    with pytest.raises(OSError, match=r"^no connection to 127.0.0.1 within 0.3 s$"):
+        Destination.of("http://one.example").connected(0.3)
+    monkeypatch.setattr(Destination, "addresses", lambda _: both[1:])
+    with pytest.raises(OSError, match="Connection refused"):
+        Destination.of("http://other.example").connected(0.3)
+
+
+PROXIES = {
+    "none set": ({}, "llm.example", ""),
+    "for https": ({"HTTPS_PROXY": "http://p:1"}, "llm.example", "HTTPS_PROXY is set, but Burstline connects"),
+    "in lower case": ({"all_proxy": "http://p:1"}, "llm.example", "ALL_PROXY is set"),
+    "not for this host": ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".example"}, "llm.example", ""),
+    "not for this machine": ({"HTTP_PROXY": "http://p:1"}, "127.0.0.1", ""),
+}
+
+
+@pytest.mark.parametrize(("environment", "host", "said"), PROXIES.values(), ids=PROXIES)
+def test_a_proxy_that_is_not_used_is_named_where_no_connection_stands(
+    environment: dict[str, str], host: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    closed = [(socket.AF_INET, ("127.0.0.1", free_port()))]
+    monkeypatch.setattr(Destination, "addresses", lambda _: closed)
+    with pytest.raises(OSError, match="refused") as caught:
+        Destination.of(f"http://{host}").connected(1.0)
+    assert said in str(caught.value)
+    assert ("Burstline" in str(caught.value)) == bool(said)

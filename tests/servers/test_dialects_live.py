@@ -17,6 +17,7 @@ from burstline.servers.host.ready import RefusalError, getter, send, wait_ready
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, Target
 from burstline.servers.registry import ENGINES, engine_at
+from burstline.servers.secret import Secret
 from burstline.workloads.request import Request
 from tests.servers import documented as said
 
@@ -132,7 +133,10 @@ def test_tgi_that_is_only_busy_is_waited_for(raw: bytes, words: str) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [pytest.param({}, marks=pytest.mark.slow), {"login": "me:secret", "headers": (("X-Team", "blue"),)}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"login": Secret("me:pa55-0f-tgi"), "headers": (("X-Team", "blue"),)},
+    ],
 )
 def test_tgis_first_token_takes_headers_and_login_but_no_key_that_the_user_saved_for_the_hub(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +154,7 @@ def test_tgis_first_token_takes_headers_and_login_but_no_key_that_the_user_saved
     asked = heard.read_text().lower()
     assert "post /generate_stream" in asked
     assert ("x-team: blue" in asked) == bool(more)
-    assert (f"authorization: basic {b64encode(b'me:secret').decode()}".lower() in asked) == bool(more)
+    assert (f"authorization: basic {b64encode(b'me:pa55-0f-tgi').decode()}".lower() in asked) == bool(more)
     assert "hf_secret" not in asked
 
 

@@ -73,7 +73,7 @@ def everything_sent(name: str, reply: HttpReply, monkeypatch: pytest.MonkeyPatch
         HttpReply(200, {}, b'{"choices":[{"text":"x"}],"usage":{"completion_tokens":8,"prompt_tokens":3}}'),
     ],
 )
-def test_no_id_beyond_the_smallest_vocabulary_no_large_body_and_nothing_malformed_is_sent(
+def test_before_a_load_only_short_texts_few_tokens_and_ids_of_every_vocabulary_are_sent(
     name: str, reply: HttpReply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = everything_sent(name, reply, monkeypatch)

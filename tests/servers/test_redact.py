@@ -3,24 +3,30 @@
 import base64
 import html
 import json
+import pickle
 import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.bench.server_session import WITHOUT_MASK, Site, _probed
+from burstline.console.server_options import ServerOptions
 from burstline.servers import redact
 from burstline.servers.host.keeper import _keep_log
-from burstline.servers.messages import target_at
+from burstline.servers.messages import Target, target_at
 from burstline.servers.redact import printable
+from burstline.servers.secret import Secret, learn_from, without_secrets
 
 LEARN = """
 import json, os, sys
-from burstline.servers.redact import known_secrets, learn_from
+from burstline.servers.redact import known_secrets
+from burstline.servers.secret import learn_from
 learn_from(sys.argv[1:], os.environ)
 print(json.dumps(known_secrets()))
 """
@@ -90,7 +96,7 @@ def test_words_of_the_protocol_and_short_values_are_known_by_their_names_only(tm
     ],
 )
 def test_a_header_is_known_by_each_part_that_a_server_may_quote(name, value, secrets, kept):
-    redact.learn_header(name, value)
+    learn_from(["--header", f"{name}: {value}"], {})
     quoted = f"no such key: {' and '.join(secrets)} ({kept})"
     assert (
         redact.redacted(quoted) == quoted
@@ -100,6 +106,55 @@ def test_a_header_is_known_by_each_part_that_a_server_may_quote(name, value, sec
     assert kept in redact.redacted(quoted)
     assert redact.masked(kept.encode()) == kept.encode()
     assert redact.redacted(redact.redacted(quoted)) == redact.redacted(quoted)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["--header", "X-Pin: 77"], ["--header", "X-Pin: (removed)"]),
+        (["--header=X-Pin: 77"], ["--header=X-Pin: (removed)"]),
+        (["-H", "Cookie: a=b"], ["-H", "Cookie: (removed)"]),
+        (["--header", "Accept: text/html", "--header", "no header"], None),
+        (["--api-key", "77", "--key=a b", "--n"], ["--api-key", "(removed)", "--key=(removed)", "--n"]),
+        (["--api-key", "-x=7", "-x=7"], ["--api-key", "(removed)", "-x=7"]),
+        (
+            ["gate", "run --header 'X-Pin: 77' -- --token 7", "a 'b - c"],
+            ["gate", "run --header 'X-Pin: (removed)' -- --token '(removed)'", "a 'b - c"],
+        ),
+        (['{"secret": {"a": "77"}, "n": [1]}'], ['{"secret": "(removed)", "n": [1]}']),
+        (["--extra-body", '{"max_tokens": "77",  "n": [1]}', "[::1]:80"], None),
+        (["--set", 5, None, ["--key", 3]], ["--set", 5, None, ["--key", "(removed)"]]),
+        (["x" * 9 + "[" * 5000, "[" * 5000], None),
+    ],
+)  # fmt: skip
+def test_a_command_is_shown_without_its_secrets_however_short_they_are(argv, shown):
+    assert without_secrets(argv) == (argv if shown is None else shown)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_nothing_shows_a_secret_and_it_is_known_from_then_on():
+    secret = Secret("open-sesame")
+    target = target_at("http://me:pa55word@h", "m", secret)
+    for text in (repr(secret), str(secret), f"{secret:}", repr(target), repr(ServerOptions(api_key=secret))):
+        assert "open-sesame" not in text
+        assert "pa55word" not in text
+    assert redact.redacted("open-sesame pa55word") == "(removed) (removed)"
+    assert (secret.reveal(), target.login.reveal()) == ("open-sesame", "me:pa55word")
+    assert pickle.loads(pickle.dumps(secret)) == secret
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("key", "can"),
+    [("EMPTY", False), ("Bearer", False), ("abcd", False), ("me:1234", False), ("abcde", True)],
+)
+def test_a_key_that_cannot_be_masked_is_taken_and_said(key, can):
+    target = Target("http://h", "m", Secret(key))
+    engine = SimpleNamespace(probe=lambda ask, target: (target, ()), capabilities_of=lambda target: None)
+    site = Site(engine, target, None, None, None, None, None)
+    said = []
+    assert _probed(site, said.append).notes == tuple(said) == (() if can else (WITHOUT_MASK,))
 
 
 SCHEMES = ("Bearer", "Basic", "Digest", "Token", "token")
@@ -136,10 +191,10 @@ def test_one_list_of_names_is_meant_in_text_options_and_json_and_learned_from_bo
     hidden = name in SECRET_NAMES
     found = {
         "text": redact.redacted(f"{name}: v4lue-1") == f"{name}: (removed)",
-        "option": redact.without_secrets([f"--{name}", "v4lue-1"])[1] == "(removed)",
-        "json": redact.without_secrets({name: ["v4lue-1"]})[name] == "(removed)",
+        "option": without_secrets([f"--{name}", "v4lue-1"])[1] == "(removed)",
+        "json": without_secrets({name: ["v4lue-1"]})[name] == "(removed)",
     }
-    redact.learn_body({"deep": [{name: ["v4lue-1", {"a": "v4lue-2"}]}]})
+    learn_from([json.dumps({"deep": [{name: ["v4lue-1", {"a": "v4lue-2"}]}]})], {})
     found["body"] = redact.redacted("v4lue-1 and v4lue-2") == "(removed) and (removed)"
     assert found == dict.fromkeys(found, hidden)
 
@@ -172,7 +227,7 @@ def test_a_secret_is_known_by_the_form_of_what_surrounds_it(text, shown):
 
 
 def test_json_is_known_by_its_names_and_nothing_is_still_nothing():
-    assert redact.without_secrets({"key": "v4lue-1", "token": "", "auth": None, "n": 1}) == {
+    assert without_secrets({"key": "v4lue-1", "token": "", "auth": None, "n": 1}) == {
         "key": "(removed)",
         "token": "",
         "auth": None,
@@ -256,15 +311,13 @@ def test_a_url_that_is_refused_is_known_by_what_it_asks():
 
 
 def test_what_is_kept_steers_no_terminal():
-    assert redact.without_secrets({"raw": {"version": "1\x1b[2J\u202e"}}) == {
-        "raw": {"version": "1\\x1b[2J\\u202e"}
-    }
+    assert without_secrets({"raw": {"version": "1\x1b[2J\u202e"}}) == {"raw": {"version": "1\\x1b[2J\\u202e"}}
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_body_is_known_by_the_names_of_its_keys():
-    redact.learn_body({"auth": "secret-1", "deep": [{"user_token": "secret-2"}], "max_tokens": "words-3"})
-    redact.learn_body({"sort_key": "finish_reason"})
+    body = {"auth": "secret-1", "deep": [{"user_token": "secret-2"}], "max_tokens": "words-3"}
+    learn_from([json.dumps(body), json.dumps({"sort_key": "finish_reason"})], {})
     assert redact.redacted("finish_reason") == "finish_reason", "a key may be one to sort by"
     assert redact.redacted("secret-1 secret-2 words-3") == "(removed) (removed) words-3"
 

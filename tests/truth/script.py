@@ -68,8 +68,6 @@ class Script(product.Script):
         times_s = (self.split_gap_s, self.round_gap_s, *self.comments_s)
         if not all(0 <= time_s < 1e9 for time_s in times_s):
             yield "a time is negative or not finite"
-        if self.role_s is not None and not self.headers_s <= self.role_s <= self.ttft_s:
-            yield f"role_s {self.role_s}: expected to ascend from headers_s to ttft_s"
         if self.usage not in USAGE:
             yield f"usage {self.usage!r}: expected one of {', '.join(USAGE)}"
         if self.fault not in (None, *FAULTS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 import threading
@@ -90,6 +91,8 @@ def _served(exchange: Serving) -> Served:
 @contextmanager
 def serving_in_thread(setup: TruthSetup) -> Iterator[ScriptedServer]:
     """A server in a thread of this process, for tests in which its timing does not matter."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for the client, too: it is the same process
     server = ScriptedServer(setup)
     thread = threading.Thread(target=server.run, name="truth", daemon=True)
     thread.start()

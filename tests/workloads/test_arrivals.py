@@ -182,11 +182,11 @@ def test_equal_recorded_times_cannot_be_given_a_rate():
 def test_steps_and_times_are_read_from_text():
     assert parse_arrival("steps:5x30, 10X15").parameter == ((5.0, 30.0), (10.0, 15.0))
     assert parse_arrival("file:times.txt") == Arrival("replay", "times.txt")
-    assert parse_times("0\n\n1.5  # second\n# all\n2e1\n") == (0.0, 1.5, 20.0)
+    assert parse_times(enumerate(["0", "", "1.5  # second", "# all", "2e1"], 1)) == (0.0, 1.5, 20.0)
     with pytest.raises(WorkloadError, match="5 by 30"):
         parse_arrival("steps:5 by 30")
     with pytest.raises(WorkloadError, match="line 2: 'soon'"):
-        parse_times("0\nsoon\n")
+        parse_times(enumerate(["0", "soon"], 1))
 
 
 @pytest.mark.parametrize("pattern", ARRIVALS)

@@ -236,7 +236,23 @@ SILLY = {
     "a header alone": ("x.csv", b"prompt\n", "none of the rows can be used: there are none"),
     "not an object": ("x.jsonl", GOOD + b"[1]\n", "row 2 is of type list"),
     "half a line": ("x.jsonl", GOOD + b'{"prompt": "a', "row 2 is not JSON"),
-    "truncated gzip": ("x.jsonl.gz", gzip.compress(GOOD * 3000)[:-20], r"row \d+: the compressed file ends"),
+    "truncated gzip": (
+        "x.jsonl.gz",
+        gzip.compress(GOOD * 3000)[:-20],
+        r"row \d{2,}: the compressed file ends",
+    ),
+    "a gzip of nothing but one row": (
+        "x.jsonl.gz",
+        gzip.compress(GOOD * 1_000_000),
+        "unpacks to over 50 times",
+    ),
+    "a list that is no text": ("x.json", b'[{"prompt": "\xff"}]', "row 1: cannot be read: .*decode byte"),
+    "a deep list": ("x.json", b'[{"prompt": "a"}, ' + b"[" * 9000, "row 2 is not JSON"),
+    "a long number": (
+        "x.jsonl",
+        b'{"prompt": "a", "timestamp": "' + b"9" * 999 + b'"}\n',
+        r"is '9{59}; expected",
+    ),
     "damaged gzip": ("x.jsonl.gz", gzip.compress(GOOD)[:10] + b"\xff" * 300, "row 1: cannot be decompressed"),
     "half a list": ("x.json", b'[{"prompt": "a"},\n{"prompt"', "row 2.*not JSON"),
     "half a Parquet file": ("x.parquet", "cut", "row 1 cannot be read as Parquet"),
@@ -262,6 +278,15 @@ def test_a_silly_file_is_refused_in_one_line_that_names_the_row(name, tmp_path, 
     with pytest.raises(WorkloadError, match=words) as caught:
         read_data(str(file))
     assert "\n" not in str(caught.value)
+
+
+def test_a_list_is_read_row_by_row_wherever_its_parts_end(tmp_path, monkeypatch):
+    rows = [{"prompt": f"é \u2028 {k}" + "x" * k, "n": [{"a": 1}, []]} for k in range(40)]
+    file = tmp_path / "x.json"
+    file.write_text("\ufeff [\r\n" + ",\n  ".join(map(json.dumps, rows)) + "\n]\n", "utf-8")
+    for piece in (1, 7, 64, 1 << 16):
+        monkeypatch.setattr(rows_module, "_PIECE", piece)
+        assert list(rows_module.read_rows(str(file), "--data")) == list(enumerate(rows, 1))
 
 
 def test_a_utf8_bom_is_no_part_of_the_first_row(tmp_path):

@@ -17,6 +17,7 @@ from typing import Final
 
 from burstline.loadgen.record.drive_report import CANARY_PERIOD_S
 from burstline.servers.host.child import Child
+from burstline.servers.host.wishes import allowed_cores, keep_to, send_at_once
 
 REQUEST: Final = b"GET /canary HTTP/1.1\r\nhost: canary\r\n\r\n"
 INDEX: Final = -1
@@ -40,9 +41,7 @@ class TruthProcess:
 
     def leave_to_server(self, n_cores: int) -> None:
         """Run on none of the first `n_cores` cores, those of the server, where others are left."""
-        if hasattr(os, "sched_setaffinity") and (left := sorted(os.sched_getaffinity(0))[n_cores:]):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(self.pid, left)
+        keep_to(self.pid, allowed_cores()[n_cores:])
 
 
 @contextlib.contextmanager
@@ -74,7 +73,7 @@ def main(home: Connection, _: None) -> None:
     with socket.socket(fileno=listener) as server:
         connection = server.accept()[0]
     with connection, contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_at_once(connection)
         connection.recv(4096)
         connection.sendall(_HEAD)
         begin_s, began_cpu_ns, sent_ns = time.monotonic(), time.process_time_ns(), 0

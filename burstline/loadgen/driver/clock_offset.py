@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from burstline.loadgen.record.drive_report import ClockExchange, Offset
+from burstline.servers.host.wishes import send_at_once
 
 _PING: Final = struct.Struct("<QQ")
 _PONG: Final = struct.Struct("<Qqq")
@@ -42,7 +43,7 @@ class ClockAnswers:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._confirmed, self._heard_ns = 0, now()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_at_once(sock)
         threading.Thread(target=self._serve, name="clock", daemon=True).start()
 
     def silent_s(self) -> float:
@@ -70,7 +71,7 @@ class ClockClient:
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._number, self._answered = sock, 0, 0
         self._lock = threading.Lock()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_at_once(sock)
         sock.settimeout(TIMEOUT_S)
 
     def offset(self, n: int = N_EXCHANGES) -> Offset:

@@ -45,7 +45,6 @@ from burstline.servers.host.child import Failed
 from burstline.servers.messages import WITH_TOKENS, HttpReply, ReplyContent
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
-from burstline.servers.redact import learn
 from burstline.servers.registry import ENGINES
 from burstline.workloads.prompts import salted
 from burstline.workloads.request import Request
@@ -72,7 +71,6 @@ def main(home: Connection, job: Job) -> None:
 
 def run(job: Job, conn: Connection) -> None:
     """Do the job, talking over `conn`. Never raises."""
-    learn(*job.secrets, job.target.api_key, job.target.login)
     message: Done | Failed
     try:
         message = Done(_Drive(job, conn).run())

@@ -56,7 +56,6 @@ class Job:
     worker: int = 0
     canary_port: int | None = None
     hang_ups: Mapping[int, int] = field(default_factory=dict, repr=False)
-    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def call(self, request: Request, engine: Engine) -> Call:
         """The call that asks the target for one of the requests."""

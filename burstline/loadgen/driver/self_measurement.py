@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 from burstline.loadgen.record import http1
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.drive_report import CanaryReport, DurationSpread
-from burstline.loadgen.record.record import stamps
 
 _PER_DECADE = 100
 _N_DECADES = 12
@@ -72,7 +71,7 @@ class CanaryErrors:
         ends = np.cumsum([len(line) + 2 for line in lines])
         sent = np.array([[int(word) for word in line.split()[1:4]] for line in lines], dtype=np.int64)
         at_ns, _, bound_ns = (
-            np.array(column, dtype=np.int64)[:-1] for column in stamps(arrivals, ends.tolist())
+            np.array(column, dtype=np.int64)[:-1] for column in http1.stamps(arrivals, ends.tolist())
         )
         true_ns, sent_ns = sent[:-1, 0] - t0_ns, sent[1:, 2] - t0_ns
         error_ns = np.maximum(true_ns - at_ns, at_ns - sent_ns)

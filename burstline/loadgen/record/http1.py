@@ -11,16 +11,16 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.loadgen.record.capture import Reads
+from burstline.loadgen.record.capture import NO_STAMP, Reads
 from burstline.servers.messages import EngineError, HttpReply, Read
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9][0-9])(?: |$)")
 # Fifteen hex and eighteen decimal digits fit into 63 bits: no server can make us build a larger number.
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;|\Z)")
+_CHUNK_SIZE = re.compile(rb"0{0,64}([0-9a-fA-F]{1,15})[ \t]*(?:;|\Z)")
 _CONTENT_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _MAX_HEAD_BYTES = 1 << 17
 _MAX_INTERIM_HEADS = 64
-_MAX_CHUNK_LINE_BYTES = 4096
+_MAX_CHUNK_LINE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +225,24 @@ def _body_ends(read_ends: NDArray[np.int64], starts: list[int], filled: list[int
     before = fill[piece]
     there: NDArray[np.int64] = before + np.minimum(read_ends - start[piece], fill[piece + 1] - before)
     return there
+
+
+def stamps(arrivals: Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """When the bytes up to each end arrived, ascending, how much later our code had them, and the error.
+
+    The kernel stamps a read's last segment. An event that is followed by more in its read, be it usage or
+    `[DONE]`, may have come in an earlier segment, and without a kernel's stamp any event may have waited.
+    """
+    if not ends:
+        return [], [], []
+    reads = arrivals.reads
+    read = arrivals.body_ends.searchsorted(ends)
+    at_ns, kernel_ns = reads.at_ns[read], reads.kernel_ns[read]
+    stamped = kernel_ns != NO_STAMP
+    token_ns = np.maximum.accumulate(np.where(stamped, kernel_ns, at_ns))
+    lag_ns = np.where(stamped, np.maximum(at_ns - kernel_ns, 0), -1)
+    since_ns = reads.since_ns[read]
+    error_ns = np.where(stamped, np.maximum(since_ns - lag_ns, 0), since_ns)
+    error_ns = np.where(since_ns < 0, -1, error_ns)
+    error_ns = np.where(stamped & (arrivals.body_ends[read] <= np.asarray(ends)), 0, error_ns)
+    return token_ns.tolist(), lag_ns.tolist(), error_ns.tolist()

@@ -186,7 +186,8 @@ class Manifest:
     `devices` are the GPUs that serve, `devices_from` says how that is known, or why none is. `asked` is the
     load as it was asked for, `max_failures` the share of requests that may fail; `repeat` is the command that
     sends the same bytes again; `step_log` the header of the engine's own step log; `error` why nothing could
-    be sent, or what ended the load; `ended_s` is when a load that had said enough sent its last request.
+    be sent, or what ended the load; `error_code` is "client-failed" where that was not the server; `ended_s`
+    is when a load that had said enough sent its last request.
     """
 
     schema: int = SCHEMA
@@ -217,6 +218,7 @@ class Manifest:
     step_log: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)
     error: str | None = field(default=None, metadata=OPTIONAL)
+    error_code: str | None = field(default=None, metadata=OPTIONAL)
     ended_s: float | None = field(default=None, metadata=OPTIONAL)
     usd_per_hour: float | None = field(default=None, metadata=OPTIONAL)
     unknown: Mapping[str, Any] = field(default_factory=dict)

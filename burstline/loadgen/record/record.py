@@ -9,10 +9,8 @@ from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import Final
 
-import numpy as np
-
 from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import NO_STAMP, Capture
+from burstline.loadgen.record.capture import Capture
 from burstline.servers.messages import WITH_TOKENS, EngineError, Event, HttpReply, Kind, Reply, ServerTimes
 from burstline.servers.protocol.replies import DONE, understood
 from burstline.servers.redact import words_of_server
@@ -234,7 +232,7 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     tokens = _tokens(reply, recounts, request.n_output_tok)
     if reply.overshoots or capture.failure == HUNG_UP:
         tokens = tokens.cut_to(request.n_output_tok)
-    heard = _Heard(reply, tokens, *stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
+    heard = _Heard(reply, tokens, *http1.stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     if outcome == Outcome.EMPTY and tokens.total:
@@ -384,27 +382,6 @@ def _split(counts: list[int | None], known: list[int], total: int | None) -> tup
     edges = [-(-left * k // n_unknown) for k in range(n_unknown + 1)]
     shares = iter([b - a for a, b in pairwise(edges)])
     return "spread", [next(shares) if n is None else n for n in counts]
-
-
-def stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """When the bytes up to each end arrived, ascending, how much later our code had them, and the error.
-
-    The kernel stamps a read's last segment. An event that is followed by more in its read, be it usage or
-    `[DONE]`, may have come in an earlier segment, and without a kernel's stamp any event may have waited.
-    """
-    if not ends:
-        return [], [], []
-    reads = arrivals.reads
-    read = arrivals.body_ends.searchsorted(ends)
-    at_ns, kernel_ns = reads.at_ns[read], reads.kernel_ns[read]
-    stamped = kernel_ns != NO_STAMP
-    token_ns = np.maximum.accumulate(np.where(stamped, kernel_ns, at_ns))
-    lag_ns = np.where(stamped, np.maximum(at_ns - kernel_ns, 0), -1)
-    since_ns = reads.since_ns[read]
-    error_ns = np.where(stamped, np.maximum(since_ns - lag_ns, 0), since_ns)
-    error_ns = np.where(since_ns < 0, -1, error_ns)
-    error_ns = np.where(stamped & (arrivals.body_ends[read] <= np.asarray(ends)), 0, error_ns)
-    return token_ns.tolist(), lag_ns.tolist(), error_ns.tolist()
 
 
 def _record(request: Request, capture: Capture, outcome: str, error: str | None, heard: _Heard) -> Record:

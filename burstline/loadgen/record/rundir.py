@@ -31,8 +31,8 @@ from burstline.loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEME
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.typed_json import MismatchError
 from burstline.servers.host.telemetry import Row
-from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
+from burstline.servers.secret import without_secrets
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import (
     PLAN,

@@ -253,7 +253,9 @@ def block_length(series: Floats) -> int:
     n = len(series)
     if n < 2 or np.ptp(series) == 0:
         return 1
-    power = np.abs(np.fft.rfft(series - series.mean(), 2 * n)) ** 2
+    # A power of two: a length with a large prime factor takes twenty times as long.
+    size = 1 << (2 * n - 1).bit_length()
+    power = np.abs(np.fft.rfft(series - series.mean(), size)) ** 2
     covariance = np.fft.irfft(power)[:n] / n
     reach = _reach(covariance / covariance[0], n)
     lags = np.abs(np.arange(-reach, reach + 1))

@@ -9,7 +9,7 @@ from typing import Final
 
 from burstline.loadgen.record.manifest import Manifest, Status
 from burstline.loadgen.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words
-from burstline.loadgen.record.summary import Instrument, Summary
+from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.verdict import (
     MOST_SHARE,
     SLOW_CLIENT,
@@ -50,13 +50,7 @@ def judge(
     `decisive` are the percentiles that people read first and those with an SLO, `cause` is the error of the
     first request that failed in the most frequent way, `others` are reasons of other checks by state.
     """
-    client, disturbed = (
-        _client_bound(summary, decisive),
-        [
-            *_disturbed(summary.instrument, is_watched=is_watched(summary, manifest)),
-            *(_slowed(summary.instrument) if manifest.on_this_machine else ()),
-        ],
-    )
+    client, disturbed = _client_bound(summary, decisive), _disturbed(summary, manifest)
     if disturbed:  # then the machine is also why the client was late
         disturbed += [reason for reason in client if reason.code in LATE]
         client = [reason for reason in client if reason.code not in LATE]
@@ -76,6 +70,9 @@ def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause
         return [Reason("no-start", f"No request was sent: {what}.", hint)]
     if status == "failed" and manifest.error:
         text = f"{manifest.error.rstrip('.')}. {ok:,} of {planned:,} requests had succeeded."
+        if manifest.error_code is not None:
+            hint = "Remove the cause and run again; an internal error is a bug in Burstline: report it."
+            return [Reason(manifest.error_code, text, hint)]
         return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     if not planned:
         return [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
@@ -200,34 +197,28 @@ def is_watched(summary: Summary, manifest: Manifest) -> bool:
     return isinstance(cpu, Estimate) or (manifest.server_here and cpu.code != "unwatched")
 
 
-def _disturbed(client: Instrument, *, is_watched: bool) -> list[Reason]:
-    """Others took CPU time that client or server needed."""
-    reasons = []
+def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
+    """Others took CPU time that client or server needed, or heat slowed a GPU."""
+    client, reasons = summary.instrument, []
     advice = "Stop other work on this machine and run again; compare accepts this run only with --anyway."
     others, waited, throttled = map(
         known, (client.others_cpu_fraction, client.client_cpu_wait_fraction, client.throttled_fraction)
     )
-    if is_watched and others is not None and others > BUSY:
+    if is_watched(summary, manifest) and others is not None and others > BUSY:
         text = f"Processes other than the client and the server used {others:.0%} of this machine's CPU."
         reasons.append(Reason("busy-machine", text, advice))
     if waited is not None and waited > WAITING:
         text = f"The client waited for a CPU {waited:.0%} of the time."
-        reasons.append(Reason("cpu-wait", text, advice))
+        alone = manifest.host.cores_allowed == 1 and manifest.on_this_machine
+        one_core = Reason("one-core", text, "Client and server had one core: give them two.")
+        reasons.append(one_core if alone else Reason("cpu-wait", text, advice))
     if throttled is not None and throttled > THROTTLED:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
-        reasons.append(
-            Reason(
-                "throttled", text, "Lift the client's CPU quota; compare accepts this run only with --anyway."
-            )
-        )
+        advice = "Lift the client's CPU quota; compare accepts this run only with --anyway."
+        reasons.append(Reason("throttled", text, advice))
+    slowed = known(client.gpu_slowed_fraction) if manifest.on_this_machine else None
+    if slowed is not None and slowed > SLOWED:  # another run would be as fast only in the same heat
+        text = f"Heat or a power fault lowered the clocks of a GPU in {slowed:.0%} of the readings."
+        advice = "Cool the machine or lower its power limit (`nvidia-smi -q -d PERFORMANCE`), and run again."
+        reasons.append(Reason("gpu-throttled", text, advice))
     return reasons
-
-
-def _slowed(client: Instrument) -> list[Reason]:
-    """Heat or a power fault slowed a GPU: another run would be as fast only in the same heat."""
-    share = known(client.gpu_slowed_fraction)
-    if share is None or share <= SLOWED:
-        return []
-    text = f"Heat or a power fault lowered the clocks of a GPU in {share:.0%} of the readings."
-    advice = "Cool the machine or lower its power limit (`nvidia-smi -q -d PERFORMANCE`), and run again."
-    return [Reason("gpu-throttled", text, advice)]

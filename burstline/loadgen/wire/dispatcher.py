@@ -235,12 +235,21 @@ class Dispatcher:
                 self._send(self._pool.idle.popitem()[0], exchange)
 
     def refuse_waiting(self) -> None:
-        """Fail what waits for a connection that cannot be had."""
-        if self._waiting and self._pool.failure is not None and self._pool.is_settled:
-            waiting, self._waiting = self._waiting, deque()
-            for exchange in waiting:
-                if exchange.failure is None:
-                    self.fail(exchange, "connect", self._pool.failure)
+        """Fail what waits for a connection that cannot be had: all where none is on its way any more.
+
+        Else one for each try that began after its dispatch and failed for good, the longest waiting first.
+        """
+        pool, waiting, refused = self._pool, self._waiting, []
+        refusals, pool.refusals = pool.refusals, []
+        if pool.failure is not None and pool.is_settled:
+            refusals = [(NEVER, pool.failure)] * len(waiting)
+        for began_ns, why in refusals:
+            while waiting and waiting[0].failure is not None:
+                waiting.popleft()
+            if waiting and (waiting[0].dispatched_ns or 0) <= began_ns:
+                refused.append((waiting.popleft(), why))
+        for exchange, why in refused:  # all out of the list first, for each end counts who still waits
+            self.fail(exchange, "connect", why)
 
     # How exchanges end.
 

@@ -15,14 +15,11 @@ from pathlib import Path
 from burstline.workloads.request import WorkloadError
 
 _SWITCH_INTERVAL_S = 50e-6
-_N_OWN_FDS = 64
+_N_OWN_FDS, _N_OWN_PORTS = 64, 16
 
 
 def ensure_fd_limit(n_connections: int) -> None:
-    """Raise the soft limit of open files so that `n_connections` sockets fit.
-
-    Raises WorkloadError where the hard limit is too low.
-    """
+    """Let so many sockets be open at once; WorkloadError where the hard limit is too low."""
     need = n_connections + _N_OWN_FDS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
@@ -31,9 +28,40 @@ def ensure_fd_limit(n_connections: int) -> None:
         raise WorkloadError(
             f"{n_connections:,} requests at once need {need:,} open files, this process may have {hard:,}; "
             f"raise the limit (ulimit -Hn {need}; LimitNOFILE= of a unit; --ulimit nofile= of a container) "
-            "or ask for fewer with --concurrency"
+            f"or send fewer at once, at most {max(0, hard - _N_OWN_FDS):,} (--requests, --concurrency)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+_TIME_WAIT, _LISTEN = "06", "0A"  # include/net/tcp_states.h
+_LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+def ensure_ports(n_connections: int, port: int = 0, proc: Path = Path("/proc")) -> None:
+    """Raise WorkloadError where so many connections to one remote port need more local ports than are free.
+
+    A port is held by a listener, by a connection to the same port of any host, and by one that has ended, in
+    TIME_WAIT, unless net.ipv4.tcp_tw_reuse (1: all, 2: on the loopback) gives it away again.
+    """
+    settings, tables = proc / "sys/net/ipv4", (proc / "net/tcp", proc / "net/tcp6")
+    try:
+        first, last = map(int, (settings / "ip_local_port_range").read_text().split())
+        reused = {"1": ("",), "2": _LOOPBACK}.get((settings / "tcp_tw_reuse").read_text().strip(), ())
+        lines = [line for each in tables if each.exists() for line in each.read_text().splitlines()]
+    except (OSError, ValueError):  # no Linux, or a sandbox that hides it
+        return
+    n_free = last - first + 1 - _N_OWN_PORTS
+    for local, peer, state in (line.split()[1:4] for line in lines):
+        if state == _LISTEN:
+            n_free -= first <= int(local[-4:], 16) <= last
+        elif peer.endswith(f":{port:04X}"):
+            n_free -= not (state == _TIME_WAIT and peer.startswith(reused))
+    if n_connections > n_free:
+        raise WorkloadError(
+            f"{n_connections:,} connections to one server need as many local ports, {max(0, n_free):,} are "
+            f"free (net.ipv4.ip_local_port_range is {first} to {last}, less what others or TIME_WAIT hold); "
+            "widen the range, or send fewer at once (--requests, --concurrency)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +78,8 @@ class Usage:
         return cls(time.monotonic(), used.ru_utime + used.ru_stime, used.ru_nivcsw)
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(
-            self.wall_s - other.wall_s,
-            self.cpu_s - other.cpu_s,
-            self.n_involuntary - other.n_involuntary,
-        )
+        wall_s, cpu_s = self.wall_s - other.wall_s, self.cpu_s - other.cpu_s
+        return Usage(wall_s, cpu_s, self.n_involuntary - other.n_involuntary)
 
 
 class CpuClock:

@@ -8,7 +8,6 @@ import select
 import selectors
 import socket
 import ssl
-import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from typing import Any, Final, Protocol
 
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.network import Network
+from burstline.servers.host.wishes import send_at_once, stamp_reads
+from burstline.servers.protocol.destination import NEXT_ADDRESS_S
 
 IN: Final = 1
 OUT: Final = 4
@@ -117,14 +118,12 @@ class Channel:
         return b"".join(pieces)
 
 
-KERNEL_STAMPS: Final = sys.platform == "linux" and sys.maxsize > 2**32
-_SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
-
 # A quarter of the shortest listen backlog in use, hypercorn's 100: four drivers that open at once fit into
 # it. What overflows a backlog waits a second for the next SYN.
 _MAX_CONNECTING = 24
 _CONNECT_TIMEOUT_NS = 10_000_000_000
 _N_TRIES = 4
+_NEXT_ADDRESS_NS = int(NEXT_ADDRESS_S * 1e9)
 
 # A server that closes connections within a second, before any request, is asked more and more slowly.
 _STILLBORN_NS = 1_000_000_000
@@ -139,12 +138,13 @@ now = time.monotonic_ns
 class Connection:
     """A socket to the server. `connected_ns` is when it stood (TLS included), None until then.
 
-    `used` says that it has carried a reply before, `adopted` that it is not to the server; `unsent` is what
-    the socket would not take yet.
+    `place` is that of its address among the server's. `used` says that it has carried a reply before,
+    `adopted` that it is not to the server; `unsent` is what the socket would not take yet.
     """
 
     sock: socket.socket
     tries: int
+    place: int = 0
     fd: int = field(init=False)
     recvmsg_into: Any = field(init=False)
     opened_ns: int = field(default_factory=now)
@@ -159,14 +159,19 @@ class Connection:
     def __post_init__(self) -> None:
         self.fd = self.sock.fileno()  # kept: `fileno()` is -1 once the socket is closed
         self.recvmsg_into = self.sock.recvmsg_into
+        self.sock.setblocking(False)
+        send_at_once(self.sock)
+        stamp_reads(self.sock)
 
 
 class Pool:
     """Keeps as many connections free or on their way as the wire wants.
 
     `idle` are free now, last used last. A connect that fails is tried again at the next ticks, over the
-    server's other addresses too. `failure` is why the latest failed for good, None once one has stood again.
-    `n_stillborn` counts how often in a row connections were closed unused soon after they stood.
+    server's other addresses too; the address that has answered comes first from then on. `failure` is why the
+    latest failed for good, None once one has stood again. `refusals` are those that failed for good since
+    they were last looked at: when the last try began, and why it failed. `n_stillborn` counts how often in a
+    row connections were closed unused soon after they stood.
 
     Invariants: `by_fd` holds every open connection, `idle` and `_connecting` are disjoint parts of it. A
     descriptor is closed only by `sweep`, at the end of a pass: the kernel hands out the lowest free number,
@@ -185,7 +190,9 @@ class Pool:
         self.idle: dict[Connection, None] = {}
         self.connect_ns = array("q")
         self.failure: str | None = None
+        self.refusals: list[tuple[int, str]] = []
         self._poller, self._addresses, self._tls, self._host = poller, addresses, tls, host
+        self._best: int | None = None  # of the addresses, the first that has answered
         self._network = network
         self._connecting: dict[Connection, None] = {}
         self._retries: list[int] = []
@@ -196,13 +203,7 @@ class Pool:
 
     def adopt(self, sock: socket.socket) -> Connection:
         """A connection that stands already, read like any other and never idle: the canary's."""
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if KERNEL_STAMPS:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        connection = Connection(sock, 0)
-        connection.adopted = True
-        connection.connected_ns = now()
+        connection = Connection(sock, 0, connected_ns=now(), adopted=True)
         self.by_fd[connection.fd] = connection
         self._poller.register(connection.fd, IN)
         return connection
@@ -243,6 +244,7 @@ class Pool:
         del self._connecting[connection]
         self.idle[connection] = None
         self.failure = None
+        self._best = connection.place if self._best is None else self._best
         self.want(self._n_wanted)
         return True
 
@@ -274,11 +276,15 @@ class Pool:
     def tick(self, at_ns: int) -> None:
         """Try again what failed, give up what takes too long."""
         self.sweep()
-        late = [c for c in self._connecting if at_ns - c.opened_ns > _CONNECT_TIMEOUT_NS]
-        for connection in late:
-            self._miss(connection, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-        for _ in range(min(len(self._retries), _MAX_CONNECTING - len(self._connecting))):
-            self._open(self._retries.pop())
+        for each in list(self._connecting):  # an address that has never answered is passed over soon, once
+            passes_soon = 1 < len(self._addresses) > each.tries and each.place != self._best
+            if at_ns - each.opened_ns > (_NEXT_ADDRESS_NS if passes_soon else _CONNECT_TIMEOUT_NS):
+                self._miss(each, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        # Out of the list first: a try that fails at once enters it again, or empties it.
+        n = max(0, _MAX_CONNECTING - len(self._connecting))
+        again, self._retries = self._retries[:n], self._retries[n:]
+        for tries in again:
+            self._open(tries)
         if self.n_stillborn:
             self.want(self._n_wanted)
 
@@ -293,23 +299,19 @@ class Pool:
             self._network.leave(connection.sock)
 
     def _open(self, tries: int) -> bool:
-        family, address = self._addresses[tries % len(self._addresses)]
+        place = ((self._best or 0) + tries) % len(self._addresses)
+        family, address = self._addresses[place]
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:  # out of file descriptors, as a rule
             self.failure = f"cannot open a socket: {error}"
             return False
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if KERNEL_STAMPS:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        connection = Connection(sock, tries)
+        connection = Connection(sock, tries, place)
         self.by_fd[connection.fd] = connection
         self._connecting[connection] = None
         # Before the connect: on the loopback it may stand, or be refused, before `connect_ex` returns.
         self._poller.register(connection.fd, OUT)
-        code = sock.connect_ex(address)
-        if code not in (0, errno.EINPROGRESS):
+        if (code := sock.connect_ex(address)) not in (0, errno.EINPROGRESS):
             self._miss(connection, OSError(code, os.strerror(code)))
             return False
         return True
@@ -321,8 +323,7 @@ class Pool:
             if not received:
                 raise ConnectionResetError(errno.ECONNRESET, "closed during the TLS handshake")
         else:
-            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
+            if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, os.strerror(code))
             self._poller.modify(connection.fd, IN)
             if self._tls is None:
@@ -333,12 +334,14 @@ class Pool:
         return standing
 
     def _miss(self, connection: Connection, error: OSError | ssl.SSLError) -> None:
-        tries = connection.tries + 1
+        tries, n = connection.tries + 1, len(self._addresses)
         self.drop(connection)
-        n_tries = len(self._addresses) if isinstance(error, TimeoutError | ssl.SSLError) else _N_TRIES
-        if tries < n_tries:
+        twice = self._best is None and n > 1  # the second time with more patience
+        if tries < (n * (1 + twice) if isinstance(error, TimeoutError | ssl.SSLError) else _N_TRIES):
             self._retries.append(tries)
             return
-        host, port = self._addresses[connection.tries % len(self._addresses)][1][:2]
+        host, port = self._addresses[connection.place][1][:2]
         self.failure = f"cannot connect to {host}:{port}: {error.strerror or error}"
-        self._retries.clear()  # the rest would fail too, and requests wait for an answer
+        self.refusals.append((connection.opened_ns, self.failure))
+        if all(each.connected_ns is None or each.adopted for each in self.by_fd.values()):
+            self._retries.clear()  # none stands: the rest would fail too, and requests wait for an answer

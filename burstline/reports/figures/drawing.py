@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from html import escape
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -89,11 +92,21 @@ def plain() -> Iterator[None]:
 
 
 @plain()
+def attempt(name: str, width: float, draw: Callable[[str, float], Drawing]) -> Drawing:
+    """What `draw(name, width)` makes; where it fails a note, for no measured run is lost to a figure."""
+    try:
+        return draw(name, width)
+    except Exception as error:  # matplotlib, with fonts and files of the user's
+        why = wrap(f"This figure could not be drawn: {type(error).__name__}: {error}"[:200], int(width / 8))
+        lines = [f'<text y="{20 * k}">{escape(line)}</text>' for k, line in enumerate(why, 1)]
+        return Drawing(name, "".join(lines), width, 20.0 * len(lines) + 10, None)
+
+
 def in_both_widths(
     name: str, draw: Callable[[str, float], Drawing], *, wide: float = WIDE
 ) -> tuple[Drawing, Drawing]:
     """What `draw(name, width)` makes for a wide and for a narrow screen; `wide` is HALF beside another."""
-    return draw(name, wide), draw(f"{name}-narrow", NARROW)
+    return attempt(name, wide, draw), attempt(f"{name}-narrow", NARROW, draw)
 
 
 def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -182,10 +195,6 @@ def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: 
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
 
 
-def _shortened(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
-
-
 def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     """The figure as SVG, its ids beginning with `name`; values are read off along the panel's `axis`, if any.
 
@@ -202,7 +211,8 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     body = _scoped_ids(body, name)
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
     # Coordinates stand in tags; a number in a text stays as it is.
-    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{4,}", _shortened, tag[0]), body)
+    short = partial(re.sub, r"-?\d+\.\d{4,}", lambda at: f"{float(at[0]):.2f}".rstrip("0").rstrip("."))
+    body = re.sub(r"<[^>]+>", lambda tag: short(tag[0]), body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for sentinel, variable in VARIABLES.items():
         body = body.replace(sentinel, f"var(--{variable})")

@@ -13,17 +13,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from burstline.loadgen.record.columns import Floats, Ints
 from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.stats.quantiles import quantile
-from burstline.reports.blocks import Numbers, Plot, Table, table
+from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
     INK,
     SERIES,
+    attempt,
     canvas,
     drawn,
     margins,
     names_above,
-    plain,
     write,
 )
 from burstline.reports.number_format import Scale, number, point, scale_for
@@ -79,53 +79,52 @@ class _Sample:
         return number(quantile(self.values, p) / scale.divisor)
 
 
-@plain()
 def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | None:
     """The share of requests at or below each latency on a log-tail axis; None without two successes anywhere.
 
     A single curve has its percentiles written beside it, several are named. One contender has one colour and
     dash through the whole page.
     """
-    samples = [_sample(curve) for curve in curves]
+    ordered = [(curve, np.sort(curve.values_s[~np.isnan(curve.values_s)])) for curve in curves]
+    samples = [_Sample(curve, values, int(np.isfinite(values).sum())) for curve, values in ordered]
     shown = [(k, sample) for k, sample in enumerate(samples) if sample.n_ok >= 2]
     if not shown:
         return None
     scale = scale_for("s", [float(sample.values[sample.n_ok - 1]) for _, sample in shown])
     several = len(curves) > 1
     legend = LEGEND_LINE * len(shown) * several
-    figure, (panel,) = canvas(310, 290 + legend)
-    top = max(_top(sample) for _, sample in shown)
-    ends = []
-    for k, sample in shown:
-        ranks = tail_ranks(sample.n, sample.n_ok)
-        x = sample.values[ranks - 1] / scale.divisor
-        heights = np.minimum(nines((ranks - 0.5) / sample.n), top)
-        panel.plot(
-            np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
-            color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
-        )  # fmt: skip
-        ends += [float(x[0]), float(x[-1])]
-    fit_x(panel, np.sort(ends))
-    if several:
-        names_above(panel)
-    else:
-        _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
-        _mark_failures(panel, samples[0].n_ok, samples[0].n)
-    tail_axis(panel, top)
-    panel.set_xlabel(f"{label} ({scale.unit}); share on a log scale", loc="right")
-    margins(figure, top=10 + legend, bottom=44, left=48, right=12)
+
+    def draw(name: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 290 + legend)
+        top = max(_top(sample) for _, sample in shown)
+        ends = []
+        for k, sample in shown:
+            ranks = tail_ranks(sample.n, sample.n_ok)
+            x = sample.values[ranks - 1] / scale.divisor
+            heights = np.minimum(nines((ranks - 0.5) / sample.n), top)
+            panel.plot(
+                np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
+                color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
+            )  # fmt: skip
+            ends += [float(x[0]), float(x[-1])]
+        fit_x(panel, np.sort(ends))
+        if several:
+            names_above(panel)
+        else:
+            _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
+            _mark_failures(panel, samples[0].n_ok, samples[0].n)
+        tail_axis(panel, top)
+        panel.set_xlabel(f"{label} ({scale.unit}); share on a log scale", loc="right")
+        margins(figure, top=10 + legend, bottom=44, left=48, right=12)
+        return drawn(figure, name, panel)
+
     medians = tuple((f"{s.curve.key}.p50", f"{s.at(0.5, scale)} {scale.unit}") for _, s in shown)
     if several:
         finding = _medians(label, [s for _, s in shown], medians)
     else:
         finding, medians = _finding(label, samples[0], scale)
     numbers = _table(title, label, samples, scale)
-    return Plot(name, title, finding, "", (drawn(figure, name, panel),), numbers, numbers=medians)
-
-
-def _sample(curve: Curve) -> _Sample:
-    values = np.sort(curve.values_s[~np.isnan(curve.values_s)])
-    return _Sample(curve, values, int(np.isfinite(values).sum()))
+    return Plot(name, title, finding, "", (attempt(name, 310, draw),), numbers, numbers=medians)
 
 
 def _top(sample: _Sample) -> float:
@@ -194,11 +193,8 @@ def _finding(label: str, sample: _Sample, scale: Scale) -> tuple[str, Numbers]:
     lost = ((f"{key}.failed", f"{n - n_ok:,}"), (f"{key}.n", f"{n:,}")) if n_ok < n else ()
     failed = f"; {lost[0][1]} of {lost[1][1]} failed, so their latency counts as infinite" if lost else ""
     middle = f"half within {half}, " if 0.5 in sample.curve.known else ""
-    numbers = (
-        (f"{key}.min", first),
-        (f"{key}.p50", half),
-        (f"{key}.{'served_max' if lost else 'max'}", last),
-    )
+    end = "served_max" if lost else "max"
+    numbers = ((f"{key}.min", first), (f"{key}.p50", half), (f"{key}.{end}", last))
     return f"{label}: fastest {first}, {middle}slowest {last}{failed}.", (*numbers, *lost)
 
 

@@ -26,7 +26,6 @@ from burstline.reports.figures.drawing import (
     drawn,
     head,
     margins,
-    plain,
     write,
 )
 from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
@@ -76,7 +75,6 @@ class Region:
     text: str
 
 
-@plain()
 def scatter(
     name: str,
     width: float,

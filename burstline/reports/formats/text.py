@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from textwrap import TextWrapper
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
 
 from burstline.reports.blocks import (
     Answer,
     Banner,
     Block,
-    Cell,
     Command,
     Findings,
     Folded,
@@ -20,17 +19,17 @@ from burstline.reports.blocks import (
     Table,
     Tiles,
 )
+from burstline.reports.number_format import RAISED
 
-RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-
-def text(blocks: Iterable[Block], width: int | None = None) -> str:
+def text(blocks: Iterable[Block], width: int | None = None, signs: Mapping[int, str] | None = None) -> str:
     """The blocks, an empty line between them; no line break at the end.
 
-    Within a `width` sentences break, and a table goes on below with the columns that are left.
+    Within a `width` sentences break, and a table goes on below with the columns that are left. `signs` are
+    those to be replaced, as for `str.translate`.
     """
-    shown = filter(None, (_block(block, width) for block in blocks))
-    return "\n\n".join(shown if width is None else (_wrapped(each, width) for each in shown))
+    shown = (_block(block, width, signs or {}).translate(signs or {}) for block in blocks)
+    return "\n\n".join(_wrapped(each, width) if width else each for each in shown if each)
 
 
 def _wrapped(shown: str, width: int) -> str:
@@ -38,23 +37,19 @@ def _wrapped(shown: str, width: int) -> str:
     lines = []
     for line in shown.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        own = TextWrapper(
-            width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        ).wrap(line)
+        own = wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         lines += own if len(line) > width else [line]
     return "\n".join(lines)
 
 
-def _block(block: Block, width: int | None) -> str:
+def _block(block: Block, width: int | None, signs: Mapping[int, str]) -> str:
     match block:
-        case Heading():
+        case Heading() | Note():
             return block.text
         case Banner():
             return "\n".join(_banner(block))
         case Table():
-            return _table(block, width)
-        case Note():
-            return block.text
+            return _table(block, width, signs)
         case Findings():
             return "\n".join(block.sentences)
         case Command():
@@ -64,9 +59,9 @@ def _block(block: Block, width: int | None) -> str:
         case Tiles():
             return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
-            return text(block.blocks, width)
+            return text(block.blocks, width, signs)
         case Folded():
-            return text((Heading(block.summary), *block.blocks), width)
+            return text((Heading(block.summary), *block.blocks), width, signs)
         case Plot():
             return f"{block.title}: {block.finding}"
 
@@ -80,7 +75,7 @@ def _banner(banner: Banner) -> Iterator[str]:
     yield from (f"  - {reason.text} {reason.advice}".rstrip() for reason in banner.reasons)
 
 
-def _table(table: Table, width: int | None) -> str:
+def _table(table: Table, width: int | None, signs: Mapping[int, str]) -> str:
     """Aligned columns; a numeric one whose cells have details takes two, the details on the right."""
     cells = [row.cells for row in table.rows]
     grid: list[list[str]] = [[] for _ in range(len(cells) + 1)]
@@ -91,8 +86,10 @@ def _table(table: Table, width: int | None) -> str:
         split = column.numeric and any(row[k].detail for row in cells)
         grid[0] += [column.title, ""] if split else [column.title]
         for line, row in zip(grid[1:], cells, strict=True):
-            shown = [_text(row[k]), row[k].detail]
+            note = "" if row[k].note is None else str(row[k].note).translate(RAISED)
+            shown = [row[k].text + note, row[k].detail]
             line += shown if split else [" ".join(filter(None, shown))]
+    grid = [[cell.translate(signs) for cell in line] for line in grid]  # before they are aligned
     notes = [f"  {str(k).translate(RAISED)} {note}" for k, note in enumerate(table.notes, 1)]
     if not table.rows and table.remark:
         return f"{table.caption}: {table.remark}"
@@ -120,10 +117,6 @@ def _fitted(grid: Sequence[Sequence[str]], words: Sequence[int], width: int | No
         columns([[row[k] for k in part] for row in grid], [at for at, k in enumerate(part) if k in words])
         for part in parts
     )
-
-
-def _text(cell: Cell) -> str:
-    return cell.text if cell.note is None else f"{cell.text}{str(cell.note).translate(RAISED)}"
 
 
 def columns(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:

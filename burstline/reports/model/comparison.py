@@ -26,11 +26,11 @@ from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 from burstline.loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged
 from burstline.loadgen.summarize import part_of, summarize_run
+from burstline.loadgen.verdict.certificate import Printed
 from burstline.loadgen.verdict.comparable import ALONE, Comparability, comparability
 from burstline.loadgen.verdict.grades import widened
 from burstline.loadgen.verdict.served_work import work_of
 from burstline.reports.figures.series import sending_order
-from burstline.reports.model.foreign import Foreign
 from burstline.reports.model.request_sample import Shown, shown_of
 from burstline.reports.model.sweep_load import differ_in_load_alone
 from burstline.servers.identity import Identity
@@ -385,7 +385,7 @@ class Comparison:
     cases: tuple[Case, ...]
     facts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    others: tuple[Foreign, ...] = ()
+    others: tuple[Printed, ...] = ()
 
     @property
     def views(self) -> list[View]:

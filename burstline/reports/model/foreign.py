@@ -3,212 +3,190 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.stats.quantiles import quantile_of
+from burstline.loadgen.verdict.certificate import Printed, statistic
 from burstline.workloads.request import WorkloadError
 
-Place = tuple[str, ...]
+_NAME: Final = re.compile(
+    r"(?P<time>(?:ttft|ttfb|tpot|itl|e2e)\.(?:mean|min|max|p\d\d?(?:\.\d+)?))"
+    r"|(?P<rate>throughput\.(?:(?:output|input|total|steady|peak)_tok|requests|goodput)_per_s)"
+    r"|(?P<share>error_rate|acceptance)|(?P<count>ok|failed|total)"
+)
+_SCALES: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 1 / 60, "%": 0.01}
+_UNITS: Final = {"time": ("ms", "s", "us", "ns"), "rate": ("min",), "share": ("%",), "count": ()}
+"""Of each kind of number; the first of a time is what it has where no unit is given."""
+_STATS: Final = (
+    *(("p50", its) for its in ("p50", "median", "med", "50%")),
+    *((f"p{p}", its) for p in (90, 99) for its in (f"p{p}", f"p({p})", f"{p}%")),
+    *(("mean", its) for its in ("mean", "average", "avg")),
+)
+"""Our name of a statistic and each that tools have for it."""
+
+TOOLS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("tools.toml").read_text("utf-8"))
+"""The rows of `tools.toml` by the tool's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """What a tool says it measured; `means` is how its definitions differ from ours.
-
-    `numbers` stand where our summary has the number that means the nearest, in its unit; `defines` says what
-    the tool calls a metric and how it defines it. `n_planned` is None where it does not count failures.
-    """
-
-    name: str
-    tool: str
-    n_ok: int
-    n_planned: int | None
-    numbers: Mapping[Place, float]
-    means: str
-    defines: Mapping[str, str] = field(default_factory=dict)
-
-    def figure(self, place: Place) -> Figure:
-        """A plain reading without an interval; Absent where the tool does not say."""
-        value = self.numbers.get(place)
-        unit = "s" if place[0] == "metrics" else "tok/s" if "tok" in place[1] else "1/s"
-        if value is None:
-            return Absent(f"{self.tool} does not report it")
-        return Estimate(value, None, None, None, self.n_ok, unit)
-
-
-_SENT: Final = "Latencies begin before the client connects, and failed requests are left out."
-_COUNTS: Final = "Its own tokenizer counts tokens."
-_MEAN: Final = "Its inter-token latency, each request's mean, stands as TPOT"
-_FROM: Final = "from before it connects"
-_MEAN_GAP: Final = 'called "inter-token latency", the mean of each request'
-_POOLED: Final = "between events, of all requests together"
-_RATES: Final = ("output_tok_per_s", "input_tok_per_s", "requests_per_s")
-_TOTALS: Final[tuple[Place, ...]] = tuple(("throughput", name) for name in _RATES)
-
-
-def foreign_results(path: Path) -> list[Foreign]:
+def foreign_results(path: Path) -> list[Printed]:
     """Every result in a file; WorkloadError where no known tool wrote it, or it lacks what that writes."""
+    document = _json_of(path)
+    documents = document if isinstance(document, list) else [document]  # SGLang appends a line for each run
+    for tool, row in TOOLS.items():
+        if documents and all(_at(each, row["has"], None) is not None for each in documents):
+            with suppress(TypeError):  # its loads are no list
+                key = row.get("each")
+                parts = [part for each in documents for part in (_at(each, key) if key else [each])]
+                version = f" {_at(documents[0], row['has'])}" if row["has"].endswith("version") else ""
+                names = [f" {k}" for k in range(1, len(parts) + 1)] if len(parts) > 1 else [""]
+                return [_result(*each, tool + version, row, path) for each in zip(names, parts, strict=True)]
+    raise WorkloadError(
+        f"{path} is no run and no result that is known; expected a run's folder, or the JSON file of "
+        f"{', '.join(TOOLS)}"
+    )
+
+
+def _result(number: str, document: Any, tool: str, row: Mapping[str, Any], path: Path) -> Printed:
+    values: dict[str, float] = dict(row.get("unless", {}))
+    for word in row["reads"]:
+        for stat, its in _STATS if "*" in word else _STATS[:1]:
+            reading, _, place = word.replace("*", stat, 1).replace("*", its).partition("=")
+            with suppress(WorkloadError):  # it does not say that
+                values[reading] = read_number(reading, place, document, path.parent)
+    weighed = "" if "tpot.mean" in values else ", which counts once for each gap"
+    defines = {key: how.replace("{weighed}", weighed) for key, how in row["defines"].items()}
+    if values.get("mismatched"):
+        defines["besides"] += f" The server counted other tokens in {values['mismatched']:,.0f} replies."
+    of_server = values.get("server_tok")
+    if of_server and of_server != (own := values.get("own_tok", 0.0)):
+        defines["besides"] += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
+    name, whole = f"{path.with_suffix('')}{number}", path.name == row.get("file", path.name)
+    printed = printed_of(tool, values, defines=defines, name=name, whole=whole)
+    if not printed.numbers:
+        raise WorkloadError(f"{path} cannot be read as a result of {tool}: it has none of its numbers")
+    return printed
+
+
+def printed_of(tool: str, values: Mapping[str, float], **more: Any) -> Printed:
+    """What a tool printed, by these values' names, and `more` of it; a count that is not there is None."""
+    counts = (
+        values.get(name, values.get("total", math.nan) - values.get(other, math.nan))
+        for name, other in (("ok", "failed"), ("failed", "ok"))
+    )
+    n_ok, n_failed = (None if math.isnan(count) else int(count) for count in counts)
+    before = {"time": "metrics.", "rate": "", "share": "share."}
+    numbers = {before[kind] + name: v for name, v in values.items() if (kind := _kind(name)) in before}
+    return Printed(tool, n_ok, n_failed, numbers, **more)
+
+
+def parse_reads(given: Sequence[str]) -> dict[str, str]:
+    """`ttft.p50=x.json#results.ttft.median:ms` as the place by the number's name."""
+    reads = {}
+    for word in given:
+        name, _, place = word.partition("=")
+        kind = _kind(name)
+        where, unit = _split(place)
+        if kind is None or not where or where.endswith("#"):
+            raise WorkloadError(
+                f"--reads {word!r}: expected NAME=[FILE#]PLACE[:UNIT], with a NAME such as ttft.p50, "
+                "itl.mean, e2e.p99.9, ok, failed, error_rate or throughput.output_tok_per_s, and a "
+                "PLACE such as results.ttft.median"
+            )
+        if unit in _SCALES and unit not in _UNITS[kind]:
+            units = ", ".join(_UNITS[kind]) or "none"
+            raise WorkloadError(f"--reads {word!r}: {name} has no unit {unit}; expected {units}")
+        reads[name] = place
+    return reads
+
+
+def read_number(name: str, place: str, document: Any, folder: Path) -> float:
+    """The number at a place of the document, or of the file in the folder that the place names.
+
+    Of a list it is the mean, the least, the most or the percentile that `name` says. Seconds, a second, or
+    a share. WorkloadError says what is there instead.
+    """
+    where, unit = _split(place)
+    file, _, inner = where.rpartition("#")
+    if file:
+        paths = sorted(folder.rglob(file))
+        if len(paths) != 1:
+            raise WorkloadError(f"{len(paths)} files are called {file}; expected one")
+        document = _json_of(paths[0])
+        if document is None:
+            raise WorkloadError(f"{file} is no JSON file")
+    value = _at(document, inner)
+    if isinstance(value, str) and (match := re.fullmatch(r"([-+.\deE]+) *(\D*)", value.strip())):
+        value, unit = match[1], match[2] or unit
+    kind = _kind(name)
+    if isinstance(value, list) and kind == "time":
+        numbers = np.array([each for each in value if isinstance(each, int | float)], dtype=float)
+        if name.startswith("tpot"):
+            numbers = numbers[numbers > 0]  # a request of one token has none
+        value = statistic(numbers, name.partition(".")[2]) if len(numbers) else math.nan
+    with suppress(TypeError, ValueError, ZeroDivisionError):
+        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+            if unit.startswith("/"):
+                return number / float(_at(document, unit[1:]))
+            unit = str(_at(document, unit[1:])) if unit.startswith("@") else unit
+            return number * (_SCALES[unit] if unit in _SCALES else _SCALES["ms"] if kind == "time" else 1.0)
+    keys = f"; it has {', '.join(value)}" if isinstance(value, dict) else ""
+    raise WorkloadError(f"{inner} is no number but {type(value).__name__} ({value!r:.40}){keys}")
+
+
+def _kind(name: str) -> str | None:
+    return match.lastgroup if (match := _NAME.fullmatch(name)) else None
+
+
+def _split(place: str) -> tuple[str, str]:
+    where, _, unit = place.rpartition(":")
+    return (where, unit) if where and (unit in _SCALES or unit[:1] in ("/", "@")) else (place, "")
+
+
+def _at(document: Any, place: str, *default: None) -> Any:
+    """What lies at a dotted place: a key, which may have dots itself (`p99.9`), an index of a list, the row
+    of a list that holds this value, or this key of all its rows."""
+    value, keys = document, place.removeprefix("$.").split(".")
+    while keys:
+        key, n = keys[0], 1
+        if isinstance(value, dict):
+            if key == "percentiles" and value.get("count") == 0:
+                raise WorkloadError(f"{place} is of nothing: its count is 0")
+            if key not in value and isinstance(value.get("values"), dict):
+                value = value["values"]  # k6's handleSummary
+            n = next((n for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in value), 1)
+            key = ".".join(keys[:n])
+        elif isinstance(value, list) and key.isdigit():
+            value = dict(enumerate(value))
+            key = int(key)  # type: ignore[assignment]
+        elif isinstance(value, list):
+            rows = [row for row in value if isinstance(row, dict)]
+            held = next((row for row in rows if key in row.values()), None)
+            value = {key: held or [row[key] for row in rows if key in row]} if rows else {}
+        if not isinstance(value, dict) or key not in value:
+            if default:
+                return default[0]
+            there = f"; it has {', '.join(map(str, value))[:300]}" if isinstance(value, dict) else ""
+            raise WorkloadError(f"there is no {'.'.join(keys)} of {place}{there}")
+        value, keys = value[key], keys[n:]
+    return value
+
+
+def _json_of(path: Path) -> Any:
+    """A JSON file, or the list of what its lines hold; None where it is neither."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(256 << 20)
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    documents: list[Any] = []
-    for parts in ([text], text.splitlines()):  # SGLang appends a line for each run
-        with suppress(ValueError):
-            # SGLang writes Infinity, which only this takes.
-            documents = documents or [json.loads(part) for part in parts if part.strip()]
-    name = str(path.with_suffix(""))
-    names = [f"{name} {k}" for k in range(1, len(documents) + 1)] if len(documents) > 1 else [name]
-    try:
-        for has, read in _TOOLS.items():
-            if documents and all(isinstance(document, dict) and has in document for document in documents):
-                return [each for pair in zip(names, documents, strict=True) for each in read(*pair)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WorkloadError(f"{path} cannot be read as a result: {error!r}") from None
-    raise WorkloadError(
-        f"{path} is no run and no result that is known; expected a run's folder, or the JSON file of `vllm "
-        "bench serve --save-result`, guidellm, aiperf (profile_export_aiperf.json), SGLang's bench_serving, "
-        "genai-perf, inference-perf (summary_lifecycle_metrics.json) or k6 (--summary-export)"
-    )
-
-
-def _percentiles(
-    keys: Mapping[str, str], of: Callable[[str], Mapping[str, Any]], *names: str, per_s: float = 1e3
-) -> dict[Place, float]:
-    """p50, p90 and p99 of our metrics, whose own `keys` and whose own `names` of these are given, as far as
-    the tool says them."""
-    found: dict[Place, float] = {}
-    for metric, key in keys.items():
-        values = of(key)
-        for p, name in zip(("p50", "p90", "p99"), names or ("p50", "p90", "p99"), strict=True):
-            if values.get(name) is not None:
-                found["metrics", metric, p] = values[name] / per_s
-    return found
-
-
-def _benchmark(
-    name: str, d: Mapping[str, Any], tool: str, e2e: str, n_planned: int | None, itl: str
-) -> Iterator[Foreign]:
-    """Of vllm/benchmarks/serve.py 0.32, whose latencies the user chooses, and sglang/benchmark/serving.py
-    0.5.23, in Python and in Rust."""
-
-    def of(key: str) -> dict[str, Any]:
-        return {p: d.get(f"{p}_{key}_ms") for p in ("median", "p90", "p99")}
-
-    rates = d["output_throughput"], d["total_input_tokens"] / d["duration"], d["request_throughput"]
-    keys = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": e2e}
-    numbers = dict(zip(_TOTALS, rates, strict=True)) | _percentiles(keys, of, "median", "p90", "p99")
-    means = f"{_SENT} ITL is the time between events, of all requests together."
-    defines = {"ttft": _FROM, "itl": itl, "e2e": _FROM}
-    yield Foreign(name, tool, d["completed"], n_planned, numbers, means, defines)
-
-
-def _guidellm(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
-    """Of guidellm 0.8; a file may hold several benchmarks, one for each load."""
-    several = len(d["benchmarks"]) > 1
-    keys = {"ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms"}
-    for k, benchmark in enumerate(d["benchmarks"], 1):
-        m, totals = benchmark["metrics"], benchmark["metrics"]["request_totals"]
-        rates = "output_tokens_per_second", "prompt_tokens_per_second", "requests_per_second"
-
-        def of(key: str, m: Mapping[str, Any] = m) -> Mapping[str, Any]:
-            found = m[key]["successful"]  # without streaming it is zeros of no request
-            return found["percentiles"] if found["count"] else {}
-
-        numbers = {place: m[key]["successful"]["mean"] for place, key in zip(_TOTALS, rates, strict=True)}
-        numbers |= _percentiles(keys, of) | _percentiles({"e2e": "request_latency"}, of, per_s=1.0)
-        requests = (benchmark.get("requests") or {}).get("successful") or ()
-        own_s = [ms / 1e3 for each in requests if (ms := each.get("inter_token_latency_ms"))]
-        if own_s:
-            tpot_s = np.array(own_s)
-            numbers |= {("metrics", "tpot", f"p{p}"): quantile_of(tpot_s, p / 100) for p in (50, 90, 99)}
-        weighed = "" if own_s else ", which counts once for each gap"
-        tool = f"guidellm {d['metadata']['guidellm_version']}"
-        means = f"{_SENT} The wall clock is read. {_MEAN}{weighed}."
-        title = f"{name} {k}" if several else name
-        defines = {"ttft": _FROM, "tpot": _MEAN_GAP + weighed, "e2e": _FROM}
-        n_ended = totals["total"] - totals.get("incomplete", 0)
-        yield Foreign(title, tool, totals["successful"], n_ended, numbers, means, defines)
-
-
-_NVIDIA: Final = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
-
-
-def _of_nvidia(d: Mapping[str, Any], keys: Mapping[str, str]) -> dict[Place, float]:
-    """The numbers that aiperf and its predecessor genai-perf write in the same way."""
-    rates = "output_token_throughput", "input_token_throughput", "request_throughput"
-    numbers = {p: d[key]["avg"] for p, key in zip(_TOTALS, rates, strict=True) if key in d}
-    return numbers | _percentiles(keys, lambda key: d.get(key, {}))
-
-
-def _aiperf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
-    """Of aiperf 0.13, schema 1.4."""
-    numbers = _of_nvidia(d, _NVIDIA | {"itl": "inter_chunk_latency"})
-    n_ok = int(d["request_count"]["avg"])
-    n_failed = int(d.get("error_request_count", {}).get("avg", 0))
-    means = f"{_SENT} {_MEAN}, its inter-chunk latency as ITL. {_COUNTS}"
-    of_server = d.get("total_usage_completion_tokens", {}).get("avg")
-    if of_server and of_server != (own := d["total_osl"]["avg"]):
-        means += f" It counted {own:,.0f} output tokens, the server {of_server:,.0f}."
-    defines = {"ttft": _FROM, "tpot": _MEAN_GAP, "itl": 'called "inter-chunk latency"', "e2e": _FROM}
-    tool = f"aiperf {d['aiperf_version']}"
-    yield Foreign(name, tool, n_ok, n_ok + n_failed, numbers, means, defines)
-
-
-def _genai_perf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
-    """Of genai-perf's json_exporter.py, by its source; not seen live."""
-    means = f"{_SENT} {_MEAN}. {_COUNTS}"
-    defines = {"ttft": _FROM, "tpot": _MEAN_GAP, "e2e": _FROM}
-    n_ok = int(d["request_count"]["avg"])
-    yield Foreign(name, "genai-perf", n_ok, None, _of_nvidia(d, _NVIDIA), means, defines)
-
-
-def _inference_perf(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
-    """Of inference-perf's reportgen/base.py, by its source; not seen live."""
-    done = d["successes"]
-    latency, rates = done["latency"], done["throughput"]
-    keys = {"ttft": "time_to_first_token", "tpot": "time_per_output_token"}
-    keys |= {"itl": "inter_token_latency", "e2e": "request_latency"}
-    rate_keys = "output_tokens_per_sec", "input_tokens_per_sec", "requests_per_sec"
-    numbers = {place: rates[key] for place, key in zip(_TOTALS, rate_keys, strict=True)}
-    numbers |= _percentiles(keys, lambda key: latency.get(key) or {}, "median", "p90", "p99", per_s=1.0)
-    defines = {"ttft": _FROM, "itl": _POOLED, "e2e": _FROM}
-    n = d["load_summary"]["count"]
-    yield Foreign(name, "inference-perf", done["count"], n, numbers, f"{_SENT} {_COUNTS}", defines)
-
-
-def _k6(name: str, d: Mapping[str, Any]) -> Iterator[Foreign]:
-    """Of k6's --summary-export or handleSummary, by its documentation; not seen live."""
-    m = {key: each.get("values", each) for key, each in d["metrics"].items()}
-    keys = {"ttfb": "http_req_waiting", "e2e": "http_req_duration"}
-    numbers = _percentiles(keys, lambda key: m[key], "med", "p(90)", "p(99)")
-    numbers["throughput", "requests_per_s"] = m["http_reqs"]["rate"]
-    n, n_failed = m["http_reqs"]["count"], m.get("http_req_failed", {}).get("passes", 0)
-    means = (
-        "It knows no tokens: its waiting ends with the first byte of the reply, and failures are included."
-    )
-    defines = {"ttfb": "from the request's last byte to the reply's first", "e2e": "without connecting"}
-    yield Foreign(name, "k6", n - n_failed, n, numbers, means, defines)
-
-
-_TOOLS: Final[Mapping[str, Callable[[str, Mapping[str, Any]], Iterator[Foreign]]]] = {
-    "aiperf_version": _aiperf,
-    "benchmarks": _guidellm,
-    "median_e2e_latency_ms": lambda name, d: _benchmark(
-        name, d, "SGLang bench_serving", "e2e_latency", None, f"{_POOLED}, each divided among its tokens"
-    ),
-    "output_throughput": lambda name, d: _benchmark(
-        name, d, "vllm bench serve", "e2el", d["num_prompts"], _POOLED
-    ),
-    "load_summary": _inference_perf,
-    "root_group": _k6,
-    "input_config": _genai_perf,
-}
-"""By a key that only this tool's file has, of those above it."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(data)  # SGLang writes Infinity, which only this takes
+    with suppress(ValueError, RecursionError):
+        return [json.loads(line) for line in data.splitlines() if line.strip()]
+    return None

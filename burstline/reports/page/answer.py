@@ -76,7 +76,8 @@ def _of_run(view: View, contender: Contender) -> Answer:
         *((".".join(path), text) for path, text in headline_numbers(contender)),
         *((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate)),
     )
-    if summary.verdict.state == State.FAILED and (why := _failure(summary)):
+    reasons = [each.text for each in summary.verdict.reasons[:1] if each.code in ("died", "client-failed")]
+    if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
         ok = counted(summary.counts["ok"], "request")
         speed = f"{served(contender)} {say('rates.of-succeeded', n=ok)}"
         details = [_cut_short(summary), speed, limit_of(summary, view.manifest)]
@@ -159,11 +160,6 @@ def _cut_short(summary: Summary) -> str:
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
 
 
-def _failure(summary: Summary) -> str:
-    reason = next(iter(summary.verdict.reasons), None)
-    return reason.text if reason and reason.code == "died" else _failed(summary)
-
-
 def _failures(view: View) -> str:
     text = _failed(view.summary)
     if not text:
@@ -184,12 +180,8 @@ def _tail(summary: Summary, manifest: Manifest) -> str:
     """Where the slowest requests stand out: p99 at least three times the median, or the end of a burst."""
     median, most, tail = (summary.figure("metrics", "e2e", p) for p in ("p50", "p95", "p99"))
     end = finite(summary.window.end_s)
-    if (
-        manifest.asked.kind == "burst"
-        and isinstance(most, Estimate)
-        and end
-        and most.point < STRAGGLERS * end
-    ):
+    is_burst = manifest.asked.kind == "burst"
+    if is_burst and isinstance(most, Estimate) and end and most.point < STRAGGLERS * end:
         return (
             f"The last 5% of the requests made the run last {duration(end)}: the others had ended after "
             f"{with_unit(most)}. The throughput counts the whole time."
@@ -214,11 +206,8 @@ def _of_cases(comparison: Comparison) -> Answer:
     lines, numbers = [], [each for sweep, _ in swept for each in best_numbers(sweep)]
     for sweep, cases in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
-        lines += [
-            f"{of}{words}"
-            for words in (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_loads(sweep))
-            if words
-        ]
+        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_loads(sweep))
+        lines += [f"{of}{words}" for words in parts if words]
     apart = [case for case in comparison.cases if not any(case in cases for _, cases in swept)]
     if len(apart) == 1 and not lines:
         first, *others = _sentences(apart[0])

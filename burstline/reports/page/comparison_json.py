@@ -20,11 +20,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "sweeps": [sweep_json(sweep) for sweep, _ in sweeps_in(comparison.cases)],
         "missing": list(comparison.missing),
         "others": [
-            {
-                "name": each.name,
-                "tool": each.tool,
-                "numbers": {".".join(place): value for place, value in each.numbers.items()},
-            }
+            {"name": each.name, "tool": each.tool, "numbers": dict(each.numbers)}
             for each in comparison.others
         ],
     }

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from burstline.loadgen.metrics.slo import Goal, parse_goal
@@ -269,10 +270,7 @@ def _plot(result: LimitResult, goal: Goal, runs: Sequence[Run]) -> Plot | None:
     curves = [ScatterCurve(label, tuple(own), is_joined=False) for label, own in dots.items()]
     axes = (f"{latency} ({scale.unit}{{log}})", load)
     region = Region(goal.bound / scale.divisor, True, None, slo)
-
-    def draw(name: str, width: float) -> Any:
-        return scatter(name, width, curves, axes, region)
-
+    draw = partial(scatter, curves=curves, axes=axes, region=region)
     columns = (load, "Probe", f"{latency} ({scale.unit})")
     cells = [
         (

@@ -9,6 +9,7 @@ from typing import Any, Final
 from burstline.loadgen.stats.across_runs import LEAST_RUNS
 from burstline.loadgen.stats.figure import Absent, Estimate
 from burstline.loadgen.stats.significance import MARGIN, Answer, Contrast
+from burstline.loadgen.verdict.certificate import Printed
 from burstline.reports.blocks import Block, Cell, Column, Findings, Row, Table, table
 from burstline.reports.model.comparison import (
     HEADLINES,
@@ -20,7 +21,6 @@ from burstline.reports.model.comparison import (
     Pair,
     turned,
 )
-from burstline.reports.model.foreign import Foreign
 from burstline.reports.number_format import ARROWS, counted, number, point, ratio_text, scale_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import say
@@ -185,14 +185,11 @@ def beside_others(comparison: Comparison) -> list[Block]:
         for case in comparison.cases
         for each in case.contenders
     ]
-    columns = [
-        *ours,
-        *((each.name, lambda *path, each=each: each.figure(path)) for each in comparison.others),
-    ]
+    columns = ours + [(each.name, each.figure) for each in comparison.others]
     rows = []
     for headline in HEADLINES:
         figures = [figure(*headline.path) for _, figure in columns]
-        if any(headline.path in each.numbers for each in comparison.others):
+        if any(".".join(headline.path) in each.numbers for each in comparison.others):
             scale = scale_of(figures)
             rows.append([headline.title, scale.unit, *(point(figure, scale) for figure in figures)])
     titles = ["Number", "Unit", *(name for name, _ in columns)]
@@ -202,7 +199,11 @@ def beside_others(comparison: Comparison) -> list[Block]:
     ]
 
 
-def _told(each: Foreign) -> dict[str, str]:
-    whole = counted(each.n_ok if each.n_planned is None else each.n_planned, "request")
-    served = whole if each.n_planned is None else f"{each.n_ok:,} of {whole}"
-    return {"name": each.name, "tool": each.tool, "served": served, "means": each.means}
+def _told(each: Printed) -> dict[str, str]:
+    n_ok, n_failed = each.n_ok, each.n_failed
+    served = "of requests that it does not count, some" if n_ok is None else counted(n_ok, "request")
+    if n_ok is not None and n_failed is not None:
+        served = f"{n_ok:,} of {counted(n_ok + n_failed, 'request')}"
+    titles = {"total": "Totals: {}.", "acceptance": "Acceptance: {}.", "besides": "{}"}
+    means = " ".join(titles.get(k, f"{k.upper()}: {{}}.").format(how) for k, how in each.defines.items())
+    return {"name": each.name, "tool": each.tool, "served": served, "means": means}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from burstline.loadgen.stats.figure import Absent, Estimate
 from burstline.reports.blocks import Block, Cell, Findings, Numbers, Plot, Side, Table, table
-from burstline.reports.figures.drawing import HALF, NARROW, WIDE
+from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.sweep_load import load_range
 from burstline.reports.model.sweeps import Point, Sweep
@@ -39,20 +40,11 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
     axes = (f"{cost.label} ({scale.unit}{{log}}), {towards}", sweep.output_title)
     region, name = _region(sweep, cost, scale), f"{prefix}tradeoff-{cost.key}"
     wide = WIDE if cost.key == "speed" else HALF
-    drawings = (
-        scatter(name, wide, curves, axes, region),
-        scatter(f"{name}-narrow", NARROW, curves, axes, region),
-    )
+    drawings = in_both_widths(name, partial(scatter, curves=curves, axes=axes, region=region), wide=wide)
     finding, numbers = _finding(sweep, cost, scale)
-    return Plot(
-        name,
-        cost.title,
-        finding,
-        _explained(sweep) if cost.key == "speed" else "",
-        drawings,
-        _plot_table(known, cost, scale, sweep),
-        numbers=numbers,
-    )
+    explained = _explained(sweep) if cost.key == "speed" else ""
+    rows = _plot_table(known, cost, scale, sweep)
+    return Plot(name, cost.title, finding, explained, drawings, rows, numbers=numbers)
 
 
 def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
@@ -94,15 +86,11 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> tuple[str, Numbers]:
 def _explained(sweep: Sweep) -> str:
     """How all figures of the trade-off are read; stands under the first."""
     what = "the concurrency" if sweep.kind == "concurrency" else "the requests per second"
-    green = (
-        "Green is where an SLO is met: a load passes only if its whole interval lies there. "
-        if sweep.goals
-        else ""
-    )
+    green = "Green is where an SLO is met: a load passes only if its whole interval lies there. "
     return (
         f"Each point is one load; its number is {what}. Of two curves the higher one gives more output at "
         "the same latency. Whiskers are 95% intervals; an arrow marks an open end. "
-        f"{green}Hollow points are not reliable."
+        f"{green if sweep.goals else ''}Hollow points are not reliable."
     )
 
 

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,13 +30,13 @@ def take_cores(n: int) -> None:
     """
     for name in BLAS_THREADS:
         os.environ[name] = "1"
-    if hasattr(os, "sched_setaffinity"):
+    with suppress(AttributeError, OSError):  # not everywhere, and a sandbox may refuse
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-n:])
 
 
 def yield_to_others() -> None:
     """Let every other program go first on this thread's core, for good: what it computes can wait."""
-    if hasattr(os, "setpriority"):
+    with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 

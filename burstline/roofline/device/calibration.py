@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.roofline.device.device import Device, Level, Link, device_table, read_device
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.device.device import Device, Level, Link, read_device
+from burstline.roofline.errors import RooflineError, parse_toml, read_small
 from burstline.roofline.model.step import Step
 
 
@@ -199,7 +199,7 @@ def load_calibration(device: Device | str) -> Calibration:
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
-        table = device_table(Path(device).read_bytes(), device).get("calibration")
+        table = parse_toml(read_small(Path(device)), device).get("calibration")
         if table is None:
             raise RooflineError(f"{device} has no [calibration] table; make one with `burstline calibrate`")
         return read_calibration(table, device)
@@ -272,7 +272,7 @@ def _read(table: Mapping[str, Any]) -> Calibration:
 
 def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibration]:
     """Both, from what `device_toml` wrote to `path`; RooflineError where it is damaged."""
-    table = device_table(data, path)
+    table = parse_toml(data, path)
     try:
         return read_device(table["id"], table), read_calibration(table["calibration"], path)
     except (LookupError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError, parse_toml, read_small
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""
@@ -112,7 +112,7 @@ def load_device(name_or_path: str) -> Device:
         path = Path(name_or_path)
         if not path.is_file():
             raise RooflineError(f"no device file at {name_or_path}")
-        table = device_table(path.read_bytes(), path)
+        table = parse_toml(read_small(path), path)
         return read_device(table.get("id", path.stem), table)
     by_name = _bundled_by_name()
     key = _plain(name_or_path)
@@ -175,14 +175,6 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         assurance=table.get("assurance", ""),
         note=table.get("note", ""),
     )
-
-
-def device_table(data: str | bytes, path: object) -> dict[str, Any]:
-    """What `path` holds; RooflineError where it is no TOML."""
-    try:
-        return tomllib.loads(data if isinstance(data, str) else data.decode())
-    except ValueError as error:
-        raise RooflineError(f"{path} is not TOML: {error}") from error
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burstline.roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -24,14 +24,14 @@ def held_by(folder: Path, model: ModelShape, quant: Quant) -> Quant:
         return quant
     for path in paths:
         with path.open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), 1 << 30))
+            header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))  # the format's limit
         try:
             for name, row in json.loads(header).items():
                 layer = re.search(r"layers\.(\d+)\.", name)  # those beyond the last predict further tokens
                 unused = _UNSERVED.search(name) or (model.tied and "lm_head" in name)
                 if not unused and (layer is None or int(layer[1]) < model.n_layers):
                     n_bytes += row["data_offsets"][1] - row["data_offsets"][0]
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise RooflineError(f"{path} is cut or no safetensors file; expected a header of JSON") from None
     linears = [(layer.count * each.params, quant.of(each.name).weight_bytes)
                for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
@@ -57,10 +57,10 @@ def config_file(path: Path) -> dict[str, Any]:
 
 def json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_small(path))
     except OSError:
         raise RooflineError(f"no {path.name} in {path.parent}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise RooflineError(f"{path} is not a JSON object")

@@ -12,6 +12,7 @@ import psutil
 from burstline.servers.engine import Profiler
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
+from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.identity import Admission, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
@@ -323,7 +324,7 @@ def _cpu_environment(found: Installation) -> dict[str, str]:
     cores = {}
     if threads is not None and not {"OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"} & os.environ.keys():
         # One core is left to the client. Its log names the cores from the second.
-        own = sorted(os.sched_getaffinity(0))[:threads]
+        own = allowed_cores()[:threads]
         cores = {"OMP_NUM_THREADS": str(threads), "SGLANG_CPU_OMP_THREADS_BIND": ",".join(map(str, own))}
     return {
         **cores,

@@ -57,7 +57,7 @@ class Truth(Engine):
 
     def ready_call(self, target: Target) -> Call:
         call = encode_completion(Request(0, (1, 2, 3), None, 3, 1), target)
-        return call.with_header("x-burstline-script", _READY_SCRIPT)
+        return call.with_header("x-burstline-script", _READY_SCRIPT).with_header("x-burstline-probe", "ready")
 
     def encode(self, request: Request, target: Target) -> Call:
         call = encode_completion(request, target, extra={"return_token_ids": True})

@@ -1,9 +1,9 @@
 """Our helper processes: one way to start them, to talk to them and to end them.
 
 A child runs `main(home, task)` of one of our modules. `home` is a `multiprocessing.connection` to its parent;
-the task is the first message on it, and its end means that the parent is gone, killed -9 included. A process
-that the parent forked may hold the other end open for longer, so the child also checks now and then whether
-its parent is still the same. Messages are pickled: both ends run our own code.
+the first message on it is the task, with the secrets that the child must not write. Its end means that the
+parent is gone, killed -9 included. A process that the parent forked may hold the other end open for longer:
+it also checks now and then whether its parent is still the same. Messages are pickled: both ends are ours.
 
 Every child is a session of its own, so that Ctrl-C in a terminal reaches only the parent, and runs under
 `-P`: a `psutil.py` or a `servers/` in the working directory is never imported.
@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from burstline.servers.messages import EngineError
+from burstline.servers.redact import known_secrets, learn
 
 _OURS = Path(__file__).parents[3]
 _LOOK_AROUND_MS = 2000
@@ -53,7 +54,7 @@ class ChildLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last message of a child whose work raised an exception, which is raised again in the parent."""
+    """The last message of a child: what it raised, for the parent to raise; the place is its last note."""
 
     error: Exception
 
@@ -65,6 +66,8 @@ class Failed:
         except Exception:
             return cls(RuntimeError("".join(traceback.format_exception(error))))
         error.add_note(f"in process {os.getpid()}:\n{''.join(traceback.format_tb(error.__traceback__))}")
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        error.add_note(f"{place.filename.removeprefix(f'{_OURS}/')}:{place.lineno}")
         return cls(error)
 
 
@@ -86,7 +89,7 @@ class Child(AbstractContextManager["Child", None]):
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
             limit_waits(ours, TAKE_S, GIVE_S)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 it has no name, and ends with us
-        self._said = ""
+        self._said, self._has_task = "", False
         fd = theirs.fileno()
         begin = f"from {__name__} import begin; begin()"
         try:
@@ -122,7 +125,8 @@ class Child(AbstractContextManager["Child", None]):
         """
         self._process.send_signal(signal.SIGCONT)
         with suppress(OSError):
-            self.connection.send(message)
+            self.connection.send(message if self._has_task else (known_secrets(), message))
+        self._has_task = True
 
     def receive(self, timeout_s: float = 0.0) -> Any:
         """Its next message. Raises what it raised, and ChildLostError where it has ended or is late."""
@@ -132,18 +136,13 @@ class Child(AbstractContextManager["Child", None]):
                 raise ChildLostError(f"{self.name} did not answer {within}")
             message = self.connection.recv()
         except (EOFError, OSError):
-            raise ChildLostError(f"{self.name} {self._how_it_ended()}") from None
+            with suppress(subprocess.TimeoutExpired):  # it is ending: the exit code says how
+                self._process.wait(END_S)
+            how = "closed its connection" if self.exit_code is None else self.how_it_ended()
+            raise ChildLostError(f"{self.name} {how}") from None
         if isinstance(message, Failed):
             raise message.error
         return message
-
-    def _how_it_ended(self) -> str:
-        """Its connection has ended, so it is ending: the exit code says how, its output perhaps why."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        if self.exit_code is None:
-            return "closed its connection"
-        return self.how_it_ended()
 
     def how_it_ended(self) -> str:
         """`ended with exit code 1: OSError: ...`: the last line of what it printed says why."""
@@ -189,7 +188,8 @@ def limit_waits(peer: socket.socket, take_s: float, give_s: float) -> None:
     """A send or a read that the other side holds up for longer raises OSError; for sockets that block."""
     for option, limit_s in ((socket.SO_SNDTIMEO, take_s), (socket.SO_RCVTIMEO, give_s)):
         limit = struct.pack("ll", *divmod(round(limit_s * 1e6), 1_000_000))
-        peer.setsockopt(socket.SOL_SOCKET, option, limit)
+        with suppress(OSError):  # a sandbox may refuse
+            peer.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def how_it_ended(exit_code: int | None) -> str:
@@ -233,9 +233,10 @@ def begin() -> NoReturn:
 def _run(module: str, home: Connection) -> int:
     main = importlib.import_module(module).main
     try:
-        task = home.recv()
+        secrets, task = home.recv()
     except EOFError:  # it was started and never needed
         return 0
+    learn(*secrets)
     return main(home, task) or 0
 
 

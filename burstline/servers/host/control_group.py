@@ -5,11 +5,12 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html, and cgroup-v1/ and scheduler
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from burstline.servers.host.wishes import allowed_cores
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
@@ -19,7 +20,7 @@ UNLIMITED_BYTES: Final = 1 << 60
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(allowed_cores())
 
 
 def folders(controller: str) -> Iterator[Path]:

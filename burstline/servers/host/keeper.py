@@ -19,7 +19,6 @@ no handler ever interrupts the reaping of a process or sees half of its state.
 """
 
 import contextlib
-import ctypes
 import glob
 import os
 import re
@@ -38,8 +37,9 @@ from typing import Any
 
 import psutil
 
+from burstline.servers.host.wishes import allowed_cores, keep_to, prctl
 from burstline.servers.launch import Launch
-from burstline.servers.redact import learn, n_unfinished, redacted
+from burstline.servers.redact import n_unfinished, redacted
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -61,12 +61,11 @@ WATCH_PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class KeeperTask:
-    """What to start, in which environment; its output goes to `log`, without `secrets`."""
+    """What to start, in which environment; its output goes to `log`, without secrets."""
 
     launch: Launch
     env: Mapping[str, str]
     log: Path
-    secrets: tuple[str, ...]
 
 
 STARTED, CANNOT_START, ENDING, ENDED, ALL_ENDED = "started", "cannot start", "ending", "ended", "all ended"
@@ -84,7 +83,6 @@ class Keeper:
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
-        learn(*task.secrets)
         with task.log.open("ab", buffering=0) as log:
             self.root = _start(task)
             arguments = (self.root, os.dup(log.fileno()))
@@ -193,9 +191,9 @@ def _start(task: KeeperTask) -> subprocess.Popen[bytes]:
     n_cores = task.launch.n_cores
 
     def prepare() -> None:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the keeper itself be killed
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # should the keeper itself be killed
         if n_cores is not None:
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n_cores])
+            keep_to(0, allowed_cores()[:n_cores])
 
     return subprocess.Popen(
         task.launch.argv,
@@ -227,11 +225,6 @@ def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
         line = line[end:]
 
 
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
-
-
 def say(home: Connection, message: Message) -> None:
     """Send a message to the parent, who may be gone."""
     with contextlib.suppress(OSError):
@@ -240,8 +233,7 @@ def say(home: Connection, message: Message) -> None:
 
 def main(home: Connection, task: KeeperTask) -> None:
     """Keep the engine until all of its processes have ended."""
-    if sys.platform == "linux":
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         keeper = Keeper(task, home)
     except OSError as error:

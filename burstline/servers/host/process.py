@@ -18,7 +18,7 @@ from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import ALL_ENDED, CANNOT_START, ENDED, STARTED, KeeperTask, Message
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
-from burstline.servers.redact import known_secrets, printable
+from burstline.servers.redact import printable
 
 START_S = 10.0
 """How long a keeper may take to start the engine's first process."""
@@ -34,7 +34,7 @@ class Server(contextlib.AbstractContextManager["Server", None]):
         self._survivors: tuple[int, ...] | None = None
         # The keeper ends the engine before itself, also when we are killed.
         self._keeper = Child("burstline.servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
-        self._keeper.send(KeeperTask(launch, env, log_path, known_secrets()))
+        self._keeper.send(KeeperTask(launch, env, log_path))
         try:
             kind, value = self._keeper.receive(START_S)
         except ChildLostError as error:

@@ -70,7 +70,9 @@ def wait_ready(
     state = "nothing answers yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
         if server is not None and not server.alive():
-            raise EngineError(_why_it_ended(engine, server))
+            known = engine.root_cause(server.log()) or log_message(server.last_line())
+            ended = f"{engine.title} {server.how_it_ended()} before it was ready"
+            raise EngineError(f"{ended}: {known or 'it printed nothing'}\nIts whole log: {server.log_path}")
         if server is not None and (cause := engine.doomed(log := server.log())):
             raise EngineError(f"{engine.title} cannot start: {cause}\nIts whole log: {server.log_path}")
         outcome = attempt.outcome(POLL_S)
@@ -80,10 +82,18 @@ def wait_ready(
             return Startup(time.monotonic() - began, tuple(stages))
         state = outcome or state
         if server is not None:
-            _note_stage(stages, engine, log, waited_s)
+            name = stage_of(engine, log)
+            if name is not None and (not stages or stages[-1].name != name):
+                stages.append(StartStage(name, waited_s))
         if progress is not None:
             progress(waited_s, state if server is None else _doing(stages, log, waited_s))
-    raise EngineError(_why_not_ready(engine, server, target, timeout_s, state, stages))
+    what = f"{engine.title} at {target.url} is not ready after {timeout_s:g} s"
+    if server is None:
+        raise EngineError(f"{what}: {state}")
+    if (cause := engine.root_cause(server.log())) is not None:
+        raise EngineError(f"{what}: {cause}\nIts whole log: {server.log_path}")
+    doing = f" while {stages[-1].name}" if stages else ""
+    raise EngineError(f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}")
 
 
 class _Attempt:
@@ -128,19 +138,8 @@ class _Attempt:
 
 def stage_of(engine: Engine, log: str) -> str | None:
     """The stage that the last telling line of a log belongs to; None where no line tells."""
-    for line in reversed(log.splitlines()):
-        if len(line) > LONGEST_LINE:
-            continue
-        for pattern, name in engine.stages:
-            if re.search(pattern, line):
-                return name
-    return None
-
-
-def _note_stage(stages: list[StartStage], engine: Engine, log: str, at_s: float) -> None:
-    name = stage_of(engine, log)
-    if name is not None and (not stages or stages[-1].name != name):
-        stages.append(StartStage(name, at_s))
+    lines = (line for line in reversed(log.splitlines()) if len(line) <= LONGEST_LINE)
+    return next((name for line in lines for pattern, name in engine.stages if re.search(pattern, line)), None)
 
 
 def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
@@ -151,24 +150,6 @@ def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
     # Indented lines quote source code, Python's warnings are about that code.
     telling = (line for line in lines if line[:1].strip() and not re.search(r"\w+Warning: ", line))
     return log_message(next(telling, "")) or "nothing in its log yet"
-
-
-def _why_not_ready(
-    engine: Engine,
-    server: Server | None,
-    target: Target,
-    timeout_s: float,
-    state: str,
-    stages: list[StartStage],
-) -> str:
-    what = f"{engine.title} at {target.url} is not ready after {timeout_s:g} s"
-    if server is None:
-        return f"{what}: {state}"
-    cause = engine.root_cause(server.log())
-    if cause is not None:
-        return f"{what}: {cause}\nIts whole log: {server.log_path}"
-    doing = f" while {stages[-1].name}" if stages else ""
-    return f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}"
 
 
 def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.inf) -> Get:
@@ -239,13 +220,6 @@ def _hint(raw: HttpReply, path: str, error: str) -> str:
     return "; if it serves chats alone, pass --endpoint chat" if is_lacking else ""
 
 
-def _why_it_ended(engine: Engine, server: Server) -> str:
-    how = server.how_it_ended()
-    known = engine.root_cause(server.log())
-    cause = known or log_message(server.last_line()) or "it printed nothing"
-    return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
-
-
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     """The whole reply to one call, of at most MAX_REPLY_BYTES; EngineError where none comes in time.
 
@@ -254,14 +228,14 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     """
     url = target.url.rstrip("/") + path_under(target.url, call.path)
     if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
-        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key}")))
+        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key.reveal()}")))
     destination = Destination.of_target(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s
     alarm = threading.Timer(timeout_s, _hang_up, [connection])
     alarm.daemon = True
     try:
-        connection.connect()
+        connection.sock = destination.connected(timeout_s)
         alarm.start()
         if (tls := destination.tls()) is not None:
             connection.sock = tls.wrap_socket(connection.sock, server_hostname=destination.host)
@@ -276,7 +250,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
                 raise http.client.IncompleteRead(body, reply.length)
             headers = {name.lower(): value for name, value in reply.getheaders()}
     except (OSError, ValueError, http.client.HTTPException) as error:
-        late = time.monotonic() >= until_s
+        late = connection.sock is not None and time.monotonic() >= until_s
         why = f"no complete answer within {timeout_s:g} s" if late else error
         if isinstance(error, ssl.SSLCertVerificationError):
             why = f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"

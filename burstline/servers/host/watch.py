@@ -31,7 +31,6 @@ from burstline.servers.host.sources import (
 )
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
 from burstline.servers.messages import Target
-from burstline.servers.redact import known_secrets, learn
 from burstline.servers.registry import ENGINES
 
 PERIOD_S = 0.2
@@ -75,7 +74,7 @@ class Watcher(AbstractContextManager["Watcher", None]):
     def watch(self, task: WatchTask) -> Self:
         """From now on append telemetry to the task's file."""
         self._path = task.path
-        self._child.send((task, known_secrets()))
+        self._child.send(task)
         return self
 
     @property
@@ -174,7 +173,8 @@ class Watch:
         self._write(rows)
 
     def _open_sources(self) -> list[Source]:
-        opened: list[Source] = [HostCpu(self._ours_cpu_s)]
+        trees = (self._server, self._clients, self._own)
+        opened: list[Source] = [HostCpu(lambda: sum(tree.cpu_s for tree in trees))]
         openers: dict[str, Callable[[], Sequence[Source]]] = {
             "pressure": lambda: [CpuPressure()],
             "cgroup": lambda: [Throttling()],
@@ -192,9 +192,6 @@ class Watch:
         if self._task.no_gpu:
             raise MissingSourceError(self._task.no_gpu)
         return [each for each in gpus() if each.name in self._task.gpus]
-
-    def _ours_cpu_s(self) -> float:
-        return sum(tree.cpu_s for tree in (self._server, self._clients, self._own))
 
     def _discover(self) -> None:
         self._discovered_s = time.monotonic()
@@ -216,11 +213,10 @@ class Watch:
             self._write([missing(source, why)])
 
 
-def main(home: Connection, told: tuple[WatchTask, tuple[str, ...]]) -> int:
+def main(home: Connection, task: WatchTask) -> int:
     """Watch until the connection ends; the exit code says whether all was written."""
-    task, secrets = told
-    learn(*secrets)
-    os.nice(NICENESS)
+    with suppress(OSError):  # a sandbox may refuse
+        os.nice(NICENESS)
     file = LineFile(task.path)
 
     def write(rows: Iterable[Row]) -> None:

@@ -9,15 +9,17 @@ import base64
 import functools
 import socket
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
 
 from burstline.servers.messages import Call, EngineError, Target
+from burstline.servers.secret import Secret
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {
@@ -28,6 +30,10 @@ _HEADERS = {
 }
 _IN_A_TARGET = "/?:@!$&'()*+,;=%-._~"
 """What stands in a request target as it is; `%` because the user may have quoted the rest."""
+NEXT_ADDRESS_S: Final = 0.25
+"""How long an address may be silent before the next one is tried (RFC 8305, section 5)."""
+_answered: dict[tuple[str, int], Any] = {}
+"""The address of a host and port that answered this process last: it is tried first."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Destination:
 
     url: SplitResult
     port: int
-    login: str | None = None
+    login: Secret | None = None
     headers: tuple[tuple[str, str], ...] = ()
     ca_bundle: str | None = None
     insecure: bool = False
@@ -48,7 +54,7 @@ class Destination:
         return replace(plain, headers=target.headers, ca_bundle=target.ca_bundle, insecure=target.insecure)
 
     @classmethod
-    def of(cls, url: str, login: str | None = None) -> Destination:
+    def of(cls, url: str, login: Secret | None = None) -> Destination:
         """`login` is "user:password", for basic authorization where a call brings none of its own."""
         try:
             parts = urlsplit(url.rstrip("/"))
@@ -64,8 +70,30 @@ class Destination:
         return self.url.hostname or ""
 
     def addresses(self) -> list[tuple[int, Any]]:
-        """Every (address family, socket address) of the host."""
         return addresses_of(self.host, self.port)
+
+    def connected(self, timeout_s: float) -> socket.socket:
+        """A connection to the first address that answers; OSError, with what was tried, where none does."""
+        until_s, known, why = time.monotonic() + timeout_s, _answered.get((self.host, self.port)), ""
+        silent = sorted(self.addresses(), key=lambda each: each[1] != known)
+        for patience_s in (NEXT_ADDRESS_S, timeout_s)[len(silent) < 2 :]:
+            asked, silent = silent, []
+            for k, (family, address) in enumerate(asked):
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                share_s = (until_s - time.monotonic()) / (len(asked) - k)
+                sock.settimeout(max(1e-3, min(patience_s, share_s)))
+                try:
+                    sock.connect(address)
+                    sock.settimeout(timeout_s)
+                    _answered[self.host, self.port] = address
+                    return sock
+                except OSError as error:
+                    sock.close()
+                    why = str(error)
+                    silent += [(family, address)] if isinstance(error, TimeoutError) else []
+        if silent:
+            why = f"no connection to {' or '.join(str(at[0]) for _, at in silent)} within {timeout_s:g} s"
+        raise OSError(f"{why}{_proxy_hint(self.host)}")
 
     def tls(self) -> ssl.SSLContext | None:
         """The certificates that this machine trusts, and those of `ca_bundle`; None without TLS.
@@ -94,7 +122,7 @@ class Destination:
             name = f"{name}:{self.port}"
         fields = {"host": name, **_HEADERS}
         if self.login:
-            fields["authorization"] = f"Basic {base64.b64encode(self.login.encode()).decode()}"
+            fields["authorization"] = f"Basic {base64.b64encode(self.login.reveal().encode()).decode()}"
         return fields | {key.lower(): value for key, value in self.headers}
 
 
@@ -118,9 +146,19 @@ def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise EngineError(f"cannot find the host {host!r}: {why}; check the URL") from error
+        why = f"{getattr(error, 'strerror', None) or error}; check the URL{_proxy_hint(host)}"
+        raise EngineError(f"cannot find the host {host!r}: {why}") from error
     return [(family, address) for family, _, _, _, address in found]
+
+
+def _proxy_hint(host: str) -> str:
+    """That a proxy is set which is not used, where one would be used for this host; else ""."""
+    from urllib.request import getproxies, proxy_bypass  # takes long to import
+
+    names = [f"{each.upper()}_PROXY" for each in getproxies() if each in ("https", "http", "all")]
+    if not names or host in ("localhost", "::1") or host.startswith("127.") or proxy_bypass(host):
+        return ""
+    return f"; {names[0]} is set, but Burstline connects directly: a proxy would be measured too"
 
 
 def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str] | None) -> Call:

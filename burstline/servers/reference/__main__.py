@@ -8,6 +8,7 @@ from pathlib import Path
 
 from burstline.roofline.calibrate.cores import take_cores
 from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.wishes import send_at_once
 
 
 def _options() -> argparse.Namespace:
@@ -51,7 +52,7 @@ def main() -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Accepted sockets inherit it. asyncio sets it only where the protocol was named; without, Nagle holds the
     # first token back for the 40 ms after which the client acknowledges the headers.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    send_at_once(listener)
     try:
         listener.bind((options.host, options.port))
     except OSError as error:

@@ -4,3 +4,6 @@
 times, `router` decides which reply a request gets, `serve` sends replies over sockets, `exchanges` keeps the
 truth of each, `rig` starts a server for a certificate.
 """
+
+STATEMENT = "true: "
+"""Begins each line that the server prints of its times at its end."""

@@ -42,7 +42,8 @@ class Serving:
         self.number = number
         index = call.headers.get(b"x-burstline-index", b"")
         self.index = int(index) if index.isdigit() else None
-        self.path = call.path
+        self.path, self.keep_alive = call.path, call.keep_alive
+        self.is_probe = b"x-burstline-probe" in call.headers
         self.body_hash = crc32(call.body)
         self.first_byte_ns = connection.first_byte_ns
         self.arrival_ns = call.arrival_ns
@@ -72,7 +73,7 @@ class Served:
     was due at `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events
     that were not sent are not listed. `ended` is done, close or client_closed; None: still open.
     Requests of one `connection` came over the same socket, those of one `body_hash` said the same; `text` is
-    the prompt's, None where it came as token ids.
+    the prompt's, None where it came as token ids; `n_output_tok` is how many tokens it asked for.
     """
 
     number: int
@@ -93,6 +94,7 @@ class Served:
     connection: int = 0
     body_hash: int = 0
     text: str | None = None
+    n_output_tok: int | None = None
 
     @property
     def token_ns(self) -> list[int]:
@@ -135,6 +137,7 @@ def served(exchange: Serving) -> Served:
         connection=exchange.connection_number,
         body_hash=exchange.body_hash,
         text=exchange.answer.text,
+        n_output_tok=wanted.n_output_tok if wanted else None,
     )
 
 

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SO_TIMESTAMPNS = 35
-"""Linux's own number for it (asm-generic/socket.h); Python's socket module has none."""
+from burstline.servers.host.wishes import SO_TIMESTAMPNS
 
 _MAX_HEAD_BYTES = 1 << 16
 _SLACK_NS = 20_000
@@ -16,13 +15,15 @@ _SLACK_NS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One whole HTTP request. Header names are lower case; `arrival_ns` is when its last byte was there."""
+    """One whole HTTP request. Header names are lower case; `arrival_ns` is when its last byte was there. The
+    connection ends with the reply where the client does not `keep_alive`."""
 
     method: str
     path: str
     headers: Mapping[bytes, bytes]
     body: bytes
     arrival_ns: int
+    keep_alive: bool = True
 
 
 def take_call(inbox: bytearray, arrival_ns: int) -> HttpRequest | None:
@@ -43,8 +44,11 @@ def take_call(inbox: bytearray, arrival_ns: int) -> HttpRequest | None:
     body_end = body_begin + int(headers.get(b"content-length", b"0"))
     if len(inbox) < body_end:
         return None
-    method, path, _ = request_line.decode("latin-1").split(" ")
-    call = HttpRequest(method, path.partition("?")[0], headers, bytes(inbox[body_begin:body_end]), arrival_ns)
+    method, path, version = request_line.decode("latin-1").split(" ")
+    connection = headers.get(b"connection", b"").lower()
+    keep_alive = connection == b"keep-alive" if version == "HTTP/1.0" else b"close" not in connection
+    body = bytes(inbox[body_begin:body_end])
+    call = HttpRequest(method, path.partition("?")[0], headers, body, arrival_ns, keep_alive)
     del inbox[:body_end]
     return call
 

@@ -140,10 +140,17 @@ class Replies:
         if n_events:
             before = track.befores[n_events - 1]
             tokens[-1] = track.event(n_events - 1, Portion(before, n_tok - before, last=True))
-        if n_events and wanted.chat:
-            tokens[0] = joined([event(stamped(chat_role(wanted), 0), Mark("role")), tokens[0]])
+        if n_events and (wanted.chat or script.role_s is not None):
+            none = Portion(0, 0, last=False)
+            empty = chat_role(wanted) if wanted.chat else completion_token(wanted, script, none)
+            role = event(stamped(empty, 0), Mark("role"))
+            if script.role_s is None:
+                tokens[0] = joined([role, tokens[0]])
+            else:
+                tokens, times_ns = [role, *tokens], [to_ns(script.role_s), *times_ns]
         closing, end = joined([event(b"[DONE]", Mark("done")), _END]), "done"
-        if wanted.usage:
+        if wanted.usage and script.usage_s is not None:
+            end_ns += to_ns(script.usage_s)
             usage = event(stamped(usage_event(wanted, n_tok), n_events), Mark("usage"))
             closing = joined([usage, closing])
         if script.cut_after_tok is not None and script.cut_after_tok < n_tok:

@@ -1,6 +1,7 @@
 """Decides which reply a request gets, and counts what `/metrics` shows. No sockets."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapreplace
 from importlib.metadata import version
@@ -42,6 +43,21 @@ class RoutedAnswer:
     text: str | None = None
 
 
+SCRIPTS: Final[Mapping[str, Callable[[Script, int], TruthSetup]]] = {
+    "fixed": lambda own, _: TruthSetup((own,)),
+    "queue": lambda own, n: TruthSetup((own,), slots=max(1, n // 4)),
+    "bursts": lambda own, _: TruthSetup((replace(own, events_per_write=4),)),
+    "chunks": lambda own, _: TruthSetup((replace(own, tok_per_event=(4,)),)),
+    "slow-first-byte": lambda own, _: TruthSetup((replace(own, headers_s=2.0, ttft_s=2.0),)),
+    "early-role": lambda own, _: TruthSetup((replace(own, role_s=own.headers_s),)),
+    "no-usage": lambda own, _: TruthSetup((replace(own, usage_s=None),)),
+    "late-usage": lambda own, _: TruthSetup((replace(own, usage_s=1.0),)),
+    "refusing": lambda own, _: TruthSetup((own, replace(own, status=500)), cycle=True),
+    "failing": lambda own, _: TruthSetup(
+        (*[own] * 9, replace(own, status=503), *[own] * 9, replace(own, cut_after_tok=3)), cycle=True
+    ),
+}
+"""By name what the server plays, of a script with fixed times and the number of connections."""
 KV_TOK: Final = 1_000_000
 
 
@@ -69,8 +85,7 @@ class Router:
         self.setup = setup
         self.counters = TruthCounters()
         self._replies = Replies()
-        self._n_scripts_used = 0
-        self._free_ns = [0] * (setup.slots or 0)
+        self.reset()
 
     def reset(self) -> None:
         self._n_scripts_used = 0
@@ -80,7 +95,7 @@ class Router:
         """The reply to a POST to a generating path; a mistake in the request is answered with a 400."""
         self.counters.arrived += 1
         try:
-            wanted, prompt = self.read(call.path, orjson.loads(call.body))
+            wanted, prompt = self.read(call.path, orjson.loads(call.body or b"{}"))
             script = self.script(call)
         except KeyError:
             return RoutedAnswer(plain_reply(404, b'{"detail":"Not Found"}'))
@@ -105,8 +120,13 @@ class Router:
             heapreplace(self._free_ns, start_ns + token_offsets_ns(script, wanted.n_output_tok)[-1])
         return RoutedAnswer(self._replies.make(script, wanted, wait_ns), wanted)
 
-    def script(self, call: HttpRequest) -> Script:  # noqa: ARG002
-        """The script of the next request."""
+    def script(self, call: HttpRequest) -> Script:
+        """The script of the next request: what its header says, a name or JSON, else the setup's."""
+        if (own := call.headers.get(b"x-burstline-script", b"").decode()) in SCRIPTS:
+            return SCRIPTS[own](self.setup.scripts[0], 1).scripts[-1]
+        if own:
+            values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in orjson.loads(own).items()}
+            return replace(self.setup.scripts[0], **values)
         n, k = len(self.setup.scripts), self._n_scripts_used
         self._n_scripts_used += 1
         return self.setup.scripts[k % n if self.setup.cycle else min(k, n - 1)]

@@ -16,7 +16,9 @@ class Script:
     the request asks for), `text` the text of a token. A list that is too short repeats its last value.
     `events_per_write`: so many token events are held back and written at once.
     `status`: other than 200 refuses the request after `headers_s`. `cut_after_tok`: the connection ends amid
-    the reply, when the event after so many tokens would be due.
+    the reply, when the event after so many tokens would be due. `role_s`: an event without text comes so
+    soon, instead of with a chat's first token. `usage_s` is how long the usage event comes after the last
+    token; None: it never comes.
     """
 
     headers_s: float = 0.0
@@ -28,16 +30,21 @@ class Script:
     events_per_write: int = 1
     status: int = 200
     cut_after_tok: int | None = None
+    role_s: float | None = None
+    usage_s: float | None = 0.0
 
     def __post_init__(self) -> None:
         for problem in self.problems():
             raise WorkloadError(f"script: {problem}")
 
     def problems(self) -> Iterator[str]:
-        if not all(0 <= time_s < 1e9 for time_s in (self.headers_s, self.ttft_s, *self.gaps_s)):
+        times_s = self.headers_s, self.ttft_s, *self.gaps_s, self.usage_s or 0.0
+        if not all(0 <= time_s < 1e9 for time_s in times_s):
             yield "a time is negative or not finite"
         if self.headers_s > self.ttft_s:
             yield f"headers_s {self.headers_s}, ttft_s {self.ttft_s}: expected to ascend"
+        if self.role_s is not None and not self.headers_s <= self.role_s <= self.ttft_s:
+            yield f"role_s {self.role_s}: expected to ascend from headers_s to ttft_s"
         if not self.gaps_s or not self.tok_per_event:
             yield "gaps_s and tok_per_event need at least one value"
         if any(n < 1 for n in self.tok_per_event):

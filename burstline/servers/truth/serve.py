@@ -4,19 +4,22 @@ Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to
 to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own timeout counts in milliseconds.
 """
 
-import ctypes
 import gc
 import resource
 import select
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
+import orjson
+
+from burstline.servers.host.wishes import prctl, send_at_once, stamp_reads
 from burstline.servers.messages import EngineError
 from burstline.servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
-from burstline.servers.truth.http_requests import SO_TIMESTAMPNS, kernel_ns_of, take_call
+from burstline.servers.truth.http_requests import kernel_ns_of, take_call
 from burstline.servers.truth.replies import STAMP, TimedReply, Write, plain_reply
 from burstline.servers.truth.router import Router
 
@@ -35,6 +38,7 @@ class TruthServer:
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
         self.router = router
         self.exchanges: list[Serving] = []
+        self.refused = Counter[str]()
         self._numbers, self._connection_numbers = count(), count()
         self._heap: list[tuple[int, int, Serving]] = []
         self._connections: dict[int, ClientSocket] = {}
@@ -43,8 +47,8 @@ class TruthServer:
         self._listener = socket.create_server((host, port), family=family, backlog=4096, reuse_port=False)
         self._listener.setblocking(False)
         # Accepted sockets inherit both.
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        send_at_once(self._listener)
+        stamp_reads(self._listener)
         self._stop_receiver, self._stop_sender = socket.socketpair()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._stop_receiver, select.EPOLLIN)
@@ -68,7 +72,7 @@ class TruthServer:
     def run(self) -> None:
         """Serves until stopped, then closes everything."""
         # This thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser.
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        prctl(_PR_SET_TIMERSLACK, 1)
         try:
             while not self._stopped:
                 self._send_due()
@@ -140,10 +144,8 @@ class TruthServer:
         """The reply is over; where it is whole, the next request on the connection may follow."""
         exchange.ended, exchange.ended_ns = exchange.answer.reply.end, time.monotonic_ns()
         self.part(connection)
-        if exchange.ended == "done":
-            self._ask(connection)
-        else:
-            self.close_when_sent(connection)
+        is_last = exchange.ended != "done" or not exchange.keep_alive
+        (self.close_when_sent if is_last else self._ask)(connection)
 
     def part(self, connection: ClientSocket) -> None:
         """The connection's exchange is over."""
@@ -241,6 +243,7 @@ class TruthServer:
         try:
             call = take_call(connection.inbox, connection.stamp_ns)
         except ValueError as error:
+            self.refused["no request of HTTP/1.1"] += 1
             self._send(connection, _whole(plain_reply(400, str(error).encode(), "text/plain")))
             self.close_when_sent(connection)
             return
@@ -253,14 +256,20 @@ class TruthServer:
             self.router.counters.running += 1
             self.router.counters.kv_tok += exchange.n_prompt_tok
             heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
-        else:
-            self._send(connection, _whole(self._page(call.path)))
-            self._ask(connection)
+            return
+        page = self._page(call.path)
+        if page.status == 404:
+            self.refused[f"{call.method} {call.path}"] += 1
+        self._send(connection, _whole(page))
+        (self._ask if call.keep_alive else self.close_when_sent)(connection)
 
     def _page(self, path: str) -> TimedReply:
         if path == "/log":
             return plain_reply(200, self.log(), "application/x-ndjson")
+        if path == "/refused":
+            return plain_reply(200, orjson.dumps(self.refused))
         if path == "/reset":
+            self.refused.clear()
             self.exchanges = [row for row in self.exchanges if row.ended is None]
             self.router.reset()
             return plain_reply(200, b"{}")

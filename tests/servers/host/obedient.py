@@ -9,6 +9,8 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from burstline.servers.redact import known_secrets
+
 
 def main(home: Connection, task: str) -> int | None:
     if task == "raise":
@@ -32,6 +34,8 @@ def main(home: Connection, task: str) -> int | None:
     if task == "talk":
         print("\n".join(["many words"] * 1000 + ["the last words"]), flush=True)
         return 3
+    if task == "tell":
+        home.send(known_secrets())
     if task == "be deaf":
         home.send("deaf")
         time.sleep(600)

@@ -12,6 +12,7 @@ import pytest
 
 from burstline.servers.host import child as module
 from burstline.servers.host.child import Child, ChildLostError, how_it_ended
+from burstline.servers.redact import learn
 
 OBEDIENT = "tests.servers.host.obedient"
 ROOT = Path(__file__).parents[3]
@@ -31,10 +32,21 @@ def test_messages_go_both_ways_and_the_child_is_reaped() -> None:
     assert not psutil.pid_exists(each.pid)
 
 
+@pytest.mark.usefixtures("fresh")
+def test_a_child_knows_all_secrets_before_its_task_also_those_that_were_learned_while_it_began() -> None:
+    learn("sk-early-0042")
+    with Child(OBEDIENT, orphan_grace_s=5.0) as each:
+        learn("987654321")
+        each.send("tell")
+        assert each.receive(30) == ("987654321", "sk-early-0042")
+
+
 def test_what_the_child_raises_is_raised_here_with_its_trace() -> None:
     with child("raise") as each, pytest.raises(ValueError, match="no such thing") as caught:
         each.receive(30)
-    assert "in main" in caught.value.__notes__[0]
+    trace, place = caught.value.__notes__
+    assert "in main" in trace
+    assert place.startswith("tests/servers/host/obedient.py:")
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,8 @@ def test_the_page_knows_a_server_that_was_seen(monkeypatch: pytest.MonkeyPatch) 
     engine = ENGINES["vllm"]
     with subprocess.Popen(argv) as server:
         try:
+            while not Path(f"/proc/{server.pid}/cmdline").read_bytes():  # shown a moment after exec
+                time.sleep(0.01)
             parts = (engine, Target("http://127.0.0.1:1", "m"), Identity("vllm"), None, None, Startup(0.0))
             monkeypatch.setattr(run_settings, "first_of_container", lambda _: server.pid)
             facts = server_facts(Site(*parts, engine.capabilities), None)

@@ -99,10 +99,11 @@ from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 from burstline.machine import host_facts
 from burstline.servers.host.sources import MissingSourceError, Throttling
-throttling, end_s = Throttling(), time.monotonic() + 1.0
-while time.monotonic() < end_s:
-    pass
-print(host_facts.host().cpu_quota, throttling.read()["throttled_s"])
+throttling, end_s, throttled_s = Throttling(), time.monotonic() + 60.0, 0.0
+while throttled_s < 0.2 and time.monotonic() < end_s:  # among busy neighbours it may get less than its quota
+    sum(range(1_000_000))
+    throttled_s = throttling.read()["throttled_s"]
+print(host_facts.host().cpu_quota, throttled_s)
 """
 
 
@@ -130,4 +131,4 @@ def test_a_real_group_that_is_stopped_is_seen(group: Path) -> None:
     assert done.returncode == 0, done.stderr
     quota, throttled_s = done.stdout.split()
     assert float(quota) == 0.2
-    assert float(throttled_s) > 0.1  # 0.8 of a second, by any count of CPUs
+    assert float(throttled_s) > 0.1

@@ -33,7 +33,7 @@ def test_what_never_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     each._log = threading.Thread(target=NEVER.wait, daemon=True)
     each._log.start()
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: None))
-    each._task = keeper.KeeperTask(Launch(("x",), after=("hangs",)), {}, tmp_path / "log", ())
+    each._task = keeper.KeeperTask(Launch(("x",), after=("hangs",)), {}, tmp_path / "log")
     assert each.end() == (7,)
     assert ours.recv() == (keeper.ENDING, None)
     ours.close()
@@ -46,7 +46,7 @@ def test_the_last_of_an_engines_output_is_waited_for(tmp_path: Path, monkeypatch
     each = object.__new__(keeper.Keeper)
     each.code, each._log = 0, threading.Timer(0.2, written.set)
     each._log.start()
-    each._task = keeper.KeeperTask(Launch(("x",)), {}, tmp_path / "log", ())
+    each._task = keeper.KeeperTask(Launch(("x",)), {}, tmp_path / "log")
     assert each.end() == ()
     assert written.is_set()
 
