@@ -21,15 +21,8 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
-from burstline.roofline.predict.capacity import (
-    BLOCK_TOK,
-    Room,
-    check_batch,
-    fits,
-    kv_bytes,
-    largest_batch,
-    room,
-)
+from burstline.roofline.predict import capacity
+from burstline.roofline.predict.capacity import BLOCK_TOK, Room, check_batch, kv_bytes, largest_batch, room
 from burstline.roofline.predict.deployment import (
     Line,
     PhaseBound,
@@ -219,7 +212,7 @@ def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: C
             **asdict(kv_room),
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
-            "fits": fits(model, quant, parallel, kv_room, options.batch, n_tok),
+            "fits": capacity.fits(model, quant, parallel, kv_room, options.batch, n_tok),
             "windows": any(layer.attention.window or layer.attention.chunk for layer in model.layers),
         },
         "burst": _burst(options, deployment, kv_room, known) if options.simulate else None,

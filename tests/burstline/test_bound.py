@@ -22,7 +22,7 @@ def test_it_says_which_op_bounds_each_phase_and_how_many_requests_fit(capsys):
     assert "Prefill is compute-bound (ceiling 16.67 ms" in text
     assert "Decode is memory-bound (ceiling 12.73 ms" in text
     assert "200 × 27648 × 5120" in text
-    assert "KV cache: 60,752 tokens" in text
+    assert "KV cache: 61,072 tokens" in text
     assert "Assumed:" in text
 
 

@@ -8,7 +8,7 @@ from burstline.reports.number_format import prefixed
 
 
 def told(found: Mapping[str, Any]) -> str:
-    asked, device, memory = found["asked"], found["device"], found["memory"]
+    asked, device = found["asked"], found["device"]
     ranks = " ".join(f"{kind}{n}" for kind, n in found["parallel"].items() if n > 1)
     title = (
         f"{found['model']['name']} ({found['model']['params']:,} parameters, {found['quant']['weights']})"
@@ -18,15 +18,8 @@ def told(found: Mapping[str, Any]) -> str:
     parts = [title, "", answer(found)]
     for name, phase in found["phases"].items():
         parts += ["", _sentence(name, phase), *_differ(phase), "", _phase_table(phase)]
-    parts += [
-        "",
-        _outcome(found),
-        _room(memory),
-        "",
-        _what_ifs(found["what_if"]),
-        "",
-        _constants(found["constants"]),
-    ]
+    parts += ["", _outcome(found), _room(found["memory"]), ""]
+    parts += [_what_ifs(found["what_if"]), "", _constants(found["constants"])]
     if found["burst"]:
         parts += ["", _burst({device["name"]: found["burst"]})]
     parts += ["", "Assumed:", *(f"- {line}" for line in found["assumed"])]
@@ -35,17 +28,15 @@ def told(found: Mapping[str, Any]) -> str:
 
 def _room(memory: Mapping[str, Any]) -> str:
     """What the cache holds: requests alone where windows keep a part of each, tokens too elsewhere."""
-    per_tok = f" at {memory['kv_bytes_per_tok']:,.0f} bytes a token"
-    size = f"{memory['kv_bytes'] / 1e9:.1f} GB"
-    if not memory["windows"]:
-        size = f"{memory['kv_tok']:,} tokens ({size}{per_tok})"
-    told = (
-        f"KV cache: {size} beside {memory['weight_bytes'] / 1e9:.1f} GB of weights a device;"
-        f" at most {memory['largest_batch']:,} such requests at once."
-    )
     low, high = (each / 1e9 for each in memory["kv_range_bytes"])
-    fits = "Fits: yes" if memory["fits"] == "yes" else "Fits: within the band, some engines refuse to start"
-    return f"{told} {fits}. Engines' reserves leave {low:.1f} to {high:.1f} GB."
+    per_tok, size = f"{memory['kv_bytes_per_tok']:,.0f} bytes a token", f"{memory['kv_bytes'] / 1e9:.1f} GB"
+    size = size if memory["windows"] else f"{memory['kv_tok']:,} tokens ({size} at {per_tok})"
+    fits = "yes" if memory["fits"] == "yes" else "within the band, some engines refuse to start"
+    return (
+        f"KV cache: {size} beside {memory['weight_bytes'] / 1e9:.1f} GB of weights a device; at most"
+        f" {memory['largest_batch']:,} such requests at once. Fits: {fits} (reserves leave {low:.1f} to"
+        f" {high:.1f} GB)."
+    )
 
 
 def answer(found: Mapping[str, Any]) -> str:

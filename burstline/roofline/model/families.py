@@ -146,8 +146,8 @@ def _llama(config: _Config, name: str) -> ModelShape:
     from_layer = config.get("max_window_layers", 0) if qwen2 or qwen3 else 0
     slides = config.get("use_sliding_window", False) if qwen2 or qwen3 else "sliding_window" in config.raw
     ffn = Dense(config.count("intermediate_size"), bias=bool(config.get("mlp_bias", config.get("use_bias"))))
-    norms = {"qk_norm": qwen3, "wide_norm": config.family.startswith("olmo")}
-    norms |= {"qk_norm": True} if norms["wide_norm"] else {}
+    wide = config.family.startswith("olmo")
+    norms = {"qk_norm": qwen3 or wide, "wide_norm": wide}
     layers = [
         (_attention(config, window=w, qkv_bias=bias or qwen2, out_bias=out_bias, **norms), ffn)
         for w in _windows(config, lambda i: bool(slides) and i >= from_layer)
@@ -155,27 +155,20 @@ def _llama(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, layers)
 
 
-def _cohere(config: _Config, name: str) -> ModelShape:
-    """Command R: attention and feed-forward side by side behind one norm; tied."""
-    period = config.get("sliding_window_pattern", 4) if config.family == "cohere2" else 1
-    ffn, bias = Dense(config.count("intermediate_size")), bool(config.get("attention_bias", False))
-    layers = [
-        (_attention(config, window=w, qkv_bias=bias, out_bias=bias, qk_norm=False), ffn)
-        for w in _windows(config, lambda i: (i + 1) % period != 0)
-    ]
-    return _shape(config, name, layers, norms_per_layer=1)
-
-
 def _gemma(config: _Config, name: str) -> ModelShape:
-    """Gemma: tied; from the second on, norms on both sides of each block and windows in most layers."""
-    first, third = config.family == "gemma", config.family.startswith("gemma3")
-    period = config.get("sliding_window_pattern", 6 if third else 2)
+    """Gemma: tied; from the second on, norms on both sides of each block and windows in most layers.
+
+    Command R: tied too; attention and feed-forward side by side behind one norm; windows from the second on.
+    """
+    cohere, third = config.family.startswith("cohere"), config.family.startswith("gemma3")
+    first = config.family in ("gemma", "cohere")
+    period = config.get("sliding_window_pattern", 6 if third else 4 if cohere else 2)
     ffn = Dense(config.count("intermediate_size"))
     layers = [
         (_attention(config, window=w, qk_norm=third), ffn)
         for w in _windows(config, lambda i: not first and (i + 1) % period != 0)
     ]
-    return _shape(config, name, layers, norms_per_layer=2 if first else 4)
+    return _shape(config, name, layers, norms_per_layer=1 if cohere else 2 if first else 4)
 
 
 def _gpt2(config: _Config, name: str) -> ModelShape:
@@ -332,42 +325,27 @@ _LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
 _SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 
 FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, Any]]] = {
-    "llama": (_llama, {}),
-    "mistral": (_llama, {}),
-    "phi3": (_llama, {}),
-    "qwen2": (_llama, {}),
-    "qwen3": (_llama, {"head_dim": 128}),
-    "qwen2_5_vl": (_llama, {}),
-    "qwen2_5_vl_text": (_llama, {}),
-    "qwen3_vl": (_llama, {"head_dim": 128}),
-    "qwen3_vl_text": (_llama, {"head_dim": 128}),
-    "granite": (_llama, {}),
+    **dict.fromkeys(("llama", "mistral", "phi3", "granite", "exaone4", "olmo2"), (_llama, {})),
+    **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_5_vl_text"), (_llama, {})),
+    **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text"), (_llama, {"head_dim": 128})),
     "smollm3": (_llama, _TIED),
     "seed_oss": (_llama, {"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
     "ernie4_5": (_llama, {"head_dim": 128, **_TIED}),
-    "exaone4": (_llama, {}),
-    "olmo2": (_llama, {}),
     "olmo3": (_llama, {"sliding_window": 4096}),
-    "cohere": (_cohere, _TIED),
-    "cohere2": (_cohere, {**_TIED, "sliding_window": 4096}),
+    "cohere": (_gemma, _TIED),
+    "cohere2": (_gemma, {**_TIED, "sliding_window": 4096}),
     "gemma": (_gemma, {**_TIED, "head_dim": 256}),
     "gemma2": (_gemma, {**_TIED, "head_dim": 256, "sliding_window": 4096}),
-    "gemma3": (_gemma, _GEMMA3),
-    "gemma3_text": (_gemma, _GEMMA3),
+    **dict.fromkeys(("gemma3", "gemma3_text"), (_gemma, _GEMMA3)),
     "gpt2": (_gpt2, _TIED),
     "opt": (_opt, _TIED),
     "mixtral": (_mixtral, {}),
     "qwen2_moe": (_qwen_moe, {}),
-    "qwen3_moe": (_qwen_moe, {"head_dim": 128}),
-    "qwen3_vl_moe": (_qwen_moe, {"head_dim": 128}),
-    "qwen3_vl_moe_text": (_qwen_moe, {"head_dim": 128}),
-    "deepseek_v2": (_deepseek, {}),
-    "deepseek_v3": (_deepseek, {}),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), (_qwen_moe, {"head_dim": 128})),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), (_deepseek, {})),
     "deepseek_v32": (_deepseek, _SPARSE),
-    "kimi_k2": (_deepseek, {}),
     "glm4_moe": (_glm4_moe, {"head_dim": 128}),
     "gpt_oss": (_gpt_oss, {"head_dim": 64, "sliding_window": 128}),
-    "llama4_text": (_llama4, _LLAMA4),
-    "llama4": (_llama4, _LLAMA4),
+    **dict.fromkeys(("llama4", "llama4_text"), (_llama4, _LLAMA4)),
     "qwen3_next": (_qwen3_next, {"head_dim": 256}),
 }

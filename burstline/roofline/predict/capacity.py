@@ -51,10 +51,9 @@ class Room:
 
 def reserve_bytes(model: ModelShape, parallel: Parallel, device: Device) -> float:
     """What an engine keeps beside weights and cache: CUDA and NCCL, the sampler's logits, experts' inputs."""
-    inner, rows = 0.0, _SAMPLED_ROWS[device.memory.capacity_bytes >= 70 * _GIB]
-    for moe in (layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)):
-        wide = 2 * moe.d_ff // parallel.moe_tp + model.d
-        inner = max(inner, 2.0 * _STEP_TOK * moe.top_k * wide)
+    moes = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
+    wide = max((moe.top_k * (2 * moe.d_ff // parallel.moe_tp + model.d) for moe in moes), default=0)
+    inner, rows = 2.0 * _STEP_TOK * wide, _SAMPLED_ROWS[device.memory.capacity_bytes >= 70 * _GIB]
     return _OUTSIDE_TORCH[parallel.n_devices > 1] + 16.0 * rows * model.vocab + inner
 
 
@@ -110,15 +109,12 @@ def _layer_bytes(model: ModelShape, layer: Layer, quant: Quant, parallel: Parall
     stream = ELEMENT_BYTES[quant.stream]
     norms = layer.attention.norm_params + model.norms_per_layer * model.norm_params
     linears = layer.linears(model.d, parallel.tp, parallel.moe_tp, parallel.ep)
-    pad = 1.0
+    sizes = {each.name: each.params * quant.of(each.name, each.quantised).weight_bytes for each in linears}
     if isinstance(layer.ffn, Moe) and quant.experts_only:  # MXFP4 kernels want whole tiles of 256 columns
-        pad = 256 * math.ceil(layer.ffn.d_ff / parallel.moe_tp / 256) / (layer.ffn.d_ff / parallel.moe_tp)
-    return norms * stream + sum(
-        linear.params
-        * quant.of(linear.name, linear.quantised).weight_bytes
-        * (pad if linear.name.startswith("experts_") else 1.0)
-        for linear in linears
-    )
+        columns = layer.ffn.d_ff / parallel.moe_tp
+        for name in ("experts_gate_up", "experts_down"):
+            sizes[name] *= 256 * math.ceil(columns / 256) / columns
+    return norms * stream + sum(sizes.values())
 
 
 def _heaviest(model: ModelShape, pp: int, by_kind: list[float]) -> float:
@@ -146,9 +142,7 @@ def state_bytes(model: ModelShape, parallel: Parallel) -> float:
     return _heaviest(model, parallel.pp, per_layer)
 
 
-def request_bytes(
-    model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int, step_tok: int = _STEP_TOK
-) -> float:
+def request_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int) -> float:
     """What one request of `n_tok` tokens takes of the cache, whose blocks hold as many layers of each kind.
 
     vLLM divides layers into groups as large as the rarest kind and pads the last group of each; a window
@@ -164,7 +158,7 @@ def request_bytes(
         return kv_bytes(model, quant, parallel, blocks_tok) + state_bytes(model, parallel)
     size = min(kinds.values())
     held = sum(
-        math.ceil(n / size) * size * per_tok * min(blocks_tok, (window or blocks_tok) - 1 + step_tok)
+        math.ceil(n / size) * size * per_tok * min(blocks_tok, (window or blocks_tok) - 1 + _STEP_TOK)
         for (per_tok, window), n in kinds.items()
     )
     return held + state_bytes(model, parallel)

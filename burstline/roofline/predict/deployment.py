@@ -9,7 +9,7 @@ from burstline.roofline.device.device import Limit
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, classify_step
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction, host_seconds
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, differing, host_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,7 @@ class UniformBatch:
         return self.n_prompt_tok + round(self.n_output_tok / 2)
 
     def steps(self, pp: int = 1) -> dict[str, tuple[Step, int]]:
-        """The step of each phase and how often it runs; decode at its mean context.
-
-        Each of `pp` stages decodes a micro-batch of its own, so that a token takes one pass of one.
-        """
+        """The step of each phase and how often it runs; decode at its mean context, a micro-batch a stage."""
         at_once, n_chunks = max(1, self.budget_tok // self.n_prompt_tok), 1
         if self.n_prompt_tok > self.budget_tok:
             n_chunks = math.ceil(self.n_prompt_tok / self.budget_tok)
@@ -51,10 +48,8 @@ class UniformBatch:
             if n and n_steps:
                 steps[name if steps else "prefill"] = (Step.prefill(n, chunk, before), n_steps * n_chunks)
         if self.n_output_tok > 1:
-            steps["decode"] = (
-                Step.decode(-(-self.batch // pp), self.mean_context_tok),
-                self.n_output_tok - 1,
-            )
+            micro = math.ceil(self.batch / pp)
+            steps["decode"] = (Step.decode(micro, self.mean_context_tok), self.n_output_tok - 1)
         return steps
 
 
@@ -102,13 +97,13 @@ class PhaseBound:
     def ends_s(self) -> tuple[float, float]:
         """The least and the most with published kernels, where those differ; else as predicted, twice."""
         ends = [line.prediction.ends_s if line.prediction else (line.seconds,) * 2 for line in self.lines]
-        return sum(end[0] for end in ends) + self.host_s, sum(end[1] for end in ends) + self.host_s
+        low, high = map(sum, zip(*ends, strict=True))
+        return low + self.host_s, high + self.host_s
 
     @property
     def differs(self) -> list[str]:
         """Whose kernels differ, each once."""
-        found = [line.prediction.differs for line in self.lines if line.prediction]
-        return list(dict.fromkeys(filter(None, found)))
+        return differing(line.prediction for line in self.lines if line.prediction)
 
     def limit(self) -> StepLimit:
         """The class of ops that takes most of the step, or the host."""
@@ -134,9 +129,8 @@ def latency_s(phases: Mapping[str, PhaseBound], *, ceiling: bool = False) -> flo
 
 def latency_ends_s(phases: Mapping[str, PhaseBound]) -> tuple[float, float]:
     """The same with the fastest and the slowest published kernels."""
-    ends = [[p.n_steps * end_s for end_s in p.ends_s] for p in phases.values()]
-    low, high = zip(*ends, strict=True)
-    return sum(low), sum(high)
+    low, high = (sum(p.n_steps * p.ends_s[i] for p in phases.values()) for i in (0, 1))
+    return low, high
 
 
 def host_sentence(calibration: Calibration) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from burstline.roofline.device.calibration import Calibration, interval_factors
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.predict import Clock, Deployment, differing
 from burstline.roofline.predict.simulate import Asked, Floats, Limits, Simulation, simulate
 
 CONFIDENCE: Final = 0.8
@@ -176,9 +176,10 @@ def predicted_figures(
     points, pace = _points(load, simulations), factors["tpot"]
     paces = (1 / pace, pace) if load.over_time else ()
     ends = [points, *(_points(load, load.simulate(paced(clock, each))) for each in paces)]
-    if differs := _differing(load, on, calibration):
-        clocks = [Clock(on, calibration, end) for end in (0, 1)]
-        ends += [_points(load, load.simulate(each)) for each in clocks]
+    first_tok = load.requests[0].prompt_tok
+    steps = Step.prefill(1, first_tok), Step.decode(1, first_tok + 1)
+    if differs := differing(each for step in steps for each in on.predict(step, calibration)):
+        ends += [_points(load, load.simulate(Clock(on, calibration, end))) for end in (0, 1)]
         source += f"; engines' kernels differ here: {', '.join(differs)}"
     figures = {
         name: Range(
@@ -190,14 +191,6 @@ def predicted_figures(
         if 0 < point < math.inf  # nothing to score where no request ends in the window
     }
     return figures, float(np.mean([each.makespan_s for each in simulations])), source
-
-
-def _differing(load: PlannedLoad, on: Deployment, calibration: Calibration | None) -> list[str]:
-    """Whose published kernels differ in the steps of this load's first request."""
-    prompt_tok = load.requests[0].prompt_tok
-    steps = Step.prefill(1, prompt_tok), Step.decode(1, prompt_tok + 1)
-    found = [prediction.differs for step in steps for prediction in on.predict(step, calibration)]
-    return list(dict.fromkeys(filter(None, found)))
 
 
 def paced(clock: Callable[[Step], float], pace: float) -> Callable[[Step], float]:

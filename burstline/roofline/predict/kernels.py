@@ -3,9 +3,10 @@
 One formula a family, used alike by fits (arrays of measured rows) and by predictions (one op).
 """
 
+from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,35 +68,16 @@ def prefill_s(of: Constants, flops_per_s: Amount, flops: Amount, keys_per_query:
     return of.attention_s + whole / (of.prompt * flops_per_s)
 
 
-class Work(NamedTuple):
-    """What one run of an op does, on a device of these ceilings; or a column of each for many ops.
+Work = namedtuple(
+    "Work",
+    "m n k groups bits bytes flops kv_bytes activation_bytes keys n_heads peak bytes_per_s n_units"
+    " ideal_s message_bytes n_ranks in_switch link_bytes_per_s",
+)
+"""What one run of an op does, on a device of these ceilings; or a column of each for many ops.
 
-    `bits` of a product's inputs; `keys`: those that a query sees on average; `ideal_s`: a collective's least
-    time; `message_bytes`, `n_ranks`, `in_switch`, `link_bytes_per_s`: of an all-reduce on one tier of NVLink,
-    whose rate is 0 elsewhere; `n_units`: the device's multiprocessors.
-    """
-
-    m: Amount
-    n: Amount
-    k: Amount
-    groups: Amount
-    bits: Amount
-    bytes: Amount
-    flops: Amount
-    kv_bytes: Amount
-    activation_bytes: Amount
-    keys: Amount
-    n_heads: Amount
-    peak: Amount
-    bytes_per_s: Amount
-    n_units: Amount
-    ideal_s: Amount
-    message_bytes: Amount
-    n_ranks: Amount
-    in_switch: Amount
-    link_bytes_per_s: Amount
-
-
+`bits` of a product's inputs; `keys` that a query sees on average; `ideal_s`: a collective's least time;
+`link_bytes_per_s`: NVLink's, where one tier of it joins the ranks, else 0; `n_units`: multiprocessors.
+"""
 _MOST_OWN_BYTES = 16 * 2.0**20  # larger all-reduces are NCCL's
 
 
@@ -157,8 +139,4 @@ def _collective(of: Any, x: Work) -> tuple[Amount, Mapping[str, Amount]]:
 def op_s(kind: str, of: Any, x: Work) -> Amount:
     """Seconds of one run: the floor, and what takes longest of the rest."""
     floor_s, rest = parts(kind, of, x)
-    return floor_s + together(kind, rest)
-
-
-def together(kind: str, rest: Mapping[str, Amount]) -> Amount:
-    return joined(*rest.values()) if kind == "matmul" else np.maximum.reduce([*rest.values()])
+    return floor_s + (joined(*rest.values()) if kind == "matmul" else np.maximum.reduce([*rest.values()]))

@@ -18,7 +18,7 @@ from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
 from burstline.roofline.predict.differences import difference
-from burstline.roofline.predict.kernels import Work, parts, together
+from burstline.roofline.predict.kernels import Work, op_s, parts
 
 _UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
 MEASURED = "measured shape"
@@ -85,6 +85,11 @@ def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibratio
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
+def differing(predictions: Iterable[Prediction]) -> list[str]:
+    """Whose published kernels differ in these, each once."""
+    return list(dict.fromkeys(p.differs for p in predictions if p.differs))
+
+
 def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Calibration | None) -> float:
     """What the serving stack's host adds to a step of these ops.
 
@@ -112,13 +117,11 @@ def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float
     for shape in calibration.shapes if kind == "matmul" and op.groups == 1 else ():
         if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k):
             return _measured_shape(shape, op.m), of.launch_s, (MEASURED,)
-    floor_s, rest = parts(kind, of, work(op, device))
+    floor_s, rest = parts(kind, of, x := work(op, device))
     rate = max(rest, key=lambda name: float(rest[name]))
     rate = of.of_products(op.dtype)[0] if rate == "product" else rate
-    floor = _FLOORS[kind]
-    if kind == "collective" and floor_s != of.launch_s:
-        floor = "switch_s" if rate == "link" else "shot_s"
-    return float(floor_s + together(kind, rest)), float(floor_s), (rate, floor)
+    floor = "shot_s" if rate in ("one_link", "two_link") else _FLOORS[kind]
+    return float(op_s(kind, of, x)), float(floor_s), (rate, floor)
 
 
 _FLOORS = {
