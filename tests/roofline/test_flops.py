@@ -229,3 +229,22 @@ def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
 def test_full_size_mixtures_have_every_parameter(name):
     config = bundled(name)
     assert n_params(build(config, "meta")) == read_config(config).params()
+
+
+HYBRID = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4, "num_hidden_layers": 4, "head_dim": 32,
+}  # fmt: skip
+COUNTED: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": GQA | HYBRID,
+    "qwen3_5_moe_text": MOE | HYBRID | {"num_experts": 8, "shared_expert_intermediate_size": 32},
+    "glm4_moe_lite": LATENT | {"q_lora_rank": 24},
+    "glm_moe_dsa": LATENT | {"q_lora_rank": 24, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8},
+    "minimax_m2": GQA | {"num_local_experts": 8, "num_experts_per_tok": 3},
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_families_whose_kernels_differ_from_torchs_have_every_parameter(name):
+    config = COUNTED[name] | {"model_type": name, "pad_token_id": 0}
+    assert n_params(build(config, "meta")) == read_config(config).params()

@@ -221,10 +221,21 @@ def _qwen_moe(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, layers)
 
 
+def _minimax(config: _Config, name: str) -> ModelShape:
+    """MiniMax-M2: queries and keys normed over all heads, experts in each layer."""
+    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=True)
+    attention = _attention(config, qk_norm=True, wide_norm=True)
+    return _shape(config, name, [(attention, moe)] * config.count("num_hidden_layers"))
+
+
 def _qwen3_next(config: _Config, name: str) -> ModelShape:
-    """Qwen3-Next: three layers of linear attention, then one of gated attention; experts in each."""
-    shared = config.count("shared_expert_intermediate_size")
-    moe = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
+    """Qwen3-Next, Qwen3.5: three layers of linear attention, then one of gated attention; experts or none."""
+    moe: Dense | Moe
+    if "num_experts" in config.raw:
+        shared = config.count("shared_expert_intermediate_size")
+        moe = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
+    else:
+        moe = Dense(config.count("intermediate_size"))
     full = _attention(config, qk_norm=True, gated=True)
     linear = DeltaNet(
         config.count("linear_num_key_heads"),
@@ -324,6 +335,8 @@ _GEMMA3 = {
 _LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
 _SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 
+_QWEN3_NEXT = "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"
+
 FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, Any]]] = {
     **dict.fromkeys(("llama", "mistral", "phi3", "granite", "exaone4", "olmo2"), (_llama, {})),
     **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_5_vl_text"), (_llama, {})),
@@ -342,10 +355,12 @@ FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, 
     "mixtral": (_mixtral, {}),
     "qwen2_moe": (_qwen_moe, {}),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), (_qwen_moe, {"head_dim": 128})),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), (_deepseek, {})),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), (_deepseek, {})),
     "deepseek_v32": (_deepseek, _SPARSE),
+    "glm_moe_dsa": (_deepseek, _SPARSE | {"index_n_heads": 32}),
+    "minimax_m2": (_minimax, {}),
     "glm4_moe": (_glm4_moe, {"head_dim": 128}),
     "gpt_oss": (_gpt_oss, {"head_dim": 64, "sliding_window": 128}),
     **dict.fromkeys(("llama4", "llama4_text"), (_llama4, _LLAMA4)),
-    "qwen3_next": (_qwen3_next, {"head_dim": 256}),
+    **dict.fromkeys(_QWEN3_NEXT, (_qwen3_next, {"head_dim": 256})),
 }

@@ -29,8 +29,8 @@ _SAMPLED_ROWS = 512, 1024
 than 70 GiB (RTX 4090: 41,408 tokens of Llama-3.1-8B), and on a larger one (H100, seven logs)."""
 _STEP_TOK = 8192
 _BAND = {False: (0.9, 1.1), True: (0.9, 2.4)}
-"""Published reserves over `reserve_bytes`: of dense models nine (vLLM 0.19, H100: 0.93 to 1.02), of experts
-seven (0.93 to 1.0; Qwen3-235B-FP8 on vLLM 0.9 1.6, gpt-oss-120b 2.4)."""
+"""Published reserves over `reserve_bytes`: seven of dense models (vLLM 0.19, H100: 0.93 to 1.01), six of
+experts (four 0.92 to 0.98; Qwen3-235B-FP8 on vLLM 0.9 1.6, gpt-oss-120b 2.4)."""
 Fit = Literal["yes", "no", "within the band"]
 
 
