@@ -65,7 +65,7 @@ FAULTS: dict[str, tuple[hostile.Fault, str]] = {
     "Content-Length: 1, 2": (with_head(b"Content-Length: 1, 2"), "error_event"),
     "a chunk of 0x5 bytes": (hostile.says(STREAM_HEAD + b"0x5\r\nabcde\r\n0\r\n\r\n"), "error_event"),
     "a chunk of +5 bytes": (hostile.says(STREAM_HEAD + b"+5\r\nabcde\r\n0\r\n\r\n"), "error_event"),
-    "a chunk line of 10 kB": (hostile.says(STREAM_HEAD + b"5;" + b"x" * 10_000), "truncated"),
+    "a chunk line of 100 kB": (hostile.says(STREAM_HEAD + b"5;" + b"x" * 100_000), "truncated"),
     "80,000 interim heads": (hostile.says(b"HTTP/1.1 100 Continue\r\n\r\n" * 80_000), "error_event"),
     "a head without end": (hostile.endless(b"x: y\r\n", b"HTTP/1.1 200 OK\r\n"), "error_event"),
     "speaks SSH": (hostile.says(b"SSH-2.0-OpenSSH_9\r\n"), "error_event"),

@@ -12,12 +12,13 @@ from burstline.servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EAC
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
 from burstline.servers.registry import ENGINES
+from burstline.servers.secret import Secret
 from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
 
 ENGINE, CHAT = ENGINES["openai"], ENGINES["openai-chat"]
-TARGET = Target("https://host/v1", "m", "key")
+TARGET = Target("https://host/v1", "m", Secret("key"))
 TEXT = Request(0, None, "seven", 1, 9)
 
 

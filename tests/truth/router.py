@@ -103,9 +103,9 @@ class ScriptedRouter(Router):
     setup: TruthSetup
 
     def __init__(self, setup: TruthSetup) -> None:
+        self._cache = PrefixCache()
         super().__init__(setup)
         self.replies = ScriptedReplies()
-        self._cache = PrefixCache()
         self._late: deque[tuple[int, LoadTally]] = deque()
         self._late_counters = TruthCounters()
         self._ttft, self._e2e = TruthHistogram(), TruthHistogram()
