@@ -183,6 +183,10 @@ def run(
     return load(ended.run.path)
 
 
+for _row in (row for kind in _OF_A_RUN for row in options_of(kind).values()):
+    run.__doc__ = f"{run.__doc__}\n    {_row.name}: {_row.help.replace('%%', '%')}"
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A prediction for the hardware. Its text is that of `burstline bound`, `document` that of its `--json`.

@@ -2,14 +2,13 @@
 
 import argparse
 import atexit
-import difflib
 import gc
 import importlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from burstline import __version__
@@ -18,6 +17,7 @@ from burstline.console.stdout import outlets
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.secret import learn_from
+from burstline.suggest import VERBS_OF_OTHERS, hint
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError
 
@@ -68,8 +68,9 @@ def _main(argv: list[str]) -> int:
         importlib.import_module("burstline.completion").add_completion(parser)
         parser.parse_args(argv)
     if argv[0] not in VERBS:
-        wanted = nearest(argv[0], VERBS) or f"; expected one of: {', '.join(VERBS)}"
-        return _fail(f"unknown command {argv[0]!r}{wanted}", exit_codes.USAGE)
+        ours = VERBS_OF_OTHERS.get(argv[0])
+        wanted = f"it is `burstline {ours}` here" if ours else hint(argv[0], VERBS)
+        return _fail(f"unknown command {argv[0]!r}; {wanted}", exit_codes.USAGE)
     if (too_little := memory_limits.refusal()) is not None:
         return _fail(too_little, exit_codes.USAGE)
     try:
@@ -102,8 +103,8 @@ def _run_verb(name: str, argv: list[str]) -> int:
         parser.brief = frozenset()
     args, unknown = parser.parse_known_args(own)
     if unknown:
-        near = "".join(nearest(word.partition("=")[0], parser.flags()) for word in unknown[:1])
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        near = hint(unknown[0].partition("=")[0], parser.flags()) if unknown[0].startswith("-") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near and f'; {near}'}")
     try:
         Path.cwd()
     except OSError as error:
@@ -135,12 +136,6 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
         if place == named or named in place.parents or place in named.parents:
             return f"{error.filename}: {error.strerror}; choose an existing, accessible path"
     return None
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean --rate?`, "" where nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 class Parser(argparse.ArgumentParser):

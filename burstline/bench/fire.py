@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import Final
 
 from burstline.bench.progress import Snapshot
-from burstline.bench.server_session import Site
+from burstline.bench.server_session import Say, Site
 from burstline.cluster.driver_processes import Driver, local_drivers
 from burstline.loadgen.driver.job import NAMES, Counters, Done, End, Go, Job, Ready, Stop
 from burstline.loadgen.record.capture import Capture, CaptureWriter, read_captures
@@ -21,7 +21,6 @@ from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.loadgen.record.record import Outcome
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import uninterrupted
-from burstline.servers.host.process import Server
 from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.introspection import log_message
@@ -42,9 +41,6 @@ OnTick = Callable[[Snapshot], None]
 Enough = Callable[[Snapshot], bool]
 """Whether a load may end before its plan does."""
 OnPids = Callable[[list[int]], None]
-Say = Callable[[str], None]
-
-
 Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Sequence[Driver]]]
 """Starts one driver for each job."""
 
@@ -247,7 +243,9 @@ class VitalSigns:
         """Tell a death at once, and a silence once it has lasted SILENCE_S."""
         n_open = now.sent - now.done - now.failed
         server = self._site.server
-        is_dead = self.died_s is None and server is not None and self._is_dead(server, now)
+        is_dead = self.died_s is None and server is not None and not server.alive()
+        if self.died_s is None and server is not None and now.failed > self._n_failed:
+            is_dead = is_dead or self._site.engine.dead(server.log()) is not None
         if now.failed > self._n_failed:
             self._failing = self._failing or (now.elapsed_s, self._n_failed)
         elif n_open > 0:
@@ -264,12 +262,6 @@ class VitalSigns:
             self._since_s = float("inf")  # told once, until something comes
             self.silences.append(self._silence(n_open))
             self._say(self.silences[-1])
-
-    def _is_dead(self, server: Server, now: Snapshot) -> bool:
-        """Its process has ended, or requests fail and its log says that its engine has."""
-        if not server.alive():
-            return True
-        return now.failed > self._n_failed and self._site.engine.dead(server.log()) is not None
 
     def death(self) -> str | None:
         """That the server died, when, its last words, and what it took with it; None while it lives.

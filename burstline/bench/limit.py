@@ -198,18 +198,24 @@ class _Prober:
 
     def run(self) -> bool:
         """Probe until all is known or the time is up; whether a person interrupted."""
+        progress = progress_for(self._settings.quiet)
         while self._found is None and self._is_time:
             ask, self._at_n = self._ask, self._ask.n
-            progress, self._looked_s = progress_for(self._settings.quiet), time.monotonic()
+            unit = "users at a time" if self._users else "requests per second"
+            left_s, self._looked_s = self._until_s - time.monotonic(), time.monotonic()
+            progress.phase(f"Probe {ask.number}: do {ask.load:g} {unit} meet the SLOs? {left_s:.0f} s left")
             ended = carry_out(self._settings_of(ask), progress, self.server.serving, self._enough)
             if ended.error is not None:
                 raise ended.error
-            self.folders[ask.number] = ended.run.path
+            self.folders[ask.number], look, lost = ended.run.path, None, ""
             if ended.interrupted:
                 return True
             while self._found is None and self._ask.number == ask.number:
                 over = replace(self._evidence(ended.run), over=True)
-                self._tell(replace(over, lost=self._lost(ended.run, self._ask.look)))
+                look = self._ask.look or look
+                self._tell(replace(over, lost=(lost := self._lost(ended.run, self._ask.look))))
+            told = lost or (look.judged if look else Result.INCONCLUSIVE)
+            progress.phase(f"Probe {ask.number}, {ask.load:g}: {told}")
             self._after_s = max(self._after_s, time.monotonic() - self._looked_s)
         return False
 

@@ -16,7 +16,7 @@ import numpy as np
 from huggingface_hub import constants
 
 from burstline.bench.load_options import Load
-from burstline.bench.server_session import Site
+from burstline.bench.server_session import Say, Site
 from burstline.machine.host_facts import cached_config
 from burstline.reports.number_format import counted
 from burstline.servers.host.ready import send
@@ -40,8 +40,6 @@ HUB_TIMEOUT_S = 5.0
 """How long the Hugging Face Hub may take to say whether it has a file."""
 TOKENIZER_FILE = "tokenizer.json"
 
-Say = Callable[[str], None]
-
 
 def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan, Vocabulary, float | None]:
     """Every request of the run, the vocabulary that prompts of ids were drawn from, and the share of the
@@ -64,8 +62,8 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
         speaks_chat, limit = site.engine.speaks == "chat", site.identity.max_model_len
         materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
     plan = load.plan(vocabulary, materials, site.identity)
-    if not site.capabilities.forced_output_length:  # the same work, of which no reply is too short
-        free = asking(plan, ignore_eos=False)
+    if load.spec.ends == "natural" or not site.capabilities.forced_output_length:
+        free = asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
         plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
     for reason, n in plan.dropped.items():
         say(f"{counted(n, 'row')} left out: {reason}")
@@ -87,8 +85,10 @@ def _check_taken(plan: Plan, site: Site) -> None:
     wanted = _PATHS.get(request.kind, "/chat/completions" if request.messages else None)
     if wanted is not None and not path.endswith(wanted):
         raise WorkloadError(f"{site.engine.title} is used through {path}; this load needs {wanted}")
-    if request.turn is not None and "completions" not in path:
-        raise WorkloadError(f"{site.engine.title} is used through {path}; sessions need an OpenAI endpoint")
+    flag = site.engine.one_sampling_unless
+    if request.sampling.temperature > 0 and flag and site.launch and flag not in site.launch.argv:
+        greedy = f"{site.engine.title} samples all requests as its first, the greedy one for readiness"
+        raise WorkloadError(f"--temperature {request.sampling.temperature:g}: {greedy}; add -- {flag}")
 
 
 def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokenizer | None) -> float | None:

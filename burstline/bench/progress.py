@@ -14,16 +14,16 @@ from burstline.servers.redact import printable, without_known
 if TYPE_CHECKING:  # imported where it draws: a run in a pipe draws nothing
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
 
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Where a run stands. `tok`, `tok_per_s` and `memory_bytes` are None until the watcher has seen them.
 
-    `planned_tok` are the output tokens of all requests, 0 where that is not known.
+    `planned_tok` are the output tokens of all requests, 0 where that is not known. `spare`: the plan has more
+    than are needed; `until_s`: none starts later. `failed` counts those too that were never sent.
     """
 
     planned: int
@@ -37,22 +37,40 @@ class Snapshot:
     tok: float | None = None
     tok_per_s: float | None = None
     memory_bytes: float | None = None
+    spare: bool = False
+    until_s: float | None = None
+
+    @property
+    def unsent(self) -> int:
+        return max(0, self.done + self.failed - self.sent)
 
     @property
     def share(self) -> float:
-        """How much of the load is served: by its output tokens where these are counted, else by requests."""
+        """How much of the load is served: by its time, its output tokens where counted, or its requests."""
+        if self.until_s is not None:
+            return min(self.elapsed_s / self.until_s, 1.0)
         requests = (self.done + self.failed) / self.planned if self.planned else 0.0
         tokens = (self.tok or 0.0) / self.planned_tok if self.planned_tok else 0.0
         return min(max(requests, tokens), 1.0)
 
     @property
     def left_s(self) -> float | None:
-        """At the mean pace so far; None until a twentieth is served: before, it is a guess."""
-        return None if self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
+        """By the load's own time, else at the mean pace so far; None before a twentieth is served."""
+        if self.until_s is not None:
+            return max(0.0, self.until_s - self.elapsed_s)
+        return None if self.spare or self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
 
     def __str__(self) -> str:
         """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""
-        return ", ".join(f"{value} {word}" if word else value for value, word in _facts(self))
+        sent = f"{self.sent}" if self.spare else f"{self.sent}/{self.planned}"
+        facts = [f"{sent} sent", f"{self.first_tokens} first tokens", f"{self.done} done"]
+        facts.append(f"{self.failed - self.unsent} failed")
+        if self.unsent:
+            facts.append(f"{self.unsent} not {'needed' if self.spare else 'sent'}")
+        memory_gb = None if self.memory_bytes is None else self.memory_bytes / 1e9
+        rest = {"{:,.0f} tokens": self.tok, "{:,.0f} tok/s": self.tok_per_s, "{:.2f} GB": memory_gb}
+        rest["{:.0f} s left"] = self.left_s
+        return ", ".join([*facts, *(form.format(n) for form, n in rest.items() if n is not None)])
 
 
 class Progress:
@@ -81,11 +99,13 @@ class Plain(Progress):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._next_s = 0.0
+        self._next_s, self._said = 0.0, set[str]()
 
     def phase(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
         self._next_s = 0.0
+        if text not in self._said:  # runs at one server repeat most of it
+            print(text, file=self._stream, flush=True)
+            self._said.add(text)
 
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.elapsed_s >= self._next_s:
@@ -99,9 +119,13 @@ class Rich(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self._said = set[str]()
 
     def phase(self, text: str) -> None:
         self.close()
+        if text in self._said:
+            return
+        self._said.add(text)
         from rich.text import Text
 
         # Not as markup: a server's log may hold brackets.
@@ -110,8 +134,11 @@ class Rich(Progress):
 
     def update(self, snapshot: Snapshot) -> None:
         from rich.live import Live
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
 
-        line = _live_line(snapshot)
+        line, bar = Table.grid(padding=(0, 2)), ProgressBar(total=1.0, completed=snapshot.share, width=16)
+        line.add_row("  ", bar, str(snapshot))
         if self._live is None:
             self._live = Live(line, console=self._console, auto_refresh=False, transient=False)
             self._live.start()
@@ -135,44 +162,19 @@ def progress_for(quiet: bool, stream: TextIO | None = None) -> Progress:
     return Rich(Console(file=getattr(stream, "raw", stream)))
 
 
-def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
-    facts = [
-        (f"{snapshot.sent}/{snapshot.planned}", "sent"),
-        (f"{snapshot.first_tokens}", "first tokens"),
-        (f"{snapshot.done}", "done"),
-        (f"{snapshot.failed}", "failed"),
-    ]
-    optional: list[tuple[float | None, Callable[[float], str], str]] = [
-        (snapshot.tok, lambda v: f"{v:,.0f}", "tokens"),
-        (snapshot.tok_per_s, lambda v: f"{v:,.0f}", "tok/s"),
-        (snapshot.memory_bytes, lambda v: f"{v / 1e9:.2f} GB", ""),
-        (snapshot.left_s, lambda v: f"{v:.0f} s", "left"),
-    ]
-    return facts + [(show(value), word) for value, show, word in optional if value is not None]
-
-
-def _live_line(snapshot: Snapshot) -> Table:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    line = Table.grid(padding=(0, 2))
-    line.add_row("  ", ProgressBar(total=1.0, completed=snapshot.share, width=16), str(snapshot))
-    return line
-
-
-Key = tuple[str, str]
-
-
 class LiveTelemetry:
-    """Follows a telemetry file as it grows; asks nothing of the processes that measure."""
+    """Follows a telemetry file as it grows; asks nothing of the processes that measure.
+
+    None until they were seen: the server's resident memory, the tokens since the engine's first count, and
+    those per second between its last two.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._latest: dict[Key, tuple[int, float]] = {}
+        self._path, self._offset = path, 0
+        self.memory_bytes: float | None = None
+        self.tok: float | None = None
         self.tok_per_s: float | None = None
-        """Generated tokens per second between the engine's last two counts; None where it does not count."""
-        self._first_tok: float | None = None
+        self._count, self._first_tok = (0, 0.0), 0.0
 
     def refresh(self) -> None:
         """Take in what was written since the last time; a line that is not whole yet waits."""
@@ -184,25 +186,11 @@ class LiveTelemetry:
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
             at_ns, source, name, value, *_ = json.loads(line)
-            if value is not None:
-                self._take((source, name), at_ns, value)
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """The server's resident memory, None until it was seen."""
-        seen = self._latest.get(("server", "rss_bytes"))
-        return None if seen is None else seen[1]
-
-    @property
-    def tok(self) -> float | None:
-        """Generated tokens since the first count of the engine; None where it does not count."""
-        seen = self._latest.get(("engine", "generation_tokens"))
-        return None if seen is None or self._first_tok is None else seen[1] - self._first_tok
-
-    def _take(self, key: Key, at_ns: int, value: float) -> None:
-        before = self._latest.get(key)
-        self._latest[key] = at_ns, value
-        if key == ("engine", "generation_tokens") and before is None:
-            self._first_tok = value
-        elif key == ("engine", "generation_tokens") and before is not None and at_ns > before[0]:
-            self.tok_per_s = (value - before[1]) / ((at_ns - before[0]) / 1e9)
+            if value is not None and (source, name) == ("server", "rss_bytes"):
+                self.memory_bytes = value
+            elif value is not None and (source, name) == ("engine", "generation_tokens"):
+                if self.tok is None:
+                    self._first_tok = value
+                elif at_ns > self._count[0]:
+                    self.tok_per_s = (value - self._count[1]) / ((at_ns - self._count[0]) / 1e9)
+                self._count, self.tok = (at_ns, value), value - self._first_tok

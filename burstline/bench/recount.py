@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
-from burstline.bench.server_session import Site
+from burstline.bench.server_session import Say, Site
 from burstline.loadgen.record.decode import uncounted
 from burstline.loadgen.record.record import RECOUNTS
 from burstline.loadgen.record.rundir import RunDir
@@ -37,7 +37,6 @@ N_ASKED_AT_ONCE = 8
 MOST_ASKED_PER_S = 500
 N_BATCH = 1000
 
-Say = Callable[[str], None]
 Count = Callable[[Sequence[str]], Sequence[int | None]]
 
 

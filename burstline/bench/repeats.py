@@ -1,4 +1,4 @@
-"""`burstline run --repeats N`: the same run several times, and one page over all."""
+"""`burstline run` several times, `--repeats N` or at each load of a sweep, and one page over all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from burstline.bench.load_options import MAX_REPEATS
+from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
@@ -22,6 +22,7 @@ from burstline.reports.page.digest import digest
 from burstline.reports.page.files import write_all
 from burstline.servers.engine import Engine
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LoadSpec
 
 
 @dataclass(slots=True)
@@ -42,40 +43,52 @@ class SharedServer:
         self._stack.close()
 
 
-def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int:
-    """Run n times, with a fresh server after every `restart_after` runs; the worst exit code of the runs.
+def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None) -> int:
+    """Run each load n times, with a fresh server after every `restart_after` runs; the worst exit code of the
+    runs, of a sweep that of its best load.
 
-    Each repeat has prompts of its own salt, so that none is served from the prefix cache of another.
+    Each run has prompts of its own salt, so that none is served from the prefix cache of another.
     """
-    if not 2 <= n <= MAX_REPEATS:
+    settings, swept = loads[0], len(loads) > 1
+    if not 2 - swept <= n <= MAX_REPEATS:
         raise WorkloadError(f"--repeats {n}: expected 2 to {MAX_REPEATS}; 3 give intervals between runs")
     if restart_after is not None and settings.where.url is not None:
         raise WorkloadError(
             f"--restart: the server at {settings.where.url} was not started by Burstline; drop --restart"
         )
-    if restart_after is not None and not 1 <= restart_after < n:
-        raise WorkloadError(f"--restart {restart_after}: expected 1 or more, and less than --repeats {n}")
+    # Every other round goes backwards: what drifts with time falls on all loads alike.
+    order = [load for k in range(n) for load in loads[:: 1 if k % 2 == 0 else -1]]
+    if restart_after is not None and not 1 <= restart_after < len(order):
+        raise WorkloadError(f"--restart {restart_after}: expected 1 or more, below all {len(order)} runs")
+    for load in loads:  # one that cannot be is told before the first is sent
+        checked(load.spec)
     before = set(settings.out.glob("*")) if settings.out.is_dir() else set()
-    server, codes = SharedServer(), []
+    server, codes = SharedServer(), list[int]()
     try:
-        for k in range(n):
-            print(f"Repeat {k + 1} of {n}")
-            spec = replace(settings.spec, salt=f"{int(settings.spec.salt, 16) + k:x}")
+        for k, load in enumerate(order):
+            print(f"{'Run' if swept else 'Repeat'} {k + 1} of {len(order)}")
+            spec = replace(load.spec, salt=f"{int(load.spec.salt, 16) + k:x}")
             # A server of one run is stopped before its report is written.
             serve = serving if restart_after == 1 else server.serving
-            codes.append(run_once(replace(settings, spec=spec), serve))
+            codes.append(run_once(replace(load, spec=spec), serve))
+            if codes[-1] == exit_codes.INTERRUPTED:
+                return exit_codes.INTERRUPTED
             if restart_after is not None and (k + 1) % restart_after == 0:
                 server.close()
     finally:
         server.close()
-    runs = [open_run(path) for path in sorted(set(settings.out.glob("*")) - before) if path.is_dir()]
-    folder = settings.out / f"{runs[0].name}-repeats"
+    new = (path / "manifest.json" for path in set(settings.out.glob("*")) - before)
+    runs = [open_run(path.parent) for path in sorted(new, key=lambda path: path.stat().st_mtime_ns)]
+    folder = settings.out / f"{runs[0].name}-{'sweep' if swept else 'repeats'}"
     folder.mkdir()
     comparison = comparison_of(runs, folder, anyway=True)
     page = write_all(comparison, folder)
     show(digest(comparison))
-    print(f"\nReport over {n} repeats: {page}")
-    return _code_of(runs, codes)
+    print(f"\nReport over {len(order)} {'runs' if swept else 'repeats'}: {page}")
+    of = dict[LoadSpec, list[tuple[Run, int]]]()
+    for run, load, code in zip(runs, order, codes, strict=True):
+        of.setdefault(load.spec, []).append((run, code))
+    return exit_codes.best(_code_of(*zip(*each, strict=True)) for each in of.values())
 
 
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
@@ -83,7 +96,7 @@ def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
     goals = [parse_goal(text) for text in runs[0].manifest.targets]
     summaries = [run.summary for run in runs if run.summary is not None]
     judged = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
-    if len(summaries) < len(runs) or not all(code in judged for code in codes):
+    if len(summaries) < len(runs) or len(runs) < 2 or not all(code in judged for code in codes):
         return exit_codes.worst(codes)
     contender = Contender("", tuple(map(view_of, runs)))
     results = judge_over_runs(goals, summaries, lambda path: contender.figure(*path))

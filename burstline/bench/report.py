@@ -62,9 +62,8 @@ def write_report(run: RunDir) -> Summary:
         audit=found,
     )
     run.save_summary(summary)
-    page = open_run(run.path)  # with the summary that was just written
-    page.columns = opened.columns
-    write_bytes(run.report, render(alone(view_of(page))).encode())
+    opened.summary = summary
+    write_bytes(run.report, render(alone(view_of(opened))).encode())
     return summary
 
 
@@ -92,7 +91,6 @@ def said(run: RunDir, summary: Summary) -> int:
 
 
 def of_summary(summary: Summary) -> int:
-    """The exit code of a run that ended."""
     state = exit_codes.INCONCLUSIVE if state_decides(summary) else exit_codes.DONE
     return exit_codes.worst([exit_codes.of_results(target.result for target in summary.targets), state])
 

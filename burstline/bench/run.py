@@ -40,11 +40,12 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
 from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
+from burstline.servers.host.ready import passed_through
 from burstline.servers.host.serving import UNKNOWN
 from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
-from burstline.servers.messages import EngineError
+from burstline.servers.messages import EngineError, target_at
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.reference.steplog import load_steps
 from burstline.workloads.plan import Plan
@@ -95,8 +96,9 @@ def carry_out(
         try:
             done, why = serve_and_fire(run, engine, load, settings, progress, serve, enough)
         except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
-            if isinstance(error, WorkloadError) and not run.captures.exists():
-                shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
+            slip = isinstance(error, WorkloadError) or (settings.where.url and isinstance(error, EngineError))
+            if slip and not run.captures.exists():
+                shutil.rmtree(run.path)  # found late: nothing was measured, and no engine left its log
                 raise
             account_for_the_rest(run, load, error)
             failure = error
@@ -141,7 +143,7 @@ def serve_and_fire(
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
             write_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected
-            may_end = partial(enough, run, ready) if enough else lambda _: False
+            may_end = partial(enough, run, ready) if enough else None
             done, why = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
             whole, t0_ns, ended_ns = run.manifest.status == "complete", done.t0_ns or 0, time.monotonic_ns()
             if whole:
@@ -172,6 +174,9 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     if settings.hints.device or settings.hints.model_config:
         check_hints(settings.hints)
     check_profile(engine := choose_engine(settings.where), settings.where)
+    path = engine.ready_call(target_at("http://localhost")).path
+    if load.has_sessions and "completions" not in path:
+        raise WorkloadError(f"{engine.title} is used through {path}; sessions need --endpoint chat")
     if load.spec.audit is not None:
         check_audit(settings.where)
     if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
@@ -204,6 +209,7 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
     model = settings.where.model
     plan, vocabulary, cached = plan_for(load, site, model, say)
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
+    expected += passed_through(site.target, of_sessions=load.has_sessions)
     for note in expected:
         say(note)
     serve, known_by = serving_gpus(site.processes, settings.where.gpus)
@@ -244,7 +250,7 @@ def fire_watched(
     watcher: Watcher,
     truth: TruthProcess | None,
     progress: Progress,
-    enough: Enough,
+    enough: Enough | None,
 ) -> tuple[DriveOutcome, Exception | None]:
     """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk.
 
@@ -264,12 +270,15 @@ def fire_watched(
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
     telemetry, signs = run.path / "telemetry.jsonl", VitalSigns(site, progress.phase)
     live, planned_tok = LiveTelemetry(telemetry), int(ready.plan.output_tok.sum())
+    goes_by_need, enough = enough is not None, enough or (lambda _: False)
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()
         signs.look(snapshot)
         watched = replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
-        progress.update(replace(watched, planned_tok=planned_tok, tok=live.tok))
+        until_s = ready.load.until_s
+        by_need = replace(watched, until_s=until_s, spare=until_s is not None or goes_by_need)
+        progress.update(replace(by_need, planned_tok=planned_tok, tok=live.tok))
 
     def watch_clients(pids: list[int]) -> None:
         watcher.add_clients([*pids, *others])

@@ -32,11 +32,13 @@ from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.protocol.introspection import first_model
+from burstline.servers.protocol.openai import COMPLETION_LIMIT
 from burstline.servers.redact import can_be_known, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.secret import learn_from
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
+from burstline.suggest import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.options import flag_of, words_of
 from burstline.workloads.request import WorkloadError
@@ -132,7 +134,9 @@ def check_requests(where: ServerOptions) -> None:
             base = target_at(url).url
         except ValueError as error:
             shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
-            raise WorkloadError(f"--url {shown}: {error}") from None
+            bare = re.fullmatch(r"[\w.-]+(:\d+)?(/[\w./-]*)?", url) and re.search("[:/.]", url)
+            told = f"it has no scheme; try --url http://{shown}" if bare else error
+            raise WorkloadError(f"--url {shown}: {told}") from None
         if base in found:
             raise WorkloadError(f"--url names {base} twice; expected different replicas: name it once")
         found.add(base)
@@ -177,8 +181,7 @@ def _engine_of(where: ServerOptions) -> Engine:
     """The engine named; else what answers at the URL; else vLLM where it is installed and a model named."""
     if where.engine is not None:
         if where.engine not in ENGINES:
-            known = ", ".join(ENGINES)
-            raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
+            raise WorkloadError(f"unknown engine {where.engine!r}; {hint(where.engine, ENGINES)}")
         return ENGINES[where.engine]
     if where.url is not None:
         return ENGINES[engine_at(_asking(where)[1]) or "openai"]
@@ -201,15 +204,14 @@ def check_where(where: ServerOptions) -> None:
             )
         return
     check_settings(where.settings)
+    what = f"--host {where.host!r}"
     try:
         require_host(where.host)
-    except EngineError as error:
-        raise WorkloadError(f"--host {where.host!r}: {error}") from None
-    if where.port is not None:
-        try:
+        if where.port is not None:
+            what = f"--port {where.port}"
             require_free_port(where.host, where.port)
-        except EngineError as error:
-            raise WorkloadError(f"--port {where.port}: {error}") from None
+    except EngineError as error:
+        raise WorkloadError(f"{what}: {error}") from None
     if where.model is not None:
         check_model(where.model, ENGINES.get(where.engine or ""))
     elif (engine := ENGINES.get(where.engine or "")) and not (engine.brings_model or engine.attach_only):
@@ -394,7 +396,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
         yield
     finally:
         grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}: it is killed after {grace_s:.0f} s"
+        text = f"Stopping {engine.title}, which may take up to {grace_s:.0f} s"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()
@@ -438,9 +440,12 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             target = replace(target, model=str(listed or identity.model or "default"))
             if not (listed or identity.model):
                 say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
-        startup = wait_ready(engine, None, target, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
-    except RefusalError:
-        raise  # it runs, and its own words say what it lacks
+        wait = partial(wait_ready, engine, None, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
+        startup = wait(target)
+    except RefusalError as error:
+        if not engine.attach_only or COMPLETION_LIMIT not in str(error):
+            raise  # it runs, and its own words say what it lacks
+        startup = wait(target := replace(target, takes=(COMPLETION_LIMIT,)))
     except EngineError as error:
         hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
 from burstline.bench.fire import fire
 from burstline.bench.load_options import Load, job_of
-from burstline.bench.server_session import Site
+from burstline.bench.server_session import Say, Site
 from burstline.loadgen.driver.job import Job
 from burstline.loadgen.record.capture import read_captures
 from burstline.loadgen.record.manifest import LoadFacts, StageFacts
@@ -20,8 +20,6 @@ from burstline.reports.number_format import counted
 from burstline.servers.engine import Engine
 from burstline.workloads.plan import PRIMING, Plan, Stage
 from burstline.workloads.prompts import Vocabulary
-
-Say = Callable[[str], None]
 
 
 def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> tuple[StageFacts, ...]:
@@ -63,7 +61,6 @@ def sent(stage: Stage, job: Job, engine: Engine) -> list[Record]:
 def job_at(
     run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Vocabulary, canary_port: int | None = None
 ) -> Job:
-    """What the drivers have to do with the plan at this server, into this run's folder."""
     return job_of(
         plan, load, engine=site.engine.name, target=site.target, vocabulary=vocabulary,
         captures=run.captures, counters=run.path / "counters", canary_port=canary_port,

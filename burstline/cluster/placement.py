@@ -155,7 +155,7 @@ def main(home: Connection, task: _Placement) -> None:
                     Failed(
                         EngineError(
                             f"a worker could not start: {first_line(error)}; each node needs "
-                            f"pip install 'burstline[ray]=={__version__}'"
+                            f"Burstline {__version__} and `pip install 'ray[default]'`"
                         )
                     )
                 )
@@ -178,7 +178,7 @@ def imported() -> Any:
         import ray
     except ImportError as error:
         missing = "" if error.name == "ray" else f" ({error})"
-        raise WorkloadError(f"--ray needs Ray{missing}: pip install 'burstline[ray]'") from None
+        raise WorkloadError(f"--ray needs Ray{missing}: pip install 'ray[default]'") from None
     return ray
 
 

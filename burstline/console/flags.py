@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from burstline.workloads.options import Option, options_of
+from burstline.workloads.options import Option, as_text, flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
 T = TypeVar("T")
@@ -39,7 +39,8 @@ def _argument(row: Option) -> dict[str, Any]:
         return {"action": "store_true"}
     if row.many:
         return {"action": "append", "default": [], "metavar": row.metavar}
-    how: dict[str, Any] = {"default": row.default, "type": _parser_of(row.parse), "metavar": row.metavar}
+    how: dict[str, Any] = {"default": row.default, "metavar": row.metavar}
+    how["type"] = parser_of(row.parse, swept=row.swept)
     if row.once:
         how["action"] = Once
     if row.choices is not None:
@@ -49,12 +50,12 @@ def _argument(row: Option) -> dict[str, Any]:
     return how
 
 
-def _parser_of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The parser with its own words for what is wrong; argparse has some for other numbers."""
+def parser_of(parse: Callable[[str], Any], *, swept: bool = False) -> Callable[[str], Any]:
+    """The parser with its own words for what is wrong; of `swept` values, with commas, it makes a tuple."""
 
     def parsed(text: str) -> Any:
         try:
-            return parse(text)
+            return tuple(map(parse, text.split(","))) if swept and "," in text else parse(text)
         except WorkloadError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
@@ -68,4 +69,7 @@ def _parser_of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def read_options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:
     """The dataclass as the flags say it; `more` are its other fields."""
     values = {name: getattr(args, name) for name in options_of(kind) if hasattr(args, name)}
+    for name, value in values.items():
+        if isinstance(value, tuple) and options_of(kind)[name].swept:
+            raise WorkloadError(f"{flag_of(name)} {as_text(value)}: expected one value; only `run` sweeps")
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}, **more)

@@ -11,7 +11,7 @@ from typing import Final
 from burstline.console.flags import add_options, read_options
 from burstline.servers.secret import Secret
 from burstline.servers.settings import Settings
-from burstline.workloads.options import option
+from burstline.workloads.options import option, seconds
 
 API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
 START: Final = ("port", "engine_python", "container")
@@ -28,7 +28,10 @@ class ServerOptions:
     """
 
     engine: str | None = option(
-        "the engine to start, or the engine of the server at --url", metavar="NAME", once=True
+        "the engine to start: vllm, sglang, tgi, lightllm, trtllm, llamacpp, transformers, reference or "
+        "truth; or the engine of the server at --url",
+        metavar="NAME",
+        once=True,
     )
     url: str | None = option(
         f"a server that is already running, or several replicas, used in turn (API key: {API_KEY_VARIABLE})",
@@ -66,7 +69,7 @@ class ServerOptions:
         metavar="NAME,...",
     )
     ready_s: float | None = option(
-        "how long the server may take until its first token, e.g. to load a model", parse=float, metavar="S"
+        "how long the server may take until its first token, e.g. to load a model", parse=seconds, metavar="S"
     )
     ca_bundle: str | None = option("additional certificates to trust", metavar="FILE")
     insecure: bool = option("do not verify TLS certificates", False, parse=bool)
@@ -90,12 +93,10 @@ class ServerOptions:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The base URLs, one for each replica."""
         return tuple(filter(None, (url.strip() for url in (self.url or "").split(","))))
 
 
 def add_settings(group: argparse._ActionsContainer) -> None:
-    """Settings in one spelling for all engines."""
     add_options(group, Settings, about="setting: ")
 
 

@@ -26,7 +26,7 @@ SIGNS: Final = str.maketrans(dict(re.findall(r"(\S) (\S+)", _PLAIN)) | _RAISED |
 """What stands for our signs where the terminal's encoding lacks some of them."""
 
 
-class Outlet:
+class _Outlet:
     """A text stream; once it cannot be written (its reader or its terminal has gone, its disk is full) all
     that is written goes nowhere, without an error: a run needs no terminal.
 
@@ -48,8 +48,8 @@ class Outlet:
         return getattr(self._stream, name)
 
     @property
-    def raw(self) -> Outlet:
-        return Outlet(self._stream, raw=True)
+    def raw(self) -> _Outlet:
+        return _Outlet(self._stream, raw=True)
 
     def write(self, text: str) -> int:
         if not self._is_raw:
@@ -82,14 +82,14 @@ def json_text(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def outlets() -> Iterator[Outlet]:
+def outlets() -> Iterator[_Outlet]:
     """Within it standard output, which it gives, and standard error are outlets; flushed at its end.
 
     Python has None for one that was closed before it began (`>&-`): then it leads nowhere.
     """
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        sys.stdout, sys.stderr = own = [Outlet(stream or nowhere) for stream in before]
+        sys.stdout, sys.stderr = own = [_Outlet(stream or nowhere) for stream in before]
         try:
             yield own[0]
         finally:

@@ -99,18 +99,11 @@ def _numbers(
     )
     beyond_s = known(client.canary_beyond_p99_s) or 0.0
     graded = {name: _by_interval(name, rows, c, steady) for name, rows in grades(c, beyond_s).items()}
-    rates = (
-        throughputs_in(
-            inside,
-            steady.window,
-            steady.block_s,
-            part.lives if closed else None,
-            steady.n_cosines,
-            steady.too_short,
-        )
-        if steady
-        else throughput.throughputs(inside)
-    )
+    if steady:
+        how = (part.lives if closed else None, steady.n_cosines, steady.too_short)
+        rates = throughputs_in(inside, steady.window, steady.block_s, *how)
+    else:
+        rates = throughput.throughputs(inside)
     late = throughput.read_error(inside, window, beyond_s)
     share = known(late) or 0.0
     rates = rates.mapped(lambda rate: widened(rate, share * (known(rate) or 0.0)))
@@ -165,7 +158,6 @@ def _verdict(
     goals: Sequence[Goal],
     not_comparable: tuple[Reason, ...],
 ) -> Verdict:
-    """The verdict on these numbers, with its reasons and warnings."""
     concurrency = manifest.asked.concurrency
     cold, slow_start = _cold(part, concurrency, turns, summary)
     warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
@@ -339,8 +331,7 @@ def _by_interval(
 def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> Quantiles:
     if steady and steady.too_short:
         return Quantiles.absent(Absent(steady.too_short, "too-short"))
-    if steady:
-        in_order = OrderedSamples.of(samples_of(metric, c), c.due_s, steady.n_cosines)
+    if in_order := _in_order(samples_of(metric, c), c, steady):
         return Quantiles(*(bound_in_order(in_order, p, metric.unit) for p in QUANTILES))
     values = latencies(metric, c)
     return Quantiles(*(early_stopping_bound(values, p, metric.unit) for p in QUANTILES))

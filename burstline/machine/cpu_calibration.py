@@ -15,7 +15,7 @@ from burstline.loadgen.record.manifest import Manifest
 from burstline.loadgen.record.rundir import RunDir
 from burstline.loadgen.record.summary import Summary
 from burstline.machine import host_facts
-from burstline.machine.hints import DEVICE_FILE, DTYPES
+from burstline.machine.hints import DEVICE_FILE
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
@@ -25,6 +25,7 @@ from burstline.roofline.device.calibration import (
 )
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError, parse_toml
+from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import read_config
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled
 from burstline.servers.host.control_group import usable_cores

@@ -23,15 +23,15 @@ from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError, parse_toml
-from burstline.roofline.model.checkpoint import config_file, quant_of
-from burstline.roofline.model.families import bundled_config, bundled_models
+from burstline.roofline.model.checkpoint import config_file, held_by, quant_of
+from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 
 
-class UncalibratedError(RooflineError):
+class _UncalibratedError(RooflineError):
     """The engine computes on `n_cores` of this CPU, which was never measured for its model."""
 
     def __init__(self, text: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
@@ -63,7 +63,7 @@ def check_hints(hints: Hints) -> None:
 
 def note_hardware(
     run: RunDir, hints: Hints, *, force: bool = True, needed: bool = False, unmeasured: str = ""
-) -> UncalibratedError | None:
+) -> _UncalibratedError | None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
     Returns that this CPU would have to be measured; `unmeasured` says why that failed.
@@ -77,7 +77,7 @@ def note_hardware(
     facts = HardwareFacts(stated={**(earlier or {}), **hints.stated.to_json()} or None)
     try:
         config, model_from = _model(manifest, hints)
-        facts = replace(facts, model_config=config, model_from=model_from)
+        facts = replace(facts, model_config=config, model_from=model_from, held=_held(config, model_from))
         known_by = manifest.hardware.device_from if manifest.hardware else None
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
             facts = replace(facts, device_from=known_by)  # only the model was named anew
@@ -96,7 +96,7 @@ def note_hardware(
     except RooflineError as why:
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
-        lacking = why if isinstance(why, UncalibratedError) else None
+        lacking = why if isinstance(why, _UncalibratedError) else None
         facts = replace(facts, absent=str(why).replace(":", f"{unmeasured}:", 1) if lacking else str(why))
     run.save_manifest(replace(manifest, hardware=facts))
     return lacking
@@ -154,6 +154,17 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     raise RooflineError(f"{said} is available: name its folder or a bundled model with --model-config")
 
 
+def _held(config: Mapping[str, Any], model_from: str) -> float | None:
+    """`HardwareFacts.held` of a folder with weights."""
+    folder = Path(model_from.removeprefix("--model-config ")).expanduser()
+    try:
+        model = read_config(config)
+        held = held_by(folder, model, quant_of(config, model)).held
+    except RooflineError:  # of an unknown family, say, which the roofline says
+        return None
+    return None if held == 1 else held
+
+
 def config_at(name: str) -> dict[str, Any]:
     """The config of a bundled model, a folder, a file, a GGUF file's folder, or Hugging Face's cache."""
     if name.lower() in bundled_models():
@@ -178,7 +189,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
         known = kept(n_cores, config, manifest.engine)
         if known is None:
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
-            raise UncalibratedError(
+            raise _UncalibratedError(
                 "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
                 f"--model {shlex.quote(model)} --threads {n_cores}` (15 s, once), "
                 f"then `burstline report {run.path} --device cpu`", config, model, n_cores,

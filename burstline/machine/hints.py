@@ -12,10 +12,6 @@ DEVICE_FILE: Final = "device.toml"
 """In a run's folder: the device that it is compared with."""
 
 
-DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""Engines' names of number formats, and ours."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stated:
     """Facts of the engine that a person states; None where they leave them open.

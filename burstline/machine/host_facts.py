@@ -33,7 +33,6 @@ def libraries() -> dict[str, str]:
 
 
 def host() -> HostFacts:
-    """This machine and the limits that this process runs under."""
     return HostFacts(
         platform=platform.platform(),
         cpu=_cpu_model(),

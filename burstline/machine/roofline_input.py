@@ -11,11 +11,11 @@ import numpy as np
 from burstline.loadgen.record.columns import Columns
 from burstline.loadgen.record.manifest import HardwareFacts
 from burstline.loadgen.record.rundir import Run
-from burstline.machine.hints import DEVICE_FILE, DTYPES, Stated
+from burstline.machine.hints import DEVICE_FILE, Stated
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.checkpoint import quant_of
+from burstline.roofline.model.checkpoint import DTYPES, holding, quant_of
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
@@ -120,17 +120,18 @@ class _Facts:
                 stored = Quant(ours, ours, ours)
             elif ours:
                 stored = replace(stored, kv=ours)
+            if (hardware := self.run.manifest.hardware) and hardware.held:
+                stored = holding(stored, hardware.held)
+                said = f"the weight files hold {hardware.held:.0%} of the bytes that config.json says"
+                self.assumed.append(said)
             certain = self.self_describing or (ours is not None and self._started_without("quant"))
             if not ours:
                 self.assumed.append(
                     f"the engine does not state its dtype: {stored.activations}, the checkpoint's"
                 )
         kv = self.stated.kv_dtype or KV_DTYPES.get(str(identity.kv_cache_dtype if identity else None))
-        kv_certain = (
-            kv is not None
-            or self.self_describing
-            or self._started_without("kv-cache-dtype", "kv_cache_dtype")
-        )
+        kv_certain = kv is not None or self.self_describing
+        kv_certain = kv_certain or self._started_without("kv-cache-dtype", "kv_cache_dtype")
         if not kv_certain:
             self.assumed.append(f"the KV cache's dtype is not stated: {stored.kv}")
         return (replace(stored, kv=kv) if kv else stored), certain, kv_certain
@@ -151,11 +152,8 @@ class _Facts:
         stated_all = pp is not None and dp is not None and not (identity and identity.expert_parallel)
         if tp is not None and (stated_all or self._started_without(*other_ranks)):
             return Parallel(tp=tp, pp=pp or 1, dp=dp or 1), Known()
-        self.assumed.append(
-            "parallelism is not stated: one device"
-            if tp is None
-            else f"only tensor parallelism is stated: {tp}"
-        )
+        only = f"only tensor parallelism is stated: {tp}"
+        self.assumed.append("parallelism is not stated: one device" if tp is None else only)
         if device.arch == "measured":  # this machine's CPU: a server may use more cores than were measured
             host = self.run.manifest.host
             cores = host.cores or host.cores_allowed or device.n_units or 1

@@ -51,7 +51,7 @@ def gguf_package() -> ModuleType:
         import gguf
     except ImportError:
         raise WorkloadError(
-            "--format gguf needs the package gguf, which is not installed: pip install 'burstline[gguf]'"
+            "--format gguf needs the package gguf, which is not installed: pip install gguf"
         ) from None
     package: ModuleType = gguf
     return package

@@ -6,7 +6,6 @@ was made says so in a `burstline.json` of its own, and runs repeat it.
 
 from __future__ import annotations
 
-import difflib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from burstline.models.gguf_file import gguf_package, require_plain_positions, write_gguf
 from burstline.models.random_weights import n_bytes_of, tensors_of, write_weights
 from burstline.roofline.model.families import bundled_config, bundled_models
+from burstline.suggest import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
@@ -128,8 +128,7 @@ def config_like(like: str, dtype: str | None = None) -> dict[str, Any]:
     elif like in known:
         raw = bundled_config(TINY if like == "tiny" else like)
     else:
-        near = difflib.get_close_matches(like, known, n=3, cutoff=0.4)
-        raise WorkloadError(f"--like {like}: no such model is known; try one of: {', '.join(near or known)}")
+        raise WorkloadError(f"--like {like}: no such model is known; {hint(like, known)}")
     family = raw.get("model_type", "")
     if family not in _ARCHITECTURES and "architectures" not in raw:
         raise WorkloadError(f"--like {like}: model_type {family!r} is not known: {', '.join(_ARCHITECTURES)}")
@@ -184,6 +183,7 @@ def _tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:
         "eos_token": eos,
         "add_bos_token": False,
         "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for each in messages %}{{ each['content'] }}{% endfor %}",
         "model_max_length": config.get("max_position_embeddings") or config.get("n_positions"),
     }
 

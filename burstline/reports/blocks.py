@@ -167,21 +167,12 @@ class Banner:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One large number: its name, its value in `unit`, and a line under it."""
+    """A question and its short answer, with a line of `detail`; `numbers` are those in both."""
 
     label: str
     value: str
-    unit: str
     detail: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Large numbers in a row."""
-
-    kind: ClassVar[str] = "tiles"
-    tiles: tuple[Tile, ...]
+    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +234,4 @@ class Folded:
     id: str = ""
 
 
-Block = Heading | Banner | Answer | Plot | Table | Tiles | Side | Command | Note | Findings | Folded
+Block = Heading | Banner | Answer | Plot | Table | Side | Command | Note | Findings | Folded

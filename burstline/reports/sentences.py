@@ -23,28 +23,22 @@ STATES: Final[Mapping[str, tuple[str, str, str]]] = {
     State.DISTURBED: ("warn", "!", "Other processes took CPU time from the client or the server."),
     State.NOT_STATIONARY: ("warn", "!", "No steady state: these numbers depend on the length of the run."),
     State.NOT_COMPARABLE: ("warn", "!", "The server did not do the requested work: do not compare this run."),
-    State.COLD: (
-        "warn",
-        "!",
-        "The first requests were slower than the rest, and these numbers include them.",
-    ),
+    State.COLD: ("warn", "!",
+        "The first requests were slower than the rest, and these numbers include them."),
     "INTERRUPTED": ("warn", "!", "The run was interrupted: these numbers cover the part before that."),
     "TOO SHORT": ("warn", "!", "The load was too short to see whether anything disturbed it."),
-}
+}  # fmt: skip
 """A run's verdict: its tone, its mark and what it means."""
 
 COMPARED: Final[Mapping[str, tuple[str, str, str]]] = {
     **STATES,
     SWEEP: ("good", "✓", "One system at several loads: how throughput and latency change."),
     REPEATS: ("good", "✓", "Several runs of one system: the numbers cover all of them."),
-    COMPARABLE: (
-        "good",
-        "✓",
-        "All did the same work with the same settings. Each run alone is VALID: it passed its own checks.",
-    ),
+    COMPARABLE: ("good", "✓",
+        "All did the same work with the same settings. Each run alone is VALID: it passed its own checks."),
     ALONE: ("warn", "!", "Only one system has finished runs: there is nothing to compare."),
     State.NOT_COMPARABLE: ("bad", "✕", "These runs did different work: they are not ranked."),
-}
+}  # fmt: skip
 """The same for a comparison's state."""
 
 MEANT_BY: Final[Mapping[str, str]] = {
@@ -67,25 +61,22 @@ MEANT_BY: Final[Mapping[str, str]] = {
 SENTENCES: Final[Mapping[str, str]] = {
     # What limited a run: what it was, then how that shows.
     "limit.client": "What limited {whom} is unknown: the client's own times are not reliable",
-    "limit.overloaded": (
-        "Limited by the server: requests arrived faster than it served them, and its queue kept growing"
-    ),
+    "limit.overloaded": "Limited by the server: requests arrived faster than it served them, and its queue "
+    "kept growing",
     "limit.refused": "{who} refused {n}, probably because its queue was full",
+    "limit.lost": "{who} answered {n} with HTTP 503, probably because a worker was lost: other streams broke",
     "limit.others": "The {n} that succeeded were limited",
     "limit.load": "Limited only by the load: the server kept up with {load}, with at most {most} in flight",
-    "limit.concurrency": (
-        "{who} had room for {all} requests at once, so throughput depended only on the concurrency and on "
-        "how fast {it} ran the model: {n} at a time{waits}"
-    ),
+    "limit.concurrency": "{who} had room for {all} requests at once, so throughput depended only on the "
+    "concurrency and on how fast {it} ran the model: {n} at a time{waits}",
     "limit.concurrency-unwatched": "Limited by the concurrency of the load: {n} at a time, but "
     "whether any waited in the server is not known ({reason})",
+    "limit.pauses": "Limited by the pauses of the users: on average {mean} requests of {n} in flight",
     "limit.one-in-flight": "Limited only by the load: never more than 1 request in flight",
     "limit.too-short": "What limited {whom} is unknown: the run was too short to watch the server's queue",
     "limit.unknown": "What limited {whom} is unknown: the server's queue was not recorded ({reason})",
-    "limit.steps": (
-        "{who} had room for {all} requests at once, so the time went into running the model, not "
-        "into waiting for a place in the batch: at most {n} in flight{waits}"
-    ),
+    "limit.steps": "{who} had room for {all} requests at once, so the time went into running the model, not "
+    "into waiting for a place in the batch: at most {n} in flight{waits}",
     "limit.gaps": "Limited by the load: at most {n} in flight{waits}",
     "limit.batch": "Limited by the batch limit of {slots}{flag}: {ran}",
     "limit.kv-cache": "Limited by the KV cache: {ran}",
@@ -95,20 +86,15 @@ SENTENCES: Final[Mapping[str, str]] = {
     "limit.not-measured": "What limited the server was not measured.",
     "limit.not-why": "Why the engines differ in speed was not measured.",
     "limit.not-why-slower": "Why {names} slower was not measured.",
-    "limit.not-why-cases": (
-        "{name} is significantly slower than the fastest in {n} of {cases} cases{others}; the cause was not "
-        "measured."
-    ),
+    "limit.not-why-cases": "{name} is significantly slower than the fastest in {n} of {cases} "
+    "cases{others}; the cause was not measured.",
     "not-reconciled": "The run cannot be compared with its hardware: {why}.",
     "no-slo": "No SLOs were set; --slo sets them.",
     "no-target": "for information: no goodput SLO is set",
-    "rates.of-succeeded": (
-        "The rates count the {n} that succeeded; for latency, a failed request counts as infinitely late."
-    ),
-    "rates.apart": (
-        "Tokens count when they arrive, requests when they end: over this window the output rate is not "
-        "exactly {tokens} tokens times the request rate."
-    ),
+    "rates.of-succeeded": "The rates count the {n} that succeeded; for latency, a failed request counts as "
+    "infinitely late.",
+    "rates.apart": "Tokens count when they arrive, requests when they end: over this window the output rate "
+    "is not exactly {tokens} tokens times the request rate.",
     # What the client's lateness did to a percentile.
     "sent.unreliable": "unreliable: the client sent requests late, which changed it by {by}",
     "read.widened": "the client read late, which may have changed it by {by}; its interval includes that",
@@ -130,10 +116,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     # Who is faster.
     "equal": "{one} and {other} are equally fast (E2E p50 within {percent}%{ends})",
     "equally-long": "{one} and {other} take the same time (E2E p50){ends}",
-    "undecided": (
-        "No significant difference between {one} and {other} (E2E p50): {one} was {times}, "
-        "{ends}; with this many runs, only differences of {percent} or more can be detected"
-    ),
+    "undecided": "No significant difference between {one} and {other} (E2E p50): {one} was {times}, {ends}; "
+    "with this many runs, only differences of {percent} or more can be detected",
     "faster": "{one} is {times} than {other} (E2E p50){ends}",
     "fastest": "{first} is fastest in {n} of {cases} cases: {by} faster than {next} (E2E p50).",
     "lowest": "{first} has the lowest E2E p50 in {n} of {cases} cases; {sure}.",
@@ -151,15 +135,12 @@ SENTENCES: Final[Mapping[str, str]] = {
     "next.repeat": "Next: run each of them three times (--repeats 3) to see whether this is more than noise.",
     "next.more": "Next: run {names} {times} each{per} ({n} runs) to settle which is faster.",
     # How the words of a comparison are meant.
-    "words.no-noise": (
-        "The noise between runs is unknown, so no difference is called significant: "
-        "run each {n} times to measure it (`burstline run --repeats {n}`)."
-    ),
+    "words.no-noise": "The noise between runs is unknown, so no difference is called significant: run each "
+    "{n} times to measure it (`burstline run --repeats {n}`).",
     "words.different": "Different: significant at 5%, corrected for the number of comparisons.",
     "words.same": "Same: the interval lies within {margin} of equal.",
-    "words.inconclusive": (
-        "Inconclusive: neither. A difference of the size given would be detected with 80% power."
-    ),
+    "words.inconclusive": "Inconclusive: neither. A difference of the size given would be detected with 80% "
+    "power.",
     "words.best": "★: significantly better than every other.",
     "words.noise": "A/A noise: 95% of pairs of runs of one system differ by less.",
     # What a sweep shows.
@@ -181,16 +162,12 @@ SENTENCES: Final[Mapping[str, str]] = {
     "highest.changed": "Probe {number} says little, because its speed changed: {why}",
     "highest.change-by": "the latency {moved} by {percent} during the probe. Look for throttling and other "
     "work on the server.",
-    "highest.more": (
-        "Next: run again with --budget-s {budget}; about {more} more requests ({more_s}) "
-        "would confirm both loads."
-    ),
+    "highest.more": "Next: run again with --budget-s {budget}; about {more} more requests ({more_s}) would "
+    "confirm both loads.",
     "highest.state-confirmed": "The lower load was probed again and met the SLOs again; "
     "the higher was probed again and missed one again.",
-    "highest.state-open": (
-        "The search, with a budget of {budget}, ended before fresh probes had confirmed both loads: "
-        "its first probes find the limit only roughly."
-    ),
+    "highest.state-open": "The search, with a budget of {budget}, ended before fresh probes had confirmed "
+    "both loads: its first probes find the limit only roughly.",
     "highest.state-lost": "The search stopped: its last probes were repeated, and still could not decide.",
     "highest.state-none": "Even the lowest load misses an SLO.",
     "highest.figure": "Horizontal axis: {latency} of each probe with its 95% interval. Vertical "
@@ -210,12 +187,35 @@ SENTENCES: Final[Mapping[str, str]] = {
     "sweep.lacks": "Missing from “{title}”: {points}.",
 }
 
+LIMITS: Final[Mapping[str, str]] = {
+    "limit.overloaded": "The server: its queue grew",
+    "limit.load": "Only the load",
+    "limit.gaps": "Only the load",
+    "limit.one-in-flight": "Only the load",
+    "limit.pauses": "The users' pauses",
+    "limit.concurrency": "The concurrency",
+    "limit.concurrency-unwatched": "The concurrency",
+    "limit.steps": "Running the model",
+    "limit.batch": "The batch limit",
+    "limit.own-batch": "The batch size",
+    "limit.kv-cache": "The KV cache",
+    "limit.token-budget": "The tokens of a step",
+    "limit.queue": "The server's queue",
+    "limit.refused": "The server refused requests",
+    "limit.lost": "Requests were lost",
+    "limit.client": "Unknown",
+    "limit.too-short": "Unknown",
+    "limit.unknown": "Unknown",
+}
+"""What limited a run, in two or three words."""
+
 NEXT: Final[Mapping[str, str]] = {
     "limit.overloaded": "lower the load, or try a faster device, a smaller data type or more devices.",
-    "limit.load": "find the highest load within your SLOs with `burstline limit`.",
+    "limit.load": "run `burstline limit`, which finds the highest load within your SLOs.",
     "limit.concurrency": "raise --concurrency.",
     "limit.concurrency-unwatched": "raise --concurrency.",
     "limit.one-in-flight": "send more requests at once.",
+    "limit.pauses": "raise --concurrency: the server had room for more users.",
     "limit.steps": "try a faster device, a smaller data type or more devices.",
     "limit.batch": "raise the batch limit in the server's settings.",
     "limit.kv-cache": "give the KV cache more memory.",
@@ -223,7 +223,7 @@ NEXT: Final[Mapping[str, str]] = {
     "limit.own-batch": "raise the batch size in the server's settings.",
     "limit.queue": "look at the server's scheduler settings.",
     "limit.too-short": "send more requests.",
-    "limit.unknown": "turn on the server's metrics to see its queue.",
+    "limit.unknown": "send a lower load: where TTFT falls, requests waited in the server's queue.",
 }
 """What to try after a valid run, by what limited it."""
 

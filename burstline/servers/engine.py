@@ -81,6 +81,8 @@ class Engine:
         (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
     )
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
+    one_sampling_unless: str | None = None
+    """Without this flag it samples all requests as its first, the greedy one for readiness."""
     needs_weights: bool = False
     """It cannot start from a folder that has a config.json alone."""
     weight_files: Sequence[str] = ("safetensors", "bin", "pt", "pth", "gguf")
@@ -147,7 +149,6 @@ class Engine:
         return target, ()
 
     def capabilities_of(self, target: Target) -> Capabilities:  # noqa: ARG002
-        """The capabilities of this probed server."""
         return self.capabilities
 
     def identify(self, get: Get, log: str) -> Identity:
@@ -182,7 +183,6 @@ class Engine:
         return None
 
     def gauges(self, metrics: str) -> Gauges:
-        """The common gauges out of the body of `metrics_path`."""
         return gauges_in(metrics, self.gauge_names, self.latencies, self.means)
 
     def doomed(self, log: str) -> str | None:  # noqa: ARG002
@@ -221,25 +221,19 @@ class Engine:
 
     def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:  # noqa: ARG002
         """Notices about this load at this server, printed before it is sent."""
-        notes = []
-        limit, slots = identity.admission_limit, identity.max_num_seqs
-        if limit is not None and n_at_once > limit:
-            notes.append(
-                f"{self.title} admits {limit:,} requests at once: of {n_at_once:,} it will refuse up to "
-                f"{n_at_once - limit:,}. Pass --concurrency {limit}, or raise the server's limit"
-                + self._flag_hint(self.admission_flag)
-            )
-        if not self.capabilities.queue_depth and slots is not None and n_at_once > slots:
-            notes.append(
-                f"{self.title} has {slots:,} slots: of {n_at_once:,} requests at once up to "
-                f"{n_at_once - slots:,} wait in a queue that none of its metrics shows. Pass --concurrency "
-                f"{slots}, or raise the server's limit" + self._flag_hint(self.slots_flag)
-            )
-        return tuple(notes)
-
-    @staticmethod
-    def _flag_hint(flag: str | None) -> str:
-        return f" ({flag})" if flag else ""
+        slots = None if self.capabilities.queue_depth else identity.max_num_seqs
+        refused = "admits {most:,} requests at once: of {n:,} it will refuse up to {beyond:,}"
+        queued = (
+            "has {most:,} slots: of {n:,} requests at once up to {beyond:,} wait in a queue that none of its "
+            "metrics shows"
+        )
+        limits = ((identity.admission_limit, refused, self.admission_flag), (slots, queued, self.slots_flag))
+        return tuple(
+            f"{self.title} {text.format(most=most, n=n_at_once, beyond=n_at_once - most)}. Pass "
+            f"--concurrency {most}, or raise the server's limit{f' ({flag})' if flag else ''}"
+            for most, text, flag in limits
+            if most is not None and n_at_once > most
+        )
 
     def admission_of(self, identity: Identity | None) -> Admission | None:  # noqa: ARG002
         """`admission` of a server that says so much of itself."""

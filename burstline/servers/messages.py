@@ -1,5 +1,6 @@
 """Messages between Burstline and a server: its address, requests, and replies."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -111,8 +112,9 @@ class Reply:
     server's message where it sent one, in whatever status. `n_reasoning_tok` is how much of the output is
     reasoning, shown or not. `text` is what was generated, to count its
     tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
-    on beyond the asked length by its own rules; what is beyond is no part of the request. `overloaded`: it
-    refused because it has too many requests.
+    on beyond the asked length by its own rules; what is beyond is no part of the request. `own_length`: any
+    length is a success, for nobody knows what this server makes of the length that it is asked for.
+    `overloaded`: it refused because it has too many requests.
     """
 
     events: Sequence[Event]
@@ -127,6 +129,7 @@ class Reply:
     text: str | None = None
     times: ServerTimes | None = None
     overshoots: bool = False
+    own_length: bool = False
     overloaded: bool = False
 
 
@@ -180,7 +183,7 @@ class Target:
 
 
 def target_at(url: str, model: str = "", api_key: Secret | None = None) -> Target:
-    """The target that a user's URL names, given with or without `/v1`; its login is taken out of it.
+    """The target that a user's URL names, with or without `/v1/...`; its login is taken out of it.
 
     From here on its secrets are known. Raises ValueError, which never quotes the URL, where it is not
     scheme://[user:password@]host[:port][/path].
@@ -202,7 +205,7 @@ def target_at(url: str, model: str = "", api_key: Secret | None = None) -> Targe
         login = Secret(f"{unquote(parts.username)}:{unquote(parts.password or '')}")
         learn(unquote(parts.password or ""), parts.password)
     name = f"[{host}]" if ":" in host else host
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    path = re.sub(r"/v1(?:/(?:chat/)?completions|/models)?$", "", parts.path.rstrip("/")).rstrip("/")
     base = f"{parts.scheme}://{name}{'' if port is None else f':{port}'}{path}"
     return Target(base, model, api_key, login=login)
 

@@ -69,7 +69,6 @@ class Settings:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The settings that were set, by name."""
         return {row.name: value for row, value in given(self)}
 
     def over(self, other: Settings) -> Settings:
@@ -98,7 +97,6 @@ class Spelling:
 
 
 def valued(flag: str, *others: str) -> Spelling:
-    """A flag with a value."""
     return Spelling((flag, *others), lambda value: (flag, str(value)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shlex
 import signal
@@ -11,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +21,15 @@ import orjson
 from burstline.bench.limit import CODES, RESULT
 from burstline.bench.load_options import checked
 from burstline.bench.report import of_summary
-from burstline.bench.server_session import check_model, check_requests
+from burstline.bench.run import check as check_run
+from burstline.bench.run_settings import Settings as RunSettings
+from burstline.bench.server_session import check_requests, check_start, check_where, choose_engine
 from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run, originals
-from burstline.machine.hints import DTYPES
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
@@ -36,6 +39,7 @@ from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
@@ -43,6 +47,7 @@ from burstline.roofline.predict import capacity
 from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
+from burstline.servers.messages import EngineError
 from burstline.servers.redact import redacted
 from burstline.servers.secret import Secret, without_secrets
 from burstline.servers.settings import Settings
@@ -98,13 +103,17 @@ def run_suite(
         )
     folder = out / suite.folder_name
     if dry_run:
-        print("".join(f"# {line}\n" for line in fits(slots)), end="")
+        lacking = [] if suite.platforms else [f"cannot run here: {each}" for each in lacks(slots)]
+        print("".join(f"# {line}\n" for line in (*fits(slots), *lacking, _time_of(slots))), end="")
         words = (without_secrets(["burstline", *slot.argv(folder / slot.id)]) for slot in slots)
         print("\n".join(map(shlex.join, words)))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
-        _need_models(suite)
+        if lacking := lacks([slot for slot in slots if _done(slot, folder) is None]):
+            raise WorkloadError("\n  ".join((f"{path} was not begun:", *lacking)))
+        for model in suite.models:
+            make_where_missing(model)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
         _keep(suite, all_slots, path, folder)
@@ -126,7 +135,6 @@ def run_suite(
 
 
 def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | None) -> list[Slot]:
-    """The runs of the platform, all of them without one."""
     names = [one.name for one in suite.platforms]
     if platform is not None and platform not in names:
         known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"
@@ -134,13 +142,33 @@ def _chosen(suite: Suite, slots: Sequence[Slot], path: Path, platform: str | Non
     return [s for s in slots if platform is None or (s.platform and s.platform.name == platform)]
 
 
-def _need_models(suite: Suite) -> None:
-    """Check that this machine has the models, and make those that are made."""
-    for model in suite.models:
-        if model.path and model.like is None and all(e.server.url is None for e in suite.engines):
-            check_model(model.path)
-    for model in suite.models:
-        make_where_missing(model)
+def _done(slot: Slot, folder: Path) -> Run | tuple[str, LimitResult] | None:
+    return (finished_in if slot.workload.limit is None else limit_in)(folder / slot.id)
+
+
+def lacks(slots: Sequence[Slot]) -> list[str]:
+    """What contenders need and do not have here: engine, packages, weights, port, GPUs; once each."""
+    told = set[str]()
+    for slot in {(slot.engine.name, slot.model.name, slot.workload.name): slot for slot in slots}.values():
+        where = slot.engine.at(slot.model, slot.platform)
+        try:
+            if slot.model.like is not None:  # what is missing will be made
+                check_start(choose_engine(where), replace(where, model=None), 0)
+            else:
+                check_where(where)
+                check_run(RunSettings(where, slot.workload.spec, slot.workload.goals))
+        except (WorkloadError, EngineError) as error:
+            told.add(f"{slot.engine.name}: {error}")
+    return sorted(told)
+
+
+def _time_of(slots: Sequence[Slot]) -> str:
+    """How many runs there are, and how long their loads last as far as that is known before."""
+    loads = [(slot.workload.limit, slot.workload.spec) for slot in slots]
+    timed_s = [(spec.requests or 0) / (spec.rate or math.inf) for _, spec in loads]
+    lasts_s = [a.budget_s if a else spec.duration_s or s for (a, spec), s in zip(loads, timed_s, strict=True)]
+    rest = f"; {lasts_s.count(0)} last until all replies are there" if 0 in lasts_s else ""
+    return f"{counted(len(slots), 'run')}: {sum(lasts_s) / 60:.1f} min of load, and the starts{rest}"
 
 
 def _carry_out_all(
@@ -231,8 +259,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
-    done_in = finished_in if slot.workload.limit is None else limit_in
-    if done_in(folder / slot.id) is not None:
+    if _done(slot, folder) is not None:
         print(f"{slot_name}: done before", file=sys.stderr)
         return exit_codes.DONE
     print(slot_name, file=sys.stderr)
@@ -243,7 +270,7 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: boo
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
         raise WorkloadError(f"{slot_name} could not be run (see above): the suite stops, its runs are kept")
-    done = done_in(folder / slot.id)
+    done = _done(slot, folder)
     how = f"failed with exit code {code}"
     if done is not None:
         shown = verdict_line(view_of(done).summary) if isinstance(done, Run) else answer_of(done[1])

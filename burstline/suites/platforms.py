@@ -50,7 +50,6 @@ class _NodeActor:
         return socket.gethostname()
 
     def prepare(self, model: Model) -> None:
-        """Make the model's folder where the suite asks for it and this node has none yet."""
         make_where_missing(model)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -24,6 +23,7 @@ from burstline.roofline.errors import parse_toml, read_small
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
+from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError
@@ -148,15 +148,16 @@ class Slot:
 
     @property
     def id(self) -> str:
-        platform = self.platform.name if self.platform else ""
-        words = (f"{self.place:03d}", self.engine.name, self.model.name, self.workload.name, platform)
-        return "-".join(word for word in words if word)
+        return "-".join(filter(None, (f"{self.place:03d}", self.engine.name, *self._shared)))
 
     @property
     def cell(self) -> str:
         """The settings that must be equal to compare engines."""
-        platform = self.platform.name if self.platform else ""
-        return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
+        return ", ".join(filter(None, self._shared))
+
+    @property
+    def _shared(self) -> tuple[str, ...]:
+        return self.model.name, self.workload.name, self.platform.name if self.platform else ""
 
     def argv(self, out: Path) -> tuple[str, ...]:
         server, load = self.engine.at(self.model, self.platform), self.workload
@@ -197,9 +198,7 @@ def load_suite(path: Path) -> Suite:
         raw = parse_toml(read_small(path), path)
     except OSError as error:
         shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
-        near = difflib.get_close_matches(path.stem, shipped, n=1)
-        known = f"did you mean {near[0]}?" if near else f"or one of: {', '.join(shipped)}"
-        why = f"{error.strerror}; expected a suite's TOML file, {known}"
+        why = f"{error.strerror}; expected a suite's TOML file; {hint(path.stem, shipped)}"
         raise WorkloadError(f"{path} cannot be read: {why}") from None
     return parse_suite(raw, str(path))
 
@@ -263,9 +262,7 @@ def _engine(table: TomlTable, of_all: Settings) -> Contender:
     engine = table.get("engine", str, None) if "url" in table.raw else table.need("engine", str)
     name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
     if engine is not None and engine not in ENGINES:
-        near = difflib.get_close_matches(engine, ENGINES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(ENGINES)}"
-        raise WorkloadError(f"{table.where}: unknown engine {engine!r}; {hint}")
+        raise WorkloadError(f"{table.where}: unknown engine {engine!r}; {hint(engine, ENGINES)}")
     args = tuple(table.get("args", list, []))
     if without_secrets(list(args)) != list(args):
         raise WorkloadError(f"{table.where}: args hold a secret; name a variable with api_key_env instead")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from burstline.suggest import hint
 from burstline.workloads.options import Option, as_text, on_or_off, options_of
 from burstline.workloads.request import WorkloadError
 
@@ -25,9 +25,7 @@ class TomlTable:
         """Refuse every other key, naming the nearest known one."""
         for key in self.raw:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are: {', '.join(known)}"
-                raise WorkloadError(f"{self.where}: unknown key {key!r}{hint}")
+                raise WorkloadError(f"{self.where}: unknown key {key!r}; {hint(key, known)}")
 
     def get(self, key: str, kind: type, default: Any) -> Any:
         """The key's value, of this kind; the default where the key is not there."""

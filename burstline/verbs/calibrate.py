@@ -136,8 +136,6 @@ def _show(out: Path) -> None:
         print(f"  {name:<18}{value:10.4g}, shared by all devices {was:.4g}")
     for kind, spread in calibration.spread.items():
         print(f"  {kind:<12}measured is {spread.low:.2f} to {spread.high:.2f} of predicted")
-    told = (
-        f"{calibration.host} (of the embedded engine)" if calibration.host else "not measured: not predicted"
-    )
-    print(f"  {'host':<12}{told}")
+    host = f"{calibration.host} (of the embedded engine)" if calibration.host else None
+    print(f"  {'host':<12}{host or 'not measured: not predicted'}")
     print(f"  {_line(out)}")

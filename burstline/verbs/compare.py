@@ -44,11 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
 
 
+def runs_in(path: Path) -> list[Path]:
+    """The folder, if it is a run or there is none in it; else the runs below it. A page over runs is none."""
+    if (path / "manifest.json").is_file():
+        return [path]
+    below = sorted(each.parent for each in path.glob("**/manifest.json"))
+    return below or [path] * (not (path / "comparison.json").is_file())
+
+
 def run(args: argparse.Namespace) -> int:
     keep_pandas_out()
     others = [each for path in args.runs if path.is_file() for each in foreign_results(path)]
-    folders = (path for path in args.runs if not path.is_file())
-    runs = [open_run(path) for path in folders if not (path / "comparison.json").is_file()]
+    runs = [open_run(folder) for path in args.runs if not path.is_file() for folder in runs_in(path)]
     if not runs and others:
         raise WorkloadError("name at least one run of Burstline: results of other tools are read beside it")
     if len(runs) + len(others) < 2:

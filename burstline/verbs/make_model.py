@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("safetensors", "gguf", "both"),
         help="write random weights in this format: gguf for llama.cpp, safetensors (the default) for "
-        "others, or both (needs burstline[gguf])",
+        "others, or both (needs the package gguf)",
     )
     add("--dtype", choices=("bfloat16", "float16", "float32"), help="data type of config and weights")
     add("--seed", type=int, default=0, help="seed of the weights (0)")

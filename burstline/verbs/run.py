@@ -1,8 +1,10 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
+import secrets
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from burstline.bench.server_session import check_where, choose_engine
@@ -10,6 +12,7 @@ from burstline.cluster.placement import RayOptions, parse_ray
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions, add_settings, server_of
 from burstline.machine.hints import Hints
+from burstline.workloads.options import as_text, flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec, check_goals, check_spec
 
@@ -96,14 +99,14 @@ def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     where, goals = server_of(args), read_options(Goals, args)
-    spec = checked_spec(read_options(LoadSpec, args), goals, where)
+    specs = [checked_spec(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
     # Here: what a run imports would delay `--help` and the answer to a wrong flag.
     from burstline.bench.run import run_once
-    from burstline.bench.run_settings import Settings
+    from burstline.bench.run_settings import Settings, words_of_run
 
     settings = Settings(
         where,
-        spec,
+        spec := specs[0],
         goals,
         args.out,
         args.quiet,
@@ -113,13 +116,28 @@ def run(args: argparse.Namespace) -> int:
         ray=_ray_of(args, spec),
         argv=tuple(sys.argv[1:]),
     )
-    if args.repeats is not None:
-        from burstline.bench.repeats import run_repeats
+    every = [replace(settings, spec=spec) for spec in specs]
+    if len(every) > 1:  # each has a command of its own
+        words = partial(words_of_run, where, args.out, goals, settings.hints)
+        every = [replace(each, argv=words(each.spec)) for each in every]
+    if args.repeats is not None or len(every) > 1:
+        from burstline.bench.repeats import run_several
 
-        return run_repeats(settings, args.repeats, restart_after=args.restart)
+        return run_several(every, args.repeats or 1, restart_after=args.restart)
     if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
-    return run_once(settings)
+    return run_once(every[0])
+
+
+def _swept(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The flags of each load, of which a sweep has several."""
+    names = [name for name in ("rate", "concurrency") if isinstance(vars(args)[name], tuple)]
+    if not names:
+        return [args]
+    values, salt = vars(args)[names[0]], args.salt or secrets.token_hex(8)
+    if len(names) > 1 or len(set(values)) < len(values):
+        raise WorkloadError(f"{flag_of(names[0])} {as_text(values)}: expected one list of different loads")
+    return [argparse.Namespace(**{**vars(args), names[0]: value, "salt": salt}) for value in values]
 
 
 def checked_spec(asked: LoadSpec, goals: Goals, where: ServerOptions) -> LoadSpec:

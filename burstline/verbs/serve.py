@@ -15,16 +15,18 @@ from burstline.console.server_options import START, ServerOptions, add_settings,
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError
+from burstline.servers.registry import ENGINES
 from burstline.servers.truth import STATEMENT
+from burstline.workloads.request import WorkloadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "burstline serve ENGINE [--model NAME_OR_DIR] [--host ADDRESS] [--port N] [--container [IMAGE]] "
-        "[-- ENGINE ARGS...]"
+        "burstline serve [--engine] ENGINE [--model NAME_OR_DIR] [--host ADDRESS] [--port N] "
+        "[--container [IMAGE]] [-- ENGINE ARGS...]"
     )
-    parser.add_argument("engine", help="the engine: reference, vllm, truth, ...")
-    add_options(parser, ServerOptions, "model", *START)
+    parser.add_argument("name", nargs="?", metavar="ENGINE", help=f"the engine: {', '.join(ENGINES)}")
+    add_options(parser, ServerOptions, "engine", "model", *START)
     add_settings(parser)
     parser.add_argument(
         "--host",
@@ -36,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    where = replace(server_of(args), host=args.host)
+    if (args.name is None) == (args.engine is None):
+        raise WorkloadError("expected one engine, such as `burstline serve reference`")
+    where = replace(server_of(args), engine=args.name or args.engine, host=args.host)
     check_where(where)
     engine = choose_engine(where)
     if {"-h", "--help"} & {*where.engine_args}:  # of the engine, which prints it and ends

@@ -102,7 +102,6 @@ class DataSet:
 
 
 def read_data(source: str, columns: Sequence[str] = (), split: str | None = None) -> DataSet:
-    """The rows of a source; `columns` are `name=column`."""
     names = _mapped(columns)
     items: list[Item] = []
     dropped: Counter[str] = Counter()

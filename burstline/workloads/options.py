@@ -23,7 +23,7 @@ class Option:
 
     `bare` is the value where the flag stands without one. `choices` are all words that it takes; `many`: it
     may be given several times, and its value is a tuple; `once`: a second one is refused, for it would win
-    without a word.
+    without a word; `swept`: a command line may have several values, with commas, for a run of each.
     """
 
     help: str
@@ -32,6 +32,7 @@ class Option:
     choices: tuple[str, ...] | None = None
     many: bool = False
     once: bool = False
+    swept: bool = False
     bare: Any = None
     name: str = ""
     default: Any = None
@@ -90,7 +91,6 @@ def given(value: object) -> Iterator[tuple[Option, Any]]:
 
 
 def words_of(value: object, but: Collection[str] = ()) -> tuple[str, ...]:
-    """The flags that say what is not default in a dataclass of options."""
     return tuple(word for each, own in given(value) if each.name not in but for word in each.words(own))
 
 
@@ -99,11 +99,10 @@ def flag_of(name: str) -> str:
 
 
 def as_text(value: object) -> str:
-    """A value as a word that its option parses."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join(map(as_text, value))
     if isinstance(value, float):
         return str(int(value)) if value == value // 1 else str(value)
     return str(getattr(value, "text", value))
@@ -115,12 +114,26 @@ def on_or_off(text: str) -> bool:
     return text == "on"
 
 
-def share(text: str) -> float:
-    """0.05 and 5% are the same."""
+def _quantity(text: str, expected: str, units: Mapping[str, float]) -> float:
+    """The number, divided by what its unit says; one without a unit as it is."""
+    number = text.rstrip("/%aehimnqrs ") if text[:1].isdigit() or text[:1] in "+-." else text
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        raise WorkloadError(f"expected a share such as 0.01 or 1%, not {text!r}") from None
+        return float(number) / {"": 1.0, **units}[text.removeprefix(number).strip()]
+    except (ValueError, KeyError):
+        raise WorkloadError(f"expected {expected}, not {text!r}") from None
+
+
+def share(text: str) -> float:
+    return _quantity(text, "a share such as 0.01 or 1%", {"%": 100.0})
+
+
+def seconds(text: str) -> float:
+    units = {"ms": 1000.0, "s": 1.0, "m": 1 / 60, "min": 1 / 60, "h": 1 / 3600}
+    return _quantity(text, "seconds such as 30, or 30s, 500ms, 2m, 1h", units)
+
+
+def per_second(text: str) -> float:
+    return _quantity(text, "requests per second such as 10, or 10/s", {"/s": 1.0, "req/s": 1.0})
 
 
 def number_or_auto(text: str) -> int | Literal["auto"]:

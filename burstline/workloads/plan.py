@@ -256,13 +256,8 @@ class Shape:
         if self.kind is not RequestKind.GENERATE:
             output_tok = np.ones(n, dtype=np.int64)  # the one event that brings the answer
         rows = (index, prompt_tok, output_tok)
-        more: dict[str, Any] = {
-            "ignore_eos": self.ignore_eos,
-            "sampling": self.sampling,
-            "kind": self.kind,
-            "stage": stage,
-        }
-        return DrawnRequests.of(*rows, vocabulary, seed, segments, **more), prefixes
+        how = (self.ignore_eos, self.sampling, self.kind, stage)
+        return DrawnRequests.of(*rows, vocabulary, seed, segments, *how), prefixes
 
 
 def make_plan(

@@ -150,11 +150,12 @@ class DrawnRequests(Sequence[Request]):
         n_output_tok: NDArray[np.int64],
         vocabulary: Vocabulary,
         seed: int,
-        segments: Segments | None = None,
-        **more: Any,
+        *more: Any,
+        **by_name: Any,
     ) -> DrawnRequests:
+        """All rows of the columns; what follows are the fields after `rows`."""
         rows = np.arange(len(numbers), dtype=np.int64)
-        return cls(numbers, n_prompt_tok, n_output_tok, vocabulary, seed, rows, segments, **more)
+        return cls(numbers, n_prompt_tok, n_output_tok, vocabulary, seed, rows, *more, **by_name)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -186,7 +187,6 @@ class DrawnRequests(Sequence[Request]):
 
     @property
     def n_tok(self) -> int:
-        """Of all prompts together."""
         return int(self.column("n_prompt_tok").sum())
 
     def sha256(self) -> bytes:

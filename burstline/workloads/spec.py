@@ -22,6 +22,8 @@ from burstline.workloads.options import (
     number_or_auto,
     option,
     options_of,
+    per_second,
+    seconds,
     share,
     with_parts,
 )
@@ -186,6 +188,11 @@ class LoadSpec:
     vocab_size: int | None = option(
         "vocabulary size, if neither server nor tokenizer gives it", parse=int, metavar="N"
     )
+    ends: Literal["forced", "natural"] = option(
+        "forced: replies as long as asked, which ignore the model's end (default); natural: at most so long",
+        "forced",
+        choices=("forced", "natural"),
+    )
     temperature: float | None = option("sampling temperature; 0 is greedy (0)", parse=float, metavar="T")
     top_p: float | None = option("nucleus sampling, with --temperature (1)", parse=float, metavar="P")
     cancel_share: HangUps | None = option(
@@ -195,7 +202,7 @@ class LoadSpec:
         metavar="P",
     )
     deadline_s: float = option(
-        "timeout of each request, counted from its due time (600)", 600.0, parse=float, metavar="S"
+        "timeout of each request, counted from its due time (600)", 600.0, parse=seconds, metavar="S"
     )
     workers: int | Literal["auto"] = option(
         "load driver processes (1); auto: one per 2,000 requests in flight, on at most half the cores",
@@ -242,11 +249,15 @@ class LoadSpec:
         parse=parse_arrival,
         metavar="PATTERN",
     )
-    rate: float | None = option("requests per second", parse=float, metavar="R")
-    duration_s: float | None = option(
-        "send requests for S seconds, instead of --requests", parse=float, metavar="S"
+    rate: float | None = option(
+        "requests per second, or several rates: 1,2,4", parse=per_second, metavar="R[,R...]", swept=True
     )
-    concurrency: int | None = option("closed loop: keep N requests in flight", parse=int, metavar="N")
+    duration_s: float | None = option(
+        "send requests for S seconds (also 30s, 2m), instead of --requests", parse=seconds, metavar="S"
+    )
+    concurrency: int | None = option(
+        "closed loop: keep N requests in flight, or several: 8,16", parse=int, metavar="N[,N...]", swept=True
+    )
 
     @property
     def of_sessions(self) -> bool:
@@ -321,7 +332,7 @@ class LimitOptions:
     budget_s: float = option(
         "time limit of the search (900); what is not confirmed by then is reported as open",
         900.0,
-        parse=float,
+        parse=seconds,
         metavar="S",
     )
 

@@ -34,7 +34,7 @@ _MAX_TOK: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class _Format:
     """One format: its columns for time, prompt and output, how its times are written, what else it has."""
 
     title: str
@@ -47,11 +47,11 @@ class Format:
 
 
 FORMATS: Final = (
-    Format("Qwen-Bailian", "timestamp", "input_length", "output_length", 1.0, 16, "chat_id"),
-    Format("Mooncake", "timestamp", "input_length", "output_length", 1e-3, MOONCAKE_BLOCK_TOK),
-    Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
-    Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
-    Format("Burstline", "timestamp", "prompt_tokens", "output_tokens", 1.0, 16),
+    _Format("Qwen-Bailian", "timestamp", "input_length", "output_length", 1.0, 16, "chat_id"),
+    _Format("Mooncake", "timestamp", "input_length", "output_length", 1e-3, MOONCAKE_BLOCK_TOK),
+    _Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
+    _Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
+    _Format("Burstline", "timestamp", "prompt_tokens", "output_tokens", 1.0, 16),
 )
 
 
@@ -145,7 +145,7 @@ def read_trace(source: str) -> Trace:
     return Trace(form.title, at_s - at_s[0], n_prompts, n_outputs, flat, ends, sizes, dict(dropped))
 
 
-def _format_of(row: Row, source: str, number: int) -> Format:
+def _format_of(row: Row, source: str, number: int) -> _Format:
     for form in FORMATS:
         if all(name in row for name in (form.time, form.prompt, form.output, form.sign or form.time)):
             return form
@@ -162,7 +162,7 @@ def _count(row: Row, name: str, where: str) -> int:
     return int(number)
 
 
-def _time(row: Row, form: Format, where: str) -> Any:
+def _time(row: Row, form: _Format, where: str) -> Any:
     value = row.get(form.time)
     if form.unit_s is None:
         return value
@@ -172,7 +172,7 @@ def _time(row: Row, form: Format, where: str) -> Any:
     return number * form.unit_s
 
 
-def _seconds(times: Sequence[Any], numbers: Sequence[int], form: Format, source: str) -> NDArray[np.float64]:
+def _seconds(times: Sequence[Any], numbers: Sequence[int], form: _Format, source: str) -> NDArray[np.float64]:
     if form.unit_s is not None:
         return np.array(times, dtype=np.float64)
     import pandas as pd  # here: half a second that only dates need
@@ -197,7 +197,7 @@ def _ascending(at_s: NDArray[np.float64], numbers: Sequence[int], source: str) -
     return at_s
 
 
-def _hashes(row: Row, form: Format, n_prompt_tok: int, where: str) -> tuple[list[int | str], int]:
+def _hashes(row: Row, form: _Format, n_prompt_tok: int, where: str) -> tuple[list[int | str], int]:
     """The hashes of the prompt's blocks, and how many tokens a block has."""
     block_tok, given = form.block_tok, row.get("hash_ids")
     if not block_tok or given is None:

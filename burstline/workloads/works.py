@@ -83,16 +83,12 @@ def drawn_sessions(
             ids = array("I", stream.ids(index, n_new, vocabulary).tobytes())
             requests.append(Request(index, ids, None, total, n_output, turn=turn))
         at += n_own
-    _check(requests, max_tok)
-    return tuple(requests), _sessions(requests), dropped
+    return tuple(requests), _sessions(requests, max_tok), dropped
 
 
-def _check(requests: Sequence[Request], max_tok: int | None) -> None:
+def _sessions(requests: Sequence[Request], max_tok: int | None) -> NDArray[np.int64]:
     if not requests:
         raise WorkloadError(f"no session's first turn fits the model's limit of {max_tok} tokens")
-
-
-def _sessions(requests: Sequence[Request]) -> NDArray[np.int64]:
     return np.array([r.turn.session for r in requests if r.turn], dtype=np.int64)
 
 
@@ -100,10 +96,8 @@ def written_sessions(
     items: Sequence[Item], materials: Materials, n: int | None, think_ms: Lengths, seed: int
 ) -> tuple[tuple[Request, ...], NDArray[np.int64], Counter[str]]:
     """Sessions out of rows: those with one `session` are its turns; a chat of several turns is one itself."""
-    requests: list[Request] = []
-    dropped: Counter[str] = Counter()
+    requests, dropped, session = list[Request](), Counter[str](), 0
     think = rng(seed, "think times")
-    session = 0
     for turns in _conversations(items):
         if session == n:
             break
@@ -111,18 +105,15 @@ def written_sessions(
             turns = [as_plain_text(item) for item in turns]
         first, n_context = len(requests), 0
         for number, item in enumerate(turns):
-            ids = (
-                None
-                if item.prompt is None
-                else materials.tokenizer.encode(item.prompt, add_special_tokens=number == 0).ids
-            )
-            n_reply = len(materials.tokenizer.encode(item.reply or "", add_special_tokens=False).ids)
+            ids, encode = None, materials.tokenizer.encode
+            if item.prompt is not None:
+                ids = encode(item.prompt, add_special_tokens=number == 0).ids
+            n_reply = len(encode(item.reply or "", add_special_tokens=False).ids)
             n_output = item.output_tok or n_reply or int(materials.output_tok.draw(1, think)[0])
             n_context += len(ids or ())
             if materials.max_tok is not None and n_context + n_output > materials.max_tok:
-                dropped[f"turns beyond the model's limit of {materials.max_tok:,} tokens"] += (
-                    len(turns) - number
-                )
+                n_left = len(turns) - number
+                dropped[f"turns beyond the model's limit of {materials.max_tok:,} tokens"] += n_left
                 break
             pause_ms = think_ms.draw(1, think)[0] if item.pause_s is None else item.pause_s * 1e3
             after = (first + number - 1,) if number else ()
@@ -133,8 +124,7 @@ def written_sessions(
             requests.append(prompted(request, item, ids, materials))
             n_context += n_output
         session += len(requests) > first
-    _check(requests, materials.max_tok)
-    return tuple(requests), _sessions(requests), dropped
+    return tuple(requests), _sessions(requests, materials.max_tok), dropped
 
 
 def _conversations(items: Sequence[Item]) -> Iterator[list[Item]]:

@@ -116,6 +116,7 @@ RUNS: dict[str, Callable[[Path], Run]] = {
         folder, "vllm", 400, rate=20, targets=("ttft.p50<=1s", "ttft.p99<=1ms", "ttft<=15ms")
     ),
     "many": _many,
+    "eight": lambda folder: synthetic.finished_run(folder, synthetic.records(n=8)),
     "unwatched": lambda folder: synthetic.finished_run(folder, synthetic.records(n=80), watched=False),
     "undrawn": lambda folder: synthetic.finished_run(folder, synthetic.records(n=200)),
     "single": lambda folder: synthetic.finished_run(folder, synthetic.records(n=1), watched=False),

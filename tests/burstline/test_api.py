@@ -90,7 +90,7 @@ def test_a_run_is_what_the_command_makes_and_progress_is_heard(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"requsts": 5}, "burstline.run: unknown key 'requsts'; did you mean 'requests'?"),
+        ({"requsts": 5}, "burstline.run: unknown key 'requsts'; did you mean requests?"),
         ({"requests": "many"}, "burstline.run: requests must be a whole number, not str 'many'"),
         ({"engine": "reference", "concurrency": 4, "rate": 3.0}, "--rate 3 would be ignored"),
         ({"arrival": "sometimes"}, "sometimes"),
@@ -126,7 +126,7 @@ def test_the_bound_is_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(decode.bound) <= {"memory", "compute", "communication", "latency"}
     with pytest.raises(burstline.RooflineError, match="--utilisation 2"):
         burstline.bound("llama-3.1-8b", "h100-sxm5-80g", utilisation=2)
-    with pytest.raises(burstline.WorkloadError, match="did you mean 'batch'"):
+    with pytest.raises(burstline.WorkloadError, match="did you mean batch"):
         burstline.bound("llama-3.1-8b", "h100-sxm5-80g", btch=2)
 
 

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from burstline.bench.load_options import checked
 from burstline.bench.plan_for_server import ASSUMED
+from burstline.bench.run import check
+from burstline.bench.run_settings import Settings
 from burstline.console.flags import add_options, read_options
+from burstline.console.server_options import ServerOptions
 from burstline.servers.identity import Identity
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.arrivals import parse_arrival
@@ -268,3 +271,11 @@ def test_goals_are_options_too():
     add_options(parser, Goals)
     goals = Goals(("ttft.p99<=2s", "itl.p99<=1s"), 0.05)
     assert read_options(Goals, parser.parse_args(words_of(goals))) == goals
+
+
+@pytest.mark.parametrize("engine", ["lightllm", "tgi", "llamacpp"])
+def test_sessions_that_an_engine_has_no_words_for_are_refused_before_it_is_asked(engine, tmp_path):
+    where = ServerOptions(engine=engine, url="http://127.0.0.1:9")
+    settings = Settings(spec=LoadSpec(sessions=2), where=where, out=tmp_path)
+    with pytest.raises(WorkloadError, match="sessions need --endpoint chat"):
+        check(settings)

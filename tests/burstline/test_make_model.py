@@ -33,6 +33,7 @@ from burstline.models.random_weights import (
 )
 from burstline.roofline.model.families import bundled_models, read_config
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
+from burstline.workloads.chat import template_of
 from burstline.workloads.request import WorkloadError
 
 
@@ -194,7 +195,7 @@ def test_what_cannot_be_made_is_said_in_a_line(tmp_path, capsys, argv, words):
 def test_without_the_gguf_package_nothing_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert cli.main(["make-model", str(tmp_path / "m"), "--like", "tiny", "--format", "both"]) == 2
-    assert "pip install 'burstline[gguf]'" in capsys.readouterr().err
+    assert "pip install gguf" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 
 
@@ -212,3 +213,11 @@ def test_readers_are_told_that_weights_are_random(tiny, tmp_path):
     assert made_notes(tmp_path) == ()
     (tmp_path / MARKER).write_text(json.dumps({"made_like": "llama-2-7b", "weights": "none"}))
     assert "no weights of its own" in made_notes(tmp_path)[0]
+
+
+def test_a_made_folder_can_be_asked_for_chats(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "tiny", formats=())
+    template = template_of(folder)
+    assert template is not None
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert template(messages) == "ab"

@@ -408,3 +408,18 @@ def test_a_run_is_judged_by_how_its_checkpoint_is_stored(run, tmp_path, part, be
     assert [other.weights for other in quant.others] == others
     config = run.manifest.hardware.model_config
     assert (quantization_of(Identity("vllm"), None, config) is None) == (weights == "bf16")
+
+
+@pytest.mark.parametrize(("share", "held"), [(1.0, None), (0.5, 0.48), (2.0, 2.04)])
+def test_a_run_is_judged_by_the_bytes_of_its_weight_files(run, tmp_path, share, held):
+    config = bundled_config("llama-2-7b") | {"torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = {"model.layers.0.x": {"data_offsets": [0, round(share * 2 * 6_738_415_616)]}}
+    header = json.dumps(rows).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    note_hardware(run, Hints(device="h100-sxm5-80g", model_config=str(tmp_path)))
+    assert run.manifest.hardware.held == (None if held is None else pytest.approx(held, abs=0.02))
+    (tmp_path / "model.safetensors").unlink()  # the run is judged again where its model is not
+    setup, assumed = setup_of(open_run(run.path))
+    assert setup.deployment.quant.held == pytest.approx(held or 1.0, abs=0.02)
+    assert any("weight files hold" in each for each in assumed) == (held is not None)

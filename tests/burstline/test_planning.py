@@ -1,6 +1,6 @@
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
+from burstline.servers.launch import Launch
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
@@ -149,3 +150,26 @@ def test_an_offline_machine_is_told_at_once_what_is_missing(monkeypatch: pytest.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(WorkloadError, match="nobody/none-such is not in the Hugging Face cache"):
         plan_for_server._from_hub("nobody/none-such")
+
+
+def test_natural_ends_are_asked_for_where_forced_ones_would_do(folder: Path) -> None:
+    with counting(lambda prompt: len(prompt.split())) as site:
+        natural = load(folder)
+        natural = replace(natural, spec=replace(natural.spec, ends="natural"))
+        plan, _, _ = plan_for(natural, site, None, lambda words: None)
+    assert {request.ignore_eos for request in plan.requests} == {False}
+
+
+@pytest.mark.parametrize("flag", [(), ("--no-continuous-batching",)])
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
+def test_no_sampling_is_asked_for_that_the_first_request_would_undo(
+    folder: Path, flag: tuple[str, ...], temperature: float | None
+) -> None:
+    warm = load(folder)
+    warm = replace(warm, spec=replace(warm.spec, temperature=temperature))
+    with counting(lambda prompt: len(prompt.split())) as site:
+        started = replace(site, launch=Launch(("transformers", "serve", *flag)))
+        refused = bool(temperature) and not flag
+        with pytest.raises(WorkloadError, match="--no-continuous") if refused else nullcontext():
+            plan_for(warm, started, None, lambda words: None)
+        plan_for(warm, site, None, lambda words: None)

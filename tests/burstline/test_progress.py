@@ -1,6 +1,7 @@
 """What a person sees while a run goes on."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -21,15 +22,40 @@ def test_the_bar_of_a_burst_moves_with_its_tokens():
     assert Snapshot(1000, 1000, 0, 0, 0, 20.0, planned_tok=64_000).left_s is None
 
 
+def test_a_load_by_time_says_when_it_ends_and_what_was_not_needed():
+    timed = Snapshot(6503, 208, 208, 200, 0, 45.0, until_s=60.0, spare=True)
+    assert str(timed) == "208 sent, 208 first tokens, 200 done, 0 failed, 15 s left"
+    assert timed.share == 0.75
+    over = replace(timed, done=206, failed=6297, elapsed_s=61.0)
+    assert str(over) == "208 sent, 208 first tokens, 206 done, 2 failed, 6295 not needed, 0 s left"
+
+
+def test_a_probe_of_a_search_claims_no_time_and_an_interrupted_load_names_what_was_not_sent():
+    probe = Snapshot(3000, 300, 300, 300, 2612, 20.0, spare=True)
+    assert str(probe) == "300 sent, 300 first tokens, 300 done, 0 failed, 2612 not needed"
+    assert "30/100 sent, 30 first tokens, 28 done, 2 failed, 70 not sent" in str(
+        Snapshot(100, 30, 30, 28, 72, 5.0)
+    )
+
+
+def test_runs_at_one_server_say_each_phase_once():
+    stream = io.StringIO()
+    fresh = Plain(stream)
+    for load in ("a", "b"):
+        fresh.phase(load)
+        fresh.phase("Ready after 5.1 s")
+    assert stream.getvalue().split("\n") == ["a", "Ready after 5.1 s", "b", ""]
+
+
 def test_what_is_not_known_yet_is_left_out():
     assert str(Snapshot(10, 10, 0, 0, 0, 1.0)) == "10/10 sent, 0 first tokens, 0 done, 0 failed"
 
 
-def test_plain_lines_come_every_five_seconds_at_most():
+def test_plain_lines_come_every_ten_seconds_at_most():
     stream = io.StringIO()
     plain = Plain(stream)
     plain.phase("load")
-    for tenth in range(100):
+    for tenth in range(200):
         plain.update(Snapshot(10, 10, 0, 0, 0, tenth / 10))
     assert stream.getvalue().count("sent") == 2
 

@@ -140,7 +140,7 @@ def test_a_wrong_url_is_the_servers_fault_and_nothing_was_sent(tmp_path, capsys)
     said = capsys.readouterr().err
     assert "127.0.0.1:9" in said
     assert "Expected a running vLLM" in said
-    assert counts_of(the_run(tmp_path))["not_sent"] == 12
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_two_sides_that_agree_say_so_and_nothing_is_flagged() -> None:
         [0, 0, 0]
     )
     assert point(found.ttft_client_p50_s) == pytest.approx(0.2)
-    assert not list(disagreement(found))
+    assert not list(disagreement(found, {}))
 
 
 def test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out() -> None:
@@ -67,24 +67,36 @@ def test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out
 
 
 def test_what_lies_between_the_two_is_named_with_its_size() -> None:
-    reason = next(disagreement(agreement(client(0.23), server(0.2))))
+    reason = next(disagreement(agreement(client(0.23), server(0.2)), {}))
     assert reason is not None
     assert reason.code == "server-view"
     assert reason.text == "The server's own TTFT is 30 ms shorter than the client's."
-    slower = next(disagreement(agreement(client(gap_s=0.05), server(gap_s=0.02))))
+    slower = next(disagreement(agreement(client(gap_s=0.05), server(gap_s=0.02)), {}))
     assert slower is not None
     assert "ITL" in slower.text
 
 
 def test_a_server_that_says_more_than_the_client_saw_cannot_be_right() -> None:
-    reason = next(disagreement(agreement(client(0.2), server(0.24))))
+    reason = next(disagreement(agreement(client(0.2), server(0.24)), {}))
     assert reason is not None
     assert reason.text == "The server's own TTFT is 40 ms longer than the client saw."
 
 
 def test_five_percent_and_a_millisecond_are_borne() -> None:
-    assert not list(disagreement(agreement(client(0.209), server(0.2))))
-    assert not list(disagreement(agreement(client(0.0029, gap_s=0.5), server(0.002, gap_s=0.5))))
+    assert not list(disagreement(agreement(client(0.209), server(0.2)), {}))
+    assert not list(disagreement(agreement(client(0.0029, gap_s=0.5), server(0.002, gap_s=0.5)), {}))
+
+
+@pytest.mark.parametrize(
+    ("late_s", "is_said"), [({}, True), ({"ttft": 0.01}, True), ({"ttft": 0.02}, False), ({"e2e": 1.0}, True)]
+)
+def test_what_our_own_late_reads_explain_is_not_put_down_to_the_network(
+    late_s: dict[str, float], is_said: bool
+) -> None:
+    found = agreement(client(0.23), server(0.2))
+    assert any("TTFT" in each.text for each in disagreement(found, late_s)) == is_said
+    longer = agreement(client(0.2), server(0.24))
+    assert "longer" in next(disagreement(longer, {"ttft": 1.0})).text, "no lateness explains this"
 
 
 def test_where_the_two_sides_counted_different_numbers_they_are_not_compared() -> None:
@@ -94,7 +106,7 @@ def test_where_the_two_sides_counted_different_numbers_they_are_not_compared() -
     late = agreement(client(0.15, n=20), server(0.2, n=16))
     assert isinstance(late.ttft_gap_s, Absent)
     assert late.ttft_gap_s.reason == "the server's own metrics are incomplete (16 of 20)"
-    assert not list(disagreement(late))
+    assert not list(disagreement(late, {}))
 
 
 def test_what_was_not_watched_or_not_told_is_absent_and_not_flagged() -> None:
@@ -113,4 +125,4 @@ def test_what_was_not_watched_or_not_told_is_absent_and_not_flagged() -> None:
         found = agreement(c, watched)
         assert isinstance(found.ttft_gap_s, Absent)
         assert found.ttft_gap_s.reason
-        assert not list(disagreement(found))
+        assert not list(disagreement(found, {}))

@@ -62,7 +62,11 @@ def test_no_request_is_sent_after_its_reply_began():
     offsets.observe(0)
     exchange.sent_ns = 574_000
     exchange.reads += READ.pack(300_000, bytes(16), 0, 0) + READ.pack(900_000, bytes(16), 0, 0)
-    assert exchange.capture(0, offsets).sent_ns == 300_000
+    for writing_ns, sent_ns in ((0, 300_000), (100_000, 100_000), (299_000, 299_000), (400_000, 300_000)):
+        exchange.writing_ns = writing_ns
+        assert exchange.capture(0, offsets).sent_ns == sent_ns, "nor at the moment of its reply"
+    exchange.sent_ns, exchange.writing_ns = 200_000, 100_000
+    assert exchange.capture(0, offsets).sent_ns == 200_000
 
 
 def test_a_step_of_the_wall_clock_moves_no_send(monkeypatch):

@@ -19,11 +19,14 @@ from burstline.loadgen.metrics.throughput import (
     whole_run,
 )
 from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.summary import Concurrency, Summary
 from burstline.loadgen.record.tables import record_table, telemetry_table
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import State
+from burstline.loadgen.record.verdict import State, Verdict
 from burstline.loadgen.stats.estimates import Absent, Estimate
 from burstline.loadgen.summarize import summarize
+from burstline.loadgen.verdict.warnings import caveats
 from burstline.servers.host.telemetry import Row
 from tests.loadgen.making import MS, conditions, failed, ok
 
@@ -187,3 +190,17 @@ def test_tokens_of_a_failed_request_are_no_part_of_the_plateau():
 def test_what_is_no_burst_has_no_burst_figures():
     spread = [replace(ok(i, 1.0, []), due_ns=i * 10_000_000) for i in range(20)]
     assert all(isinstance(figure, Absent) for figure in figures_of(burst(columns(*spread))))
+
+
+@pytest.mark.parametrize("behind_s", [0.0, 0.1, 0.3, 1.0])
+def test_the_time_behind_the_last_token_is_known(behind_s):
+    """Each is sent at 1 ms, and has its last token at 1 s."""
+    rows = [replace(ok(k, 0.5, [0.5]), closed_ns=round((1 + behind_s) * 1e9)) for k in range(4)]
+    rows.append(replace(failed(4), sent_ns=0, closed_ns=9 * 10**9))
+    share = concurrency(columns(*rows), Window(0.0, 3.0)).open_after_fraction
+    assert share.point == pytest.approx(behind_s / (0.999 + behind_s))
+    summary = Summary(counts={"ok": 4, "planned": 4}, metrics={}, verdict=Verdict(State.VALID))
+    summary = replace(summary, concurrency=Concurrency(open_after_fraction=share))
+    assert any(
+        each.code == "left-open" for each in caveats(summary, Manifest(engine="vllm", workload="burst"))
+    ) == (behind_s > 0.05)

@@ -1,5 +1,6 @@
 import pytest
 
+from burstline.loadgen.record.record import lost_a_part
 from burstline.loadgen.record.typed_json import to_json
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
 from burstline.loadgen.stats.figure import Absent, measured
@@ -195,3 +196,26 @@ def test_warnings_take_nothing_from_a_verdict():
         "reasons": [],
         "warnings": [{"code": "failures", "text": "1 failed", "advice": "look"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_lost"),
+    [
+        ({"truncated": 4, "http_503": 3}, True),
+        ({"reset": 1, "http_503": 30}, True),
+        ({"error_event": 2, "http_503": 2}, True),
+        ({"http_503": 3}, False),
+        ({"truncated": 4, "http_429": 3}, False),
+        ({"truncated": 4, "http_503": 3, "refused": 1}, False),
+        ({"truncated": 4}, False),
+    ],
+)
+def test_what_is_unavailable_beside_broken_streams_is_a_lost_worker(
+    failures: dict[str, int], is_lost: bool
+) -> None:
+    counts = {"planned": 83, "ok": 83 - sum(failures.values()), **failures}
+    assert lost_a_part(counts) == is_lost
+    refuses = any(kind in failures for kind in ("http_503", "http_429", "refused"))
+    advice = judged(counts).reasons[0].advice.lower()
+    assert ("lower the load" in advice) == (refuses and not is_lost)
+    assert ("read the server's log" in advice) == (is_lost or "truncated" in failures)

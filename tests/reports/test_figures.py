@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
-from burstline.loadgen.stats.figure import measured
+from burstline.loadgen.stats.figure import Estimate, measured
 from burstline.loadgen.stats.quantiles import quantile_of
-from burstline.reports.figures import ecdf, run_figures
+from burstline.reports.figures import ecdf, first_screen, run_figures
 from burstline.reports.figures.forest import Ratio, forest
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.number_format import number
@@ -56,15 +56,6 @@ def test_an_ecdf_labels_only_the_percentiles_that_it_is_given():
     assert "half" not in plot.finding
 
 
-def test_an_ecdf_ends_little_above_its_curve_where_many_failed():
-    plot = ecdf.ecdf(
-        "e", "End to end", "E2E", [ecdf.Curve("", np.r_[np.arange(1.0, 701.0), np.full(300, np.inf)], {})]
-    )
-    ticks = re.findall(r">(\d+%)</text>", plot.drawings[0].body)
-    assert "60%" in ticks
-    assert "99%" not in ticks
-
-
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0], [np.inf, np.inf]])
 def test_an_ecdf_of_nothing_is_none(values):
     assert ecdf.ecdf("e", "t", "E2E", [ecdf.Curve("", np.array(values, dtype=float), {})]) is None
@@ -77,9 +68,18 @@ def test_an_ecdf_of_zeros_is_drawn_without_a_warning():
 
 
 def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
-    ranks = ecdf.tail_ranks(100_000, 99_000)
-    assert (ranks[0], ranks[-1]) == (1, 99_000)
-    assert len(ranks) <= ecdf.MOST_STEPS + 1
+    plot = curve(np.arange(1.0, 20_001.0))
+    path = max(re.findall(r' d="([^"]+)"', plot.drawings[0].body), key=len)
+    assert path.count("L") < 2 * (ecdf.MOST_STEPS + 120)
+    assert "fastest 1.00 s" in plot.finding
+    assert "slowest 20,000 s" in plot.finding
+
+
+def test_an_slo_stands_in_the_distribution_where_it_lies_within():
+    values = [ecdf.Curve("", np.arange(1.0, 101.0), {})]
+    plot = ecdf.ecdf("e", "t", "E2E", values, {"p90 ≤ 50 s": 50.0, "≤ 1,000 s": 1000.0})
+    assert "SLO p90 ≤ 50 s</text>" in plot.drawings[0].body
+    assert "1,000" not in plot.drawings[0].body
 
 
 def test_the_timeline_draws_what_its_table_says():
@@ -99,12 +99,36 @@ def test_the_timeline_draws_what_its_table_says():
     assert "here" in plot.drawings[0].body
 
 
-def test_the_drain_draws_the_slope_it_was_given():
-    ttft_s = np.r_[np.arange(1, 51) * 0.02, np.inf]
-    plot = run_figures.drain(ttft_s, np.arange(51), 0.02, "found")
-    assert "20.0 ms per place" in plot.drawings[0].body
-    assert values_of(plot)[-1] == ["51", "#50", "not served"]
-    assert run_figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
+def over_time(ttft_s, bounds=None):
+    x = np.arange(float(len(ttft_s)))
+    return first_screen.over_time(
+        x, "due (s)", {"TTFT": ttft_s}, bounds or {}, [], "found", title="t", wide=960
+    )
+
+
+def test_latency_over_time_has_rolling_percentiles_crosses_and_the_slo():
+    ttft_s = np.r_[np.arange(1, 100) * 0.01, np.inf]
+    body = over_time(ttft_s, {"TTFT": {"p90 ≤ 1 s": 1.0}}).drawings[0].body
+    assert {"p50 of 16", "p90", "failed", "SLO p90 ≤ 1 s"} <= set(re.findall(r">([^<>]+)</text>", body))
+    far = over_time(ttft_s, {"TTFT": {"p90 ≤ 1 h": 3600.0}}).drawings[0].body
+    assert "SLO p90 ≤ 1 h is above" in far
+
+
+def test_where_time_goes_are_the_means_of_each_group():
+    parts = {"queue + prefill": np.array([1.0, 3.0, 9.0]), "decode": np.array([1.0, 1.0, 1.0])}
+    plot = first_screen.time_split(parts, {"p50": np.array([0, 1]), "p99": np.array([2])}, "found", "")
+    assert values_of(plot) == [["queue + prefill", "2.00", "9.00"], ["decode", "1.00", "1.00"]]
+
+
+def test_few_requests_are_dots_and_an_interval_without_an_end_is_an_arrow():
+    def shown(known):
+        return first_screen.ranges({"TTFT": known}, {"TTFT": np.array([0.2, 0.3])}, {}, "", ())
+
+    assert "200 to 300 ms" in shown({}).drawings[0].body
+    open_end = Estimate(0.2, 0.1, None, 0.95, 99, "s")
+    bodies = [shown({"p50": each}).drawings[0].body for each in (open_end, measured(0.2, "s", ""))]
+    assert "● p50 200 ms" in bodies[0]
+    assert bodies[0].count("<use") == bodies[1].count("<use") + 1
 
 
 def test_two_figures_on_one_page_share_no_id():
@@ -116,15 +140,13 @@ def test_two_figures_on_one_page_share_no_id():
     assert not ids[0] & ids[1]
 
 
-def test_every_request_of_the_drain_is_a_visible_stroke():
-    plot = run_figures.drain(np.full(40, 0.5), np.arange(40), None, "found")
-    paths = re.findall(r'd="([^"]+)"[^>]*--c0', plot.drawings[0].body)
+def test_every_request_over_time_is_a_visible_stroke():
+    paths = re.findall(r'd="([^"]+)"[^>]*--c0', over_time(np.full(40, 0.5)).drawings[0].body)
     assert max(path.count("L") for path in paths) >= 40
 
 
 def test_text_in_a_figure_takes_the_font_of_the_page():
-    plot = run_figures.drain(np.full(4, 0.5), np.arange(4), None, "found")
-    assert "font-family" not in plot.drawings[0].body
+    assert "font-family" not in over_time(np.full(4, 0.5)).drawings[0].body
 
 
 def test_a_figure_says_the_same_number_as_its_table():
@@ -132,3 +154,8 @@ def test_a_figure_says_the_same_number_as_its_table():
     plot = forest("f", ("a", "b"), [ratio], "", explain=False)
     assert all("[1.0005, 1.16]" in drawing.body for drawing in plot.drawings)
     assert values_of(plot)[0][2] == "99% CI [1.0005, 1.16]"
+
+
+def test_a_request_stands_in_the_lowest_free_lane():
+    due_s, ended_s = np.array([0.0, 1.0, 2.0, 3.0, 9.0]), np.array([5.0, 2.0, 4.0, np.nan, 10.0])
+    assert run_figures._lanes(due_s, ended_s).tolist() == [1, 2, 2, 3, 1]

@@ -17,7 +17,7 @@ from burstline.loadgen.record.summary import MetricFigures
 from burstline.loadgen.record.verdict import Grade, PercentileGrade
 from burstline.loadgen.stats.figure import Absent, Estimate
 from burstline.loadgen.summarize import summarize_run
-from burstline.reports.blocks import Answer, Banner, Block, Folded, Side, Table, Tiles
+from burstline.reports.blocks import Answer, Banner, Block, Folded, Side, Table
 from burstline.reports.model.comparison import Comparison, Contender, View, alone, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.number_format import SCALES
@@ -162,8 +162,6 @@ def of_blocks(blocks: list[Block]) -> Iterator[Keyed]:
         match block:
             case Table():
                 yield from ((c.key, c.text, c.unit) for row in block.rows for c in row.cells if c.key)
-            case Tiles():
-                yield from ((t.key, t.value, t.unit) for t in block.tiles)
             case Answer():
                 yield from ((key, text, "") for key, text in block.numbers)
             case Banner():

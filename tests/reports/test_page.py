@@ -20,7 +20,7 @@ from burstline.loadgen.summarize import summarize_run
 from burstline.loadgen.verdict.warnings import caveats
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page import sections
+from burstline.reports.page import first_screen, sections
 from burstline.reports.page.banner import instrument_error, run_banner
 from burstline.reports.page.files import figure_files
 from burstline.reports.page.page import _json_in_html, keyed
@@ -160,9 +160,9 @@ def test_a_run_whose_summary_was_never_written_is_still_a_page(tmp_path):
     assert page_of(open_run(run.path)) == html
 
 
-def test_requests_spread_over_time_get_no_burst_section(tmp_path):
+def test_requests_spread_over_time_are_drawn_over_time(tmp_path):
     rows = [replace(r, due_ns=k * 1_000_000) for k, r in enumerate(synthetic.records(n=12))]
-    assert 'id="drain"' not in page_of(synthetic.finished_run(tmp_path, rows))
+    assert "Latency along the queue" not in page_of(synthetic.finished_run(tmp_path, rows))
 
 
 @pytest.mark.drawn
@@ -360,19 +360,19 @@ def test_the_page_says_how_the_canary_checked_the_bounds_and_that_it_had_no_time
 
 def test_a_burst_that_only_timed_out_does_not_say_that_no_token_came(tmp_path):
     rows = [replace(r, outcome=Outcome.TIMEOUT) for r in synthetic.records(n=12)]
-    (note,) = sections.burst(view_of(synthetic.finished_run(tmp_path, rows)))
-    assert note.text == "No successful request has a first token: there is nothing to draw."
+    assert first_screen.pictures(view_of(synthetic.finished_run(tmp_path, rows))) == []
 
 
 def test_ttft_is_split_by_the_times_that_replies_tell(tmp_path):
-    told = {"server_queue_s": 0.002, "server_prefill_s": 0.003, "server_first_token_s": 0.006}
+    told = {"server_queue_s": 0.02, "server_prefill_s": 0.03, "server_first_token_s": 0.06}
     rows = [replace(row, **told) for row in synthetic.records(n=12)]
     html = page_of(synthetic.finished_run(tmp_path / "told", rows, watched=False))
-    figure = html.split('id="ttft-split"')[1].split("</figure>")[0]
-    assert "Where the time to the first token goes" in figure
-    assert "queue in the server" in figure
+    figure = html.split('id="time-split"')[1].split("</figure>")[0]
+    shown = re.findall(r'row">([^<]+)<', figure)
+    assert shown == ["queue", "prefill", "network, HTTP, client", "decode"]
     silent = page_of(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
-    assert 'id="ttft-split"' not in silent
+    figure = silent.split('id="time-split"')[1].split("</figure>")[0]
+    assert re.findall(r'row">([^<]+)<', figure) == ["queue + prefill", "decode"]
 
 
 @pytest.mark.drawn
@@ -390,3 +390,15 @@ def test_a_figure_that_fails_leaves_a_note_and_the_page_is_written(lossy, tmp_pa
     assert f"This figure could not be drawn: {why}" in notes
     assert (folder / "summary.json").is_file()
     assert all(name.endswith(".svg") for name in figure_files(alone(view_of(open_run(folder)))))
+
+
+def test_a_burst_that_no_request_waited_in_has_no_queue(tmp_path):
+    """Sixteen requests whose first tokens come at once, and the same one after another."""
+    rows = synthetic.records(n=16, max_seqs=64)
+    even = [replace(r, token_ns=[10**9 + 3 * 10**6 * r.index + at for at in range(64)]) for r in rows]
+    late = [replace(r, token_ns=[10**9 * (r.index + 1) + at for at in range(64)]) for r in rows]
+    findings = [
+        first_screen.pictures(view_of(synthetic.finished_run(tmp_path / name, rows)))[0].finding
+        for name, rows in (("even", even), ("late", late))
+    ]
+    assert findings == ["", "TTFT rises along the queue: the server admits requests one after another."]

@@ -215,6 +215,7 @@ def limits() -> Iterator[str]:
         (budget, loaded(1000, 241, 400.0)),
         (slots, replace(loaded(1000, 256, 400.0), counts={"planned": 1000, "ok": 700, "http_503": 300})),
         (slots, replace(loaded(1000, 256, 400.0), counts={"planned": 1000, "ok": 700, "http_500": 300})),
+        (burst, replace(loaded(64), counts={"planned": 64, "ok": 57, "truncated": 4, "http_503": 3})),
         (burst, loaded(1000)),
         (
             burst,

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from burstline.reports.figures import run_figures
+from burstline.reports.figures import first_screen, run_figures
 from burstline.reports.model import request_sample
 from burstline.reports.model.request_sample import shown_of
 from tests.reports import synthetic
@@ -29,13 +29,13 @@ def test_a_small_run_is_shown_whole_and_a_large_one_in_parts():
 
 def test_the_outline_of_many_points_keeps_both_ends_of_each_few():
     y = np.random.default_rng(0).normal(size=20_000)
-    kept = run_figures.outline(y)
-    assert len(kept) <= run_figures.MOST_POINTS
+    kept = run_figures.outline(y, 2000)
+    assert len(kept) <= 2000
     assert (np.diff(kept) > 0).all()
-    for part in np.array_split(np.arange(20_000), run_figures.MOST_POINTS // 3):
+    for part in np.array_split(np.arange(20_000), 2000 // 3):
         inside = set(part.tolist()) & set(kept.tolist())
         assert {int(part[y[part].argmin()]), int(part[y[part].argmax()])} <= inside
-    assert run_figures.outline(y[:2000]).tolist() == list(range(2000))
+    assert run_figures.outline(y[:2000], 2000).tolist() == list(range(2000))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def html(crowded):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_sample, "ALL_UP_TO", 100)
         patch.setattr(request_sample, "EACH", 60)
-        patch.setattr(run_figures, "MOST_POINTS", 90)
+        patch.setattr(first_screen, "DOTS", 90)
         return page_of(crowded)
 
 
@@ -59,14 +59,14 @@ def test_what_is_drawn_and_listed_is_bounded(crowded, html):
     listed = re.findall(r'<tr id="r(\d+)">', html)
     assert len(listed) <= 60 + 60 + 100
     assert len(html) < len(page_of(crowded)) * 0.6
-    drains = re.findall(r'd="([^"]+)"[^>]*--c0', html.split('id="drain"')[1].split("</figure>")[0])
-    assert max(path.count("L") for path in drains) < 100
+    dots = re.findall(r'd="([^"]+)"[^>]*--c0', html.split('id="over-time"')[1].split("</figure>")[0])
+    assert max(path.count("L") for path in dots) < 100
 
 
 def test_a_large_page_says_what_it_leaves_out(html):
-    assert "In the order of sending: 60 of 1,000, evenly spaced" in html
+    assert "Each request: 60 of 1,000, evenly spaced" in html
     assert re.search(r"\d+ of 1,000 planned requests in the order of sending: 60 evenly spaced, the 60", html)
-    assert "among the 1,000 requests, the fastest, the median and the slowest are drawn" in html
+    assert "thinned to the fastest, the median and the slowest of each few" in html
 
 
 def test_every_link_on_a_large_page_leads_somewhere(html):

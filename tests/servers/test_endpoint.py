@@ -104,6 +104,20 @@ def test_each_extra_is_tried_and_left_out_where_it_is_refused_or_does_nothing(
     assert capabilities.per_event_tok == ("usage" if USAGE_EACH in takes else "no")
 
 
+@pytest.mark.parametrize("has_usage", [True, False])
+@pytest.mark.parametrize(("n", "is_said"), [(8, False), (9, True), (64, True)])
+def test_a_server_that_ignores_the_limit_is_named_before_the_load(
+    n: int, is_said: bool, has_usage: bool
+) -> None:
+    def answer(call: Call) -> HttpReply:
+        n_sent = min(n, fields_of(call)["max_tokens"]) if n == 8 else n
+        use = [said.usage_event(n_sent, n_prompt=3)] if has_usage else []
+        return http_reply(said.stream(*[said.completion_event("a")] * n_sent, *use, said.DONE))
+
+    _, notes = ENGINE.probe(answer, TARGET)
+    assert any(f"sent {n} tokens where at most 8" in note for note in notes) == is_said
+
+
 def test_chat_is_never_sent_token_ids() -> None:
     target, _ = CHAT.probe(server(), TARGET)
     assert IDS not in target.takes

@@ -13,6 +13,7 @@ from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.servers.registry import engine_at
 from burstline.workloads.request import Request, Sampling
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
 
@@ -219,3 +220,15 @@ def test_the_name_of_its_shared_memory_stands_in_its_log() -> None:
     )
     assert re.findall(launch.leftover_id or "", log) == ["80d7fb0f4489454f_0"]
     assert launch.leftovers == ("/dev/shm/{id}_*", "/tmp/_{id}_*")
+
+
+@pytest.mark.parametrize("page", ["# TYPE lightllm_x gauge\n", 'lightllm_x{a="b"} 1\n'])
+def test_one_of_before_1_1_is_recognised_by_its_metrics_and_names_its_model(page: str) -> None:
+    pages = {"/metrics": page, "/get_model_name": '{"model_name": "old"}'}
+
+    def get(path: str) -> HttpReply:
+        return HttpReply(200, {}, pages[path].encode()) if path in pages else HttpReply(404, {}, b"")
+
+    assert engine_at(get) == "lightllm"
+    assert ENGINE.identify(get, "").model == "old"
+    assert engine_at(lambda path: HttpReply(404, {}, b"")) == "openai"

@@ -1,21 +1,28 @@
 """Pages, refusals and counters as servers and gateways really give them, with what is made of them."""
 
 import re
+import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import orjson
 import pytest
 
+from burstline.bench.server_session import _attached
+from burstline.console.server_options import ServerOptions
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.stats.estimates import Absent
-from burstline.servers.host import ready
+from burstline.servers.host import ready, scrape
+from burstline.servers.launch import Launch
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
 from burstline.servers.protocol.introspection import first_model, gauges_in, json_at
 from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 from tests.servers import documented as said
 
 MODELS = {
@@ -63,7 +70,7 @@ def test_ranks_that_share_a_request_count_it_once(page: str, running: float) -> 
 
 
 @contextmanager
-def answering(*replies: bytes) -> Iterator[Target]:
+def answering(*replies: bytes, pages: Mapping[str, bytes] = MappingProxyType({})) -> Iterator[Target]:
     """A server that answers POST after POST with these raw replies, then with the last again."""
     left = list(replies)
 
@@ -74,7 +81,8 @@ def answering(*replies: bytes) -> Iterator[Target]:
             self.close_connection = True
 
         def do_GET(self) -> None:
-            self.send_error(404)
+            self.wfile.write(pages.get(self.path, b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"))
+            self.close_connection = True
 
         def log_message(self, *_: object) -> None:
             pass
@@ -126,13 +134,123 @@ REFUSALS = {
 }
 
 
+HEAD_ALONE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+"""What a gateway sends that has not asked yet, and closes when it is refused."""
+
+
 @pytest.mark.parametrize(("engine", "reply", "words"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize("before", [(), (HEAD_ALONE,)], ids=["at once", "behind a head"])
 def test_a_refusal_that_says_its_cause_is_told_at_once_with_what_helps(
-    engine: str, reply: bytes, words: str
+    engine: str, reply: bytes, words: str, before: Sequence[bytes]
 ) -> None:
-    with answering(reply) as target, pytest.raises(ready.RefusalError) as caught:
+    with answering(*before, reply) as target, pytest.raises(ready.RefusalError) as caught:
         ready.wait_ready(ENGINES[engine], None, target, timeout_s=30.0)
     assert re.search(words, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("name", ["triton", "mlserver", "OpenVINO Model Server"])
+def test_a_server_of_another_protocol_is_named(name: str) -> None:
+    pages = {"/v2": raw("200 OK", {"name": name, "version": "2.51.0"})}
+    refusal = raw("404 Not Found", {"error": "Not Found"})
+    with answering(refusal, pages=pages) as target, pytest.raises(ready.RefusalError) as caught:
+        ready.wait_ready(ENGINES["openai-chat"], None, target, timeout_s=30.0)
+    assert f"it is {name} with KServe's protocol" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"detail": "no worker yet, ask /readiness"}, "no worker yet, ask /readiness"),
+        ("starting", "starting"),
+        ("", "without a body"),
+    ],
+)
+def test_an_unhealthy_server_is_quoted(said: object, words: str) -> None:
+    pages = {"/health": raw("503 Service Unavailable", said)}
+    with answering(READY["text"], pages=pages) as target, pytest.raises(EngineError) as caught:
+        ready.wait_ready(ENGINES["vllm"], None, target, timeout_s=0.6)
+    assert re.search(f"/health answers 503: .*{words}", str(caught.value))
+
+
+SETTINGS = b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\x04\0\x01\0\0\0\x06\0\0\x20\0"
+NO_REPLIES = {
+    "HTTP/2 alone": (SETTINGS, "HTTP/2 alone"),
+    "HTTP/2 without settings": (b"\0\0\0\x04\0\0\0\0\0", "HTTP/2 alone"),
+    "the head alone": (HEAD_ALONE, "the head of a reply and closed"),
+    "the head alone, with a length": (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", "and closed"),
+    "another protocol": (b"SSH-2.0-x\r\n", "SSH-2.0-x"),
+}
+
+
+@pytest.mark.parametrize(("reply", "words"), NO_REPLIES.values(), ids=NO_REPLIES)
+def test_what_is_no_reply_is_named(reply: bytes, words: str) -> None:
+    with answering(reply) as target, pytest.raises(EngineError, match=words):
+        ready.send(target, Call("POST", "/v1/completions", b"{}"), 5.0)
+
+
+def test_a_wanted_certificate_is_named() -> None:
+    error = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
+    assert "wants a certificate of the client" in ready._why(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (
+            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+            "max_completion_tokens",
+        ),
+        ({"message": "max_completion_tokens is required"}, "max_completion_tokens"),
+    ],
+)
+def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(words: object, limit: str) -> None:
+    where = ServerOptions(model="m")
+    with answering(raw("400 Bad Request", {"error": words}), READY["text"]) as target:
+        site = _attached(ENGINES["openai"], replace(where, url=target.url), lambda text: None)
+    asked = orjson.loads(site.engine.encode(Request(0, None, "a", 1, 7), site.target).body)
+    assert asked[limit] == 7
+    assert "max_tokens" not in asked
+    assert any(limit in note for note in site.notes)
+
+
+HEADERS = {
+    "nothing": ((), ""),
+    "a proxy": (("via: 1.1 varnish",), "via: 1.1 varnish"),
+    "LiteLLM": (("x-litellm-version: 1.2",), "x-litellm-version: 1.2"),
+    "Envoy": (("x-envoy-upstream-service-time: 3",), "x-envoy-upstream-service-time"),
+}
+
+
+@pytest.mark.parametrize(("headers", "words"), HEADERS.values(), ids=HEADERS)
+@pytest.mark.parametrize("cookie", [(), ("set-cookie: route=7",)])
+def test_what_stands_between_is_said(headers: Sequence[str], words: str, cookie: Sequence[str]) -> None:
+    with answering(pages={"/v1/models": raw("200 OK", {"data": []}, *headers, *cookie)}) as target:
+        told = ready.passed_through(target, of_sessions=True)
+        alone = ready.passed_through(target, of_sessions=False)
+    assert len(told) == bool(headers) + bool(cookie)
+    assert words in " ".join(told)
+    assert any("cookie" in each for each in told) == bool(cookie)
+    assert alone == told[: bool(headers)]
+
+
+PAGES = {
+    "a router's": (
+        raw("200 OK", "# TYPE dynamo_frontend_inflight gauge\n# TYPE process_x gauge\n"),
+        "dynamo*",
+    ),
+    "another's": (raw("200 OK", "# HELP x\n# TYPE bentoml_service_requests counter\n"), "bentoml*"),
+    "one with colons": (raw("200 OK", "# TYPE smg:requests counter\n"), "smg*"),
+    "a web page": (raw("200 OK", "<html>"), ""),
+    "none": (raw("404 Not Found", "# TYPE a gauge\n"), ""),
+}
+
+
+@pytest.mark.parametrize(("page", "words"), PAGES.values(), ids=PAGES)
+def test_metrics_that_nobody_here_reads_are_named(page: bytes, words: str) -> None:
+    with answering(pages={"/metrics": page}) as target:
+        unread = scrape._unread(target)
+    assert words in unread
+    assert bool(unread) == bool(words)
 
 
 CALL = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}]}
@@ -188,3 +306,10 @@ def test_a_counter_that_falls_is_of_more_than_one_life(counts: Sequence[float], 
     else:
         assert not isinstance(figure, Absent)
         assert figure.point == grown
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_that_was_asked_for_is_what_is_printed(flag: str) -> None:
+    ended = SimpleNamespace(alive=lambda: False, launch=Launch(("vllm", flag)), log=lambda: "usage: vllm\n")
+    with pytest.raises(EngineError, match=r"^usage: vllm\n$"):
+        ready.wait_ready(ENGINES["vllm"], ended, Target("http://127.0.0.1:9", ""))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from burstline.loadgen.record.record import Counts, Record, record_of
 from burstline.servers.messages import Read
+from burstline.servers.registry import ENGINES
 from tests.loadgen.making import DONE, MS, capture, chunk, request
 from tests.servers.golden import decode_completion
 
@@ -185,12 +186,15 @@ CASES = {
 }
 
 
+def as_event(payload: Payload) -> bytes:
+    return payload if isinstance(payload, bytes) else b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
 def record_(case: Case, decode: Any = decode_completion) -> Record:
     head = b"HTTP/1.1 " + case.head + b"\r\ncontent-type: text/event-stream\r\n"
     reads = [Read(MS, None, head + b"transfer-encoding: chunked\r\n\r\n")]
     for at_ms, payload in sorted(case.events, key=lambda row: row[0]):
-        data = payload if isinstance(payload, bytes) else b"data: " + orjson.dumps(payload) + b"\n\n"
-        reads.append(Read(at_ms * MS, None, chunk(data)))
+        reads.append(Read(at_ms * MS, None, chunk(as_event(payload))))
     reads.append(Read(END_MS * MS, None, chunk(DONE) + b"0\r\n\r\n"))
     return record_of(request(**{"n_output_tok": N} | case.asked), capture(reads), decode, case.recounts)
 
@@ -202,6 +206,28 @@ def test_a_stream_of_another_habit_has_the_same_times_and_counts(case: Case) -> 
     assert list(record.token_ns) == [at_ms * MS for at_ms in case.token_ms]
     assert list(record.token_n) == list(case.token_n)
     assert (record.output_tok, record.output_source) == (case.n_tok, case.source)
+
+
+OWN_LENGTHS = {
+    "ended by itself though asked not to": (N, "stop", {"n_output_tok": 16}),
+    "more than the limit": (N, "stop", {"n_output_tok": 4}),
+    "more than the limit, by its length": (N, "length", {"n_output_tok": 4}),
+    "cut short by the server": (N, "length", {"n_output_tok": 16}),
+    "as asked": (N, "length", {}),
+}
+
+
+@pytest.mark.parametrize(("n", "finish", "asked"), OWN_LENGTHS.values(), ids=OWN_LENGTHS)
+@pytest.mark.parametrize("has_usage", [True, False])
+@pytest.mark.parametrize("name", ["openai", "openai-chat", "vllm+chat"])
+def test_no_length_is_a_failure_where_nothing_is_known_of_the_server(
+    n: int, finish: str, asked: dict[str, Any], has_usage: bool, name: str
+) -> None:
+    events = [*each()[:-1], (END_MS, said(X, finish)), *([last()] if has_usage else [])]
+    record = record_(Case(events, asked=asked), ENGINES[name].decode)
+    assert record.outcome == "ok"
+    assert list(record.token_ns) == [at_ms * MS for at_ms in TIMES_MS]
+    assert record.output_tok == (n if has_usage else None)
 
 
 NOISE = (

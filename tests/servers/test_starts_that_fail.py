@@ -305,4 +305,4 @@ def test_a_stop_that_takes_long_is_told_with_its_limit(
     told: list[str] = []
     with server_session._slow_stop_told(ENGINES["tgi"], Slow(), told.append):  # type: ignore[arg-type]
         assert told == []
-    assert told == (["Stopping TGI: it is killed after 100 s"] if is_told else [])
+    assert told == (["Stopping TGI, which may take up to 100 s"] if is_told else [])

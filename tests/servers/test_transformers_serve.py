@@ -2,10 +2,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
+import psutil
 import pytest
 
+from burstline.servers.engines import transformers_serve
 from burstline.servers.engines.transformers_serve import TransformersServe
 from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation
@@ -69,20 +72,28 @@ def test_only_the_usage_of_a_recorded_stream_counts_tokens() -> None:
 
 
 def test_it_starts_with_continuous_batching_and_is_asked_for_the_very_model_it_was_given(
-    install: Callable[..., None], tmp_path: Path
+    install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install()
+    monkeypatch.setattr(transformers_serve, "GPUS", ())
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(total=100 << 30, available=40 << 30)
+    )
+    monkeypatch.setattr(transformers_serve, "memory_limit", lambda: None)
     launch = ENGINE.launch(LaunchOptions(str(tmp_path), "127.0.0.1", 8001, "m", tmp_path))
     assert launch.argv == (
         *("py", "/bin/transformers", "serve", str(tmp_path), "--host", "127.0.0.1", "--port", "8001"),
-        "--continuous-batching",
+        *("--continuous-batching", "--cb-max-memory-percent", "0.200"),
     )
     assert (launch.served_name, launch.version, launch.env) == (
         str(tmp_path),
         "5.23.0",
         {"HF_HUB_OFFLINE": "1"},
     )
-    assert "takes nearly all" in launch.notes[0]
+    assert "at most half of this machine's free memory (20% of all)" in launch.notes[0]
+    monkeypatch.setattr(transformers_serve, "GPUS", ("/",))
+    on_gpu = ENGINE.launch(LaunchOptions(str(tmp_path), "127.0.0.1", 8001, "m", tmp_path))
+    assert "--cb-max-memory-percent" not in on_gpu.argv
     own = ("--no-continuous-batching", "--cb-num-blocks", "64")
     chosen = ENGINE.launch(LaunchOptions("org/m", "127.0.0.1", 8001, "m", tmp_path, extra_args=own))
     assert "--continuous-batching" not in chosen.argv

@@ -289,3 +289,12 @@ def test_the_command_inside_its_image_begins_with_the_model() -> None:
     """The image's entry point is `vllm serve`."""
     options = LaunchOptions("/models/m", "0.0.0.0", 8000, "m", Path(), image="vllm/vllm-openai:v0.33.0")
     assert ENGINE.launch(options).argv[:3] == ("/models/m", "--served-model-name", "m")
+
+
+@pytest.mark.parametrize(("n", "ranks"), [(1, None), (2, 2), (8, 8)])
+def test_ranks_that_each_have_a_cache_are_seen_in_the_metrics(n: int, ranks: int | None) -> None:
+    row = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="%d"} 1.0\n'
+    page = HttpReply(200, {}, "".join(row % k for k in range(n)).encode())
+    identity = ENGINE.identify(lambda path: page if path == "/metrics" else HttpReply(404, {}, b""), "")
+    assert identity.kv_tok == n * (100 * 16 - 16)
+    assert identity.data_parallel_size == ranks

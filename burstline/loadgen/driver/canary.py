@@ -46,7 +46,6 @@ class TruthProcess:
 
 @contextlib.contextmanager
 def canary() -> Iterator[TruthProcess]:
-    """A truth process, ended with the context."""
     with (
         Child("burstline.loadgen.driver.canary", "the canary") as child,
         socket.create_server(("127.0.0.1", 0)) as listener,

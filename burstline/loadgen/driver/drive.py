@@ -62,7 +62,6 @@ Due = tuple[Request, int]
 
 
 def main(home: Connection, job: Job) -> None:
-    """One driver process."""
     # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends Stop.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -177,22 +176,15 @@ class _Drive:
 
     def _content(self, exchange: Exchange) -> ReplyContent | None:
         """The reply's text for later turns; None if it failed or lacks the text."""
-        head = exchange.head
-        if exchange.failure is not None or head is None or self._stopped:
-            return None
-        reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-        return reply_content(reply) if reply.ok else None
+        reply = _reply(exchange) if exchange.failure is None and not self._stopped else None
+        return reply_content(reply) if reply is not None and reply.ok else None
 
     def _n_tokens(self, exchange: Exchange) -> int:
         """How many tokens a reply that streams has brought so far; an event of unknown size counts as one."""
-        head = exchange.head
-        if head is None:
+        if (reply := _reply(exchange)) is None:
             return 0
-        body = body_of(head, exchange.whole()[1])
-        reply = self._engine.decode(HttpReply(head.status, dict(head.headers), body))
-        return sum(
-            event.n_tok or 1 for event in reply.events if event.kind in WITH_TOKENS and event.n_tok != 0
-        )
+        events = self._engine.decode(reply).events
+        return sum(event.n_tok or 1 for event in events if event.kind in WITH_TOKENS and event.n_tok != 0)
 
     def _prepare(self, due: Iterable[Due]) -> None:
         """Build requests, then hand them to the wire; after a stop they only get their captures.
@@ -295,14 +287,9 @@ class _Drive:
         for exchange in ended:
             self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
         if self._sessions is not None:
-            self._turns_ended.extend(
-                exchange for exchange in ended if exchange.failure not in (PREDECESSOR, NO_IDS)
-            )
-            self._n_ended += len(ended)
-            self._wake()
-            return
+            self._turns_ended.extend(each for each in ended if each.failure not in (PREDECESSOR, NO_IDS))
         self._n_ended += len(ended)
-        if self._n_ended >= self._n_prepared:
+        if self._sessions is not None or self._n_ended >= self._n_prepared:
             self._wake()
 
     def _captured(self, exchange: Exchange) -> Capture:
@@ -358,6 +345,12 @@ class _Drive:
             canary=self._canary.report() if self._job.canary_port is not None else None,
             network=wire.network.report() if wire.network else None,
         )
+
+
+def _reply(exchange: Exchange) -> HttpReply | None:
+    if (head := exchange.head) is None:
+        return None
+    return HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
 
 
 @contextmanager

@@ -58,7 +58,6 @@ class Job:
     hang_ups: Mapping[int, int] = field(default_factory=dict, repr=False)
 
     def call(self, request: Request, engine: Engine) -> Call:
-        """The call that asks the target for one of the requests."""
         if self.salt is not None and self.vocabulary is not None:
             request = salted(request, self.salt, self.vocabulary)
         return dressed(engine.encode(request, self.target), self.target, request.index, engine.lora_path)
@@ -77,7 +76,6 @@ class Job:
         return self._shares(n_workers)
 
     def _shares(self, n_workers: int) -> list[Job]:
-        shares = range(n_workers)
         urls = (self.target.url, *self.target.replicas)
         return [
             replace(
@@ -89,7 +87,7 @@ class Job:
                 canary_port=self.canary_port if k == 0 else None,
                 target=replace(self.target, url=urls[k % len(urls)]),
             )
-            for k in shares
+            for k in range(n_workers)
         ]
 
     def _split_by(self, n_workers: int, groups: Sequence[int]) -> list[Job]:
@@ -180,7 +178,6 @@ class Counters:
         return self._cells[worker * len(NAMES) : (worker + 1) * len(NAMES)]
 
     def totals(self) -> Mapping[str, int]:
-        """Every counter by name, summed over all drivers."""
         return {name: sum(self._cells[i :: len(NAMES)]) for i, name in enumerate(NAMES)}
 
     def close(self) -> None:

@@ -28,15 +28,6 @@ Which = Callable[[Columns], NDArray[np.bool_]]
 Pooled = Callable[[Columns], Samples]
 
 
-def never(c: Columns) -> NDArray[np.bool_]:
-    return np.zeros(len(c), dtype=bool)
-
-
-def without_later_tokens(c: Columns) -> NDArray[np.bool_]:
-    """Replies whose tokens were counted and all came with the first event."""
-    return c.shown_tok <= c.first_n
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric. `of` computes one value per request (NaN where undefined, in seconds), `pooled` one
@@ -52,7 +43,7 @@ class Metric:
     of: PerRequest | None = None
     pooled: Pooled | None = None
     failures: Literal["infinite", "kept"] = "infinite"
-    undefined: Which = never
+    undefined: Which = lambda c: np.zeros(len(c), dtype=bool)
     unit: str = "s"
     better: Literal["lower", "higher", "neither"] = "lower"
 
@@ -91,22 +82,6 @@ def tpot(c: Columns) -> Floats:
 
 def ntpot(c: Columns) -> Floats:
     return e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan)
-
-
-def server_queue(c: Columns) -> Floats:
-    return c.server_queue_s
-
-
-def server_prefill(c: Columns) -> Floats:
-    return c.server_prefill_s
-
-
-def server_other(c: Columns) -> Floats:
-    return c.server_first_token_s - c.server_queue_s - c.server_prefill_s
-
-
-def outside_server(c: Columns) -> Floats:
-    return ttft_service(c) - c.server_first_token_s
 
 
 def icl(c: Columns) -> Samples:
@@ -193,7 +168,7 @@ METRICS: Final[dict[str, Metric]] = {
         "per request; undefined where nothing follows the first event",
         f"{VLLM}, corrected for the tokens of the first event",
         of=tpot,
-        undefined=without_later_tokens,
+        undefined=lambda c: c.shown_tok <= c.first_n,
     ),
     "itl": Metric(
         "ITL",
@@ -245,7 +220,7 @@ METRICS: Final[dict[str, Metric]] = {
         "q, by the server's clock",
         "the wait for a place in the batch; only of replies that carry the server's own times",
         SERVER_TIMES,
-        of=server_queue,
+        of=lambda c: c.server_queue_s,
         failures="kept",
     ),
     "server_prefill": Metric(
@@ -253,7 +228,7 @@ METRICS: Final[dict[str, Metric]] = {
         "p, by the server's clock",
         "from the first forward pass of the prompt to the end of the last",
         SERVER_TIMES,
-        of=server_prefill,
+        of=lambda c: c.server_prefill_s,
         failures="kept",
     ),
     "server_other": Metric(
@@ -261,7 +236,7 @@ METRICS: Final[dict[str, Metric]] = {
         "r − q − p, r from receipt to the first token sent, by the server's clock",
         "its front end: parsing, tokenization, messages between its processes, detokenization",
         SERVER_TIMES,
-        of=server_other,
+        of=lambda c: c.server_first_token_s - c.server_queue_s - c.server_prefill_s,
         failures="kept",
     ),
     "outside_server": Metric(
@@ -269,7 +244,7 @@ METRICS: Final[dict[str, Metric]] = {
         "(t_1 − w) − r",
         "the network, and the connection's wait until the server reads it",
         "the TTFT from the moment of sending, less the server's own time for the same request",
-        of=outside_server,
+        of=lambda c: ttft_service(c) - c.server_first_token_s,
         failures="kept",
     ),
     "output_tok_per_s": Metric(

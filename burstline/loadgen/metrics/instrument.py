@@ -26,8 +26,6 @@ HELD_DOWN = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's reasons for slow clocks: the power cap; HW slowdown, SW and HW thermal slowdown, power brake."""
 TICK_S, LEAST_PER_EVENT_S = 0.01, 2e-6
 """The kernel counts CPU time in such ticks; to send an event, a server needs more."""
-PEAK_S = 1.0
-"""Over how long the peak event rate is taken: an engine's steps, many a second, come in lumps."""
 
 
 def instrument(
@@ -54,11 +52,11 @@ def instrument(
     # Times of different machines are off by at most this.
     bounds_s = [report.clock.bound_ns / 1e9 for report in reports if report.clock is not None]
     waits = [r.cpu_wait_s / r.wall_s for r in reports if r.cpu_wait_s is not None and r.wall_s > 0]
-    peak = _most_in(PEAK_S, c.event_s) / PEAK_S if n_events else None
+    peak = _most_in_a_second(c.event_s) if n_events else None
     return Instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
-        **_quantiles("read_lag", c.event_lag_s, NO_STAMP),
+        **_quantiles("read_lag", seconds_or_nan(c.event_lag_ns), NO_STAMP),
         **_quantiles("read_error", c.event_error_s, "no token arrived"),
         kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
         unread_fraction=_unread(c) if closed_loop else None,
@@ -151,11 +149,12 @@ def _canary(reports: Sequence[DriveReport], load_s: float, n_cores: int) -> dict
     }
 
 
-def _most_in(window_s: float, at_s: Floats) -> int:
+def _most_in_a_second(at_s: Floats) -> int:
+    """Over a whole second: an engine's steps, many a second, come in lumps."""
     at_s = np.sort(at_s)
     most, many = 0, 1 << 20
     for begin in range(0, len(at_s), many):
-        ends = np.searchsorted(at_s, at_s[begin : begin + many] + window_s)
+        ends = np.searchsorted(at_s, at_s[begin : begin + many] + 1.0)
         most = max(most, int((ends - np.arange(begin, begin + len(ends))).max()))
     return most
 

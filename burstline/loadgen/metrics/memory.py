@@ -92,7 +92,6 @@ def cost(
 
 
 def _per(amount: Figure, rate: Figure, unit: str) -> Figure:
-    """What is spent in a second for each of `rate`'s tokens."""
     if isinstance(amount, Absent) or isinstance(rate, Absent):
         return amount if isinstance(amount, Absent) else rate
     if rate.point <= 0:

@@ -8,7 +8,7 @@ with a token. What the client has more is the network, whatever stands between, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,13 +91,14 @@ def _means(watched: Telemetry) -> dict[str, Figure]:
     return figures
 
 
-def disagreement(agreed: Agreement) -> Iterator[Reason]:
-    """What the two sides cannot both mean, or what lies between them; the first latency that shows it."""
+def disagreement(agreed: Agreement, read_late_s: Mapping[str, float]) -> Iterator[Reason]:
+    """What the two sides cannot both mean, or what lies between them but our own late reads, the first."""
     for name in LATENCIES:
         gap, client = agreed.figure(f"{name}_gap_s"), agreed.figure(f"{name}_client_p50_s")
         if isinstance(gap, Absent) or isinstance(client, Absent):
             continue
-        if abs(gap.point) <= max(FLOOR_S, UNEXPLAINED * client.point):
+        least = max(FLOOR_S, UNEXPLAINED * client.point)
+        if -least <= gap.point <= max(least, 2 * read_late_s.get(name, 0.0)):
             continue
         size = time_text(abs(gap.point))
         if gap.point > 0:

@@ -179,9 +179,7 @@ def judge_over_runs(
     counts.
     """
     results = []
-    for goal in goals:
-        if goal.per_request:
-            continue
+    for goal in (goal for goal in goals if not goal.per_request):
         figure = pooled(_path(goal))
         if isinstance(figure, Absent):
             own = [row for run in runs for row in run.targets if row.target == goal.text]

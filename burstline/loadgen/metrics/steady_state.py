@@ -242,12 +242,9 @@ def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tupl
     alike = max(correlation_length(logs) if np.ptp(logs) > FLAT else 0.0 for logs in series if len(logs))
     times = max(LEAST_LENGTHS * alike, LEAST_WAVES / n_waves)
     if times > 1:
-        few = f"fewer than {LEAST_WAVES} times as many as run at a time"
-        why = (
-            f"the speed stays alike over {alike * window.length_s:.2g} s"
-            if LEAST_LENGTHS * alike > 1
-            else few
-        )
+        why = f"fewer than {LEAST_WAVES} times as many as run at a time"
+        if LEAST_LENGTHS * alike > 1:
+            why = f"the speed stays alike over {alike * window.length_s:.2g} s"
         return None, f"1 run: {why}; for an interval run {times * window.length_s:.2g} s"
     most = int(min(n_waves, 0.1 / max(alike, 1e-3)))
     return max(LEAST_WAVES, min(MOST_COSINES, most)), None
@@ -287,12 +284,8 @@ def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
 
 def _mean_in_flight(c: Columns, edges: Floats) -> Floats:
     over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)
-    return np.array(
-        [
-            (np.clip(over_s, low, high) - np.clip(c.due_s, low, high)).sum() / (high - low)
-            for low, high in pairwise(edges)
-        ]
-    )
+    spent_s = [(over_s.clip(a, b) - c.due_s.clip(a, b)).sum() / (b - a) for a, b in pairwise(edges)]
+    return np.array(spent_s)
 
 
 def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
@@ -317,19 +310,13 @@ def _queued(c: Columns) -> tuple[Reason, ...]:
 
 
 def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]:
-    by_name = {test.name: test for test in tests}
-    queue = by_name["in_flight"]
     reasons = []
+    queue = next(test for test in tests if test.name == "in_flight")
     backlog, chance = queue.change * queue.median, CHANCE * math.sqrt(max(queue.median, 0.0))
     if queue.found() and backlog > max(LEAST_BACKLOG * n, chance):
-        reasons.append(
-            Reason(
-                QUEUE_GREW,
-                f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies depend "
-                "on the length of the run.",
-                "Lower --rate until the queue stops growing.",
-            )
-        )
+        text = f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies depend "
+        text += "on the length of the run."
+        reasons.append(Reason(QUEUE_GREW, text, "Lower --rate until the queue stops growing."))
     reasons = reasons or [*_drifts(tests)]
     if not settled and not reasons and any(test.found(0.05) for test in tests):
         text = "Latencies settled only in the second half of the run, if at all."

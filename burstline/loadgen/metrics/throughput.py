@@ -112,7 +112,6 @@ def _amounts(c: Columns) -> dict[str, Floats]:
 
 
 def good_rates(c: Columns, met: NDArray[np.bool_]) -> tuple[Figure, Figure]:
-    """Requests that are good, and their tokens, per second of the whole run."""
     tokens = np.where(met, c.output_tok, 0.0)
     return _over_run(c, met.astype(np.float64), "1/s"), _over_run(c, tokens, "tok/s")
 
@@ -299,7 +298,15 @@ def concurrency(c: Columns, window: Window | None) -> Concurrency:
     return Concurrency(
         mean=measured(mean if n else None, "requests", reason, n),
         max=measured(float(in_flight.max()) if n else None, "requests", reason, n),
+        open_after_fraction=_open_after(c),
     )
+
+
+def _open_after(c: Columns) -> Figure:
+    """The share of the time of whole replies that passed behind their last token: no latency holds it."""
+    whole = c.ok & ~np.isnan(c.last_s + c.closed_s + c.sent_s)
+    behind_s, all_s = (float((c.closed_s - since_s)[whole].sum()) for since_s in (c.last_s, c.sent_s))
+    return measured(behind_s / all_s if all_s else None, "1", "no request succeeded", int(whole.sum()))
 
 
 def server_queue(watched: Telemetry) -> dict[str, Figure]:
@@ -356,9 +363,7 @@ def burst(c: Columns) -> Burst:
         return Burst.absent(Absent(f"not a burst: requests were due over {spread_s:.3g} s", "not-a-burst"))
     if not c.ok.any():
         return Burst.absent(NO_SUCCESS)
-    due_s = float(c.due_s.min())
-    n = int(c.ok.sum())
-    slope = _drain_slope(c)
+    due_s, n, slope = float(c.due_s.min()), int(c.ok.sum()), _drain_slope(c)
     return Burst(
         first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
         drain_s=Absent("the run ended before the burst had drained", "not-drained")

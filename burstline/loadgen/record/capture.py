@@ -339,7 +339,6 @@ def _seek_frame(file: BinaryIO, start: int) -> bool:
 
 
 def packed(capture: Capture) -> bytes:
-    """The capture as the contents of one frame."""
     reads = Reads.of(capture.reads)
     moments = (capture.dispatched_ns, capture.connected_ns, capture.sent_ns, capture.closed_ns)
     failure = (capture.failure or "").encode()

@@ -85,18 +85,12 @@ class Columns:
         return float(np.nan_to_num(self.closed_s).max(initial=0.0))
 
     @property
-    def event_lag_s(self) -> Floats:
-        """`event_lag_ns` in seconds; NaN where unknown."""
-        return seconds_or_nan(self.event_lag_ns)
-
-    @property
     def event_error_s(self) -> Floats:
         """`event_error_ns` in seconds; NaN where unknown."""
         return seconds_or_nan(self.event_error_ns)
 
     @property
     def n_events(self) -> Ints:
-        """Of each request."""
         return np.diff(self.starts)
 
     @property
@@ -107,7 +101,6 @@ class Columns:
         return follows
 
     def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
-        """One value a request as one an event."""
         return np.repeat(values, self.n_events)
 
     def having(self, column: str, values: Iterable[str]) -> NDArray[np.bool_]:
@@ -147,7 +140,6 @@ class Columns:
 
 
 def columns_of(table: pa.Table) -> Columns:
-    """The columns of a table of records (see `burstline.loadgen.record.tables.RECORDS`)."""
     return joined_columns([table])
 
 
@@ -210,7 +202,6 @@ def _starts(n_events: Ints) -> Ints:
 
 
 def _flat(table: pa.Table, name: str) -> NDArray[Any]:
-    """All values of a list column in a row."""
     chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
     return _joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
 

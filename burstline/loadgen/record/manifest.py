@@ -116,7 +116,8 @@ class ServerFacts:
 class HardwareFacts:
     """Input of the roofline: the model's config.json, and how model and device are known.
 
-    `absent` says why one of them is not. `stated` are facts of the engine that a person stated.
+    `absent` says why one of them is not. `stated` are facts of the engine that a person stated. `held` is
+    how many times the bytes that the config.json says the weight files hold, None where that is no other.
     """
 
     model_config: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
@@ -124,6 +125,7 @@ class HardwareFacts:
     device_from: str | None = field(default=None, metadata=OPTIONAL)
     absent: str | None = field(default=None, metadata=OPTIONAL)
     stated: Mapping[str, Option] | None = field(default=None, metadata=OPTIONAL)
+    held: float | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,6 @@ class LoadFacts:
 
     @property
     def warm_up(self) -> tuple[StageFacts, ...]:
-        """The bursts of an automatic warm-up, in order."""
         return tuple(stage for stage in self.stages if stage.name.startswith("warm-up "))
 
     @property

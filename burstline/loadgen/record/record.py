@@ -25,13 +25,14 @@ class Outcome(StrEnum):
     """How a request ended. HTTP errors are `http_<code>`, kept in `Record.outcome` as plain text.
 
     `ok` is HTTP 200 without an error, with a terminal event and exactly the asked tokens (at most the asked
-    where the model was free to stop). The rest: `short` a stop although end-of-text was to be ignored;
-    `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
-    token at all; `error_event` an error inside the reply, or one that makes no sense; `refused` the server
-    says that it has too many requests; `aborted` it says that it gave up; `truncated` the reply stops before
-    its end; `too_large` it grew past any planned reply, and the client hung up; `timeout`, `connect`,
-    `reset` the wire failed; `cancelled` we gave up; `abandoned` the client hung up in the middle, as planned;
-    `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
+    where the model was free to stop, any number of a server whose lengths are its own).
+    The rest: `short` a stop although end-of-text was to be ignored; `clamped` the server cut the output or
+    the prompt by itself; `long` more tokens than asked; `empty` no token at all; `error_event` an error
+    inside the reply, or one that makes no sense; `refused` the server says that it has too many requests;
+    `aborted` it says that it gave up; `truncated` the reply stops before its end; `too_large` it grew past
+    any planned reply, and the client hung up; `timeout`, `connect`, `reset` the wire failed; `cancelled` we
+    gave up; `abandoned` the client hung up in the middle, as planned; `not_sent` it never left; `driver_lost`
+    its load driver, or the machine it ran on, was lost.
     """
 
     OK = "ok"
@@ -100,6 +101,13 @@ def failed(counts: Mapping[str, int], *, interrupted: bool = False) -> dict[str,
     """The failures among `counts` of requests by outcome; what an interruption cut off is none."""
     no_failures = NO_FAILURES | CUT_OFF if interrupted else NO_FAILURES
     return {kind: n for kind, n in counts.items() if n and kind not in no_failures}
+
+
+def lost_a_part(counts: Mapping[str, int]) -> bool:
+    """Whether streams broke and all refusals are "unavailable": a worker was lost, and no queue was full."""
+    refusals = {kind for kind in OVERLOADED if counts.get(kind)}
+    broke = map(counts.get, (Outcome.RESET, Outcome.TRUNCATED, Outcome.ERROR_EVENT))
+    return refusals == {"http_503"} and any(broke)
 
 
 def in_words(counts: Mapping[str, int]) -> str:
@@ -304,6 +312,8 @@ def _length_outcome(request: Request, reply: Reply, tokens: _Tokens) -> str:
     sent_ids = request.prompt_ids is not None
     if sent_ids and reply.n_prompt_tok is not None and reply.n_prompt_tok < request.n_prompt_tok:
         return Outcome.CLAMPED
+    if reply.own_length:
+        return Outcome.OK
     stopped = reply.finish_reason in STOPPED
     n_output_tok = tokens.generated
     if n_output_tok is None:

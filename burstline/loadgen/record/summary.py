@@ -217,6 +217,7 @@ class Concurrency(Section):
     server_running_max: Figure = titled("Running in the server, maximum")
     server_waiting_max: Figure = titled("Waiting in the server, maximum")
     server_waiting_mean: Figure = titled("Waiting in the server, mean")
+    open_after_fraction: Figure = titled("Open after the last token", share=True)
 
 
 @dataclass(frozen=True, slots=True)

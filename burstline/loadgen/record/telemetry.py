@@ -90,7 +90,6 @@ class Telemetry:
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], NDArray[np.int64]]:
-        """Where the rows of each source and name are."""
         places: dict[tuple[str, str], list[int]] = {}
         pairs: Iterable[tuple[str, str]] = zip(self.source.tolist(), self.name.tolist(), strict=True)
         for k, pair in enumerate(pairs):

@@ -90,5 +90,4 @@ def noted(figure: Figure, note: str) -> Figure:
 
 
 def known(figure: Figure | None) -> float | None:
-    """The number, None without one."""
     return figure.point if isinstance(figure, Estimate) else None

@@ -162,7 +162,6 @@ class Found:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its last probes may not decide."""
         return self.high is None and _are_lost(self.probes)
 
     @property

@@ -162,7 +162,6 @@ def percentiles(samples: Samples, ps: Sequence[float], unit: str) -> dict[float,
 
 
 def percentile(values: Floats, p: float, unit: str) -> Figure:
-    """The percentile `p` of one value a request; see `percentiles`."""
     return percentiles(Samples.per_request(values), (p,), unit)[p]
 
 

@@ -70,7 +70,6 @@ class OrderedSamples:
         return cls(samples, order, samples.by_request(samples.weight)[order], n_cosines)
 
     def sums(self, amount: NDArray[Any]) -> Floats:
-        """Each request's `amount`, one per sample, in time order."""
         return np.asarray(self.samples.by_request(amount * self.samples.weight)[self.order])
 
 

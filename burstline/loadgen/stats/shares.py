@@ -16,7 +16,6 @@ def clopper_pearson(k: float, n: float) -> tuple[float, float]:
 
 
 def share_of(k: int, n: int) -> Estimate:
-    """k of n trials."""
     return Estimate(k / n, *clopper_pearson(k, n), LEVEL, n, "1", "exact binomial interval")
 
 

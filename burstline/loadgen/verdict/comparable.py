@@ -86,12 +86,8 @@ def comparability(
     if reasons:
         return Comparability(State.NOT_COMPARABLE, (*reasons, *unbelievable), warnings, facts)
     if unbelievable:
-        return Comparability(
-            str(worst(w.verdict for w in works if state_of(w.verdict) in UNUSABLE)),
-            unbelievable,
-            warnings,
-            facts,
-        )
+        state = str(worst(w.verdict for w in works if state_of(w.verdict) in UNUSABLE))
+        return Comparability(state, unbelievable, warnings, facts)
     alone = len({work.label for work in works}) < 2
     return Comparability(ALONE if alone else COMPARABLE, (), warnings, facts)
 
@@ -110,46 +106,21 @@ class _Number:
 
 _NUMBERS: Final = (
     _Number(
-        "prompt-tokens",
-        "Prompt tokens served, mean",
-        lambda w: w.prompt_tok,
-        "{:,.1f}",
-        True,
-        "Check that all use the same tokenizer and that no server truncates or pads prompts.",
-    ),
+        "prompt-tokens", "Prompt tokens served, mean", lambda w: w.prompt_tok, "{:,.1f}", True,
+        "Check that all use the same tokenizer and that no server truncates or pads prompts."),
     _Number(
-        "output-tokens",
-        "Output tokens served, mean",
-        lambda w: w.output_tok,
-        "{:,.1f}",
-        True,
-        "Force the output length, or choose a model that does not stop early.",
-    ),
+        "output-tokens", "Output tokens served, mean", lambda w: w.output_tok, "{:,.1f}", True,
+        "Force the output length, or choose a model that does not stop early."),
     _Number(
-        "finish-reasons",
-        "Replies that the model ended itself",
-        lambda w: w.stopped_fraction,
-        "{:.1%}",
-        False,
-        "Force the output length, or choose a model that does not stop early.",
-    ),
+        "finish-reasons", "Replies that the model ended itself", lambda w: w.stopped_fraction, "{:.1%}",
+        False, "Force the output length, or choose a model that does not stop early."),
     _Number(
-        "failures",
-        "Requests without a complete reply",
-        lambda w: w.failed_fraction,
-        "{:.1%}",
-        False,
-        "Rejected requests make the others look faster: lower the load or raise the server's limits.",
-    ),
+        "failures", "Requests without a complete reply", lambda w: w.failed_fraction, "{:.1%}", False,
+        "Rejected requests make the others look faster: lower the load or raise the server's limits."),
     _Number(
-        "prefix-cache",
-        "Prompt tokens from the prefix cache",
-        lambda w: w.cached_fraction,
-        "{:.1%}",
-        False,
-        "Turn prefix caching on or off for all of them, and use a new --salt.",
-    ),
-)
+        "prefix-cache", "Prompt tokens from the prefix cache", lambda w: w.cached_fraction, "{:.1%}",
+        False, "Turn prefix caching on or off for all of them, and use a new --salt."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,14 +270,8 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
 
 def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
     labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
-    return [
-        Reason(
-            "unforced",
-            f"{label} cannot force the output length.",
-            "Its output lengths were only checked.",
-        )
-        for label in labels
-    ]
+    advice = "Its output lengths were only checked."
+    return [Reason("unforced", f"{label} did not force the output length.", advice) for label in labels]
 
 
 def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple[Reason, ...]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from burstline.loadgen.record.manifest import Manifest, Status
-from burstline.loadgen.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words
+from burstline.loadgen.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words, lost_a_part
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.verdict import (
     MOST_SHARE,
@@ -103,15 +103,15 @@ def _what_to_do(failures: Mapping[str, int], *, interrupted: bool) -> str:
     steps: dict[str, dict[str, int]] = {}
     for kind, n in sorted(failures.items(), key=lambda row: -row[1]):
         cut_off = interrupted and kind in CUT_OFF
-        steps.setdefault("Run it again." if cut_off else _remedy(kind), {})[kind] = n
+        steps.setdefault("Run it again." if cut_off else _remedy(kind, failures), {})[kind] = n
     if len(steps) < 2:
-        return next(iter(steps), _remedy(""))
+        return next(iter(steps), _remedy("", {}))
     told = (f"{in_words(of)} → {step[:1].lower()}{step[1:].rstrip('.')}" for step, of in steps.items())
     return f"{'; '.join(told)}."
 
 
-def _remedy(kind: str) -> str:
-    if kind in OVERLOADED:
+def _remedy(kind: str, failures: Mapping[str, int]) -> str:
+    if kind in OVERLOADED and not lost_a_part(failures):
         return "Lower the load, or raise the limit of the server's queue."
     if kind == Outcome.TIMEOUT:
         return "Lower the load, or give requests more time with --deadline-s."

@@ -70,7 +70,6 @@ class ServedWork:
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        """Per request, whether the server gave a whole reply."""
         return self.columns.having("outcome", ENDED)
 
     @property
@@ -100,7 +99,6 @@ class ServedWork:
 
 
 def work_of(run: Run, label: str) -> ServedWork:
-    """The work that a run did, from its files."""
     manifest = run.manifest
     planned, salt = run.columns.without(Outcome.ABANDONED), manifest.asked.salt
     columns = planned.without(Outcome.NOT_SENT) if manifest.may_end_early else planned
@@ -132,7 +130,8 @@ def work_of(run: Run, label: str) -> ServedWork:
         },
         seed=manifest.asked.seed,
         opens=turns.opens if turns else None,
-        lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
+        lengths_forced=manifest.asked.ends == "forced"
+        and (server.capabilities is None or server.capabilities.forced_output_length),
     )
 
 

@@ -16,6 +16,8 @@ from burstline.servers.identity import Identity
 NOTABLE = 0.01
 SIMULATED = 0.03
 """By which share of the prompt tokens a simulated cache may differ from a real one: admission is inferred."""
+LEFT_OPEN = 0.05
+"""Share of the requests' time behind their last token that is mentioned."""
 NONE_OF = 0.05
 """Below this share of the expected hits the cache served as good as nothing."""
 
@@ -31,6 +33,10 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         yield Reason(
             "warm-up", load.warm_up_sentence, "Pass --warmup N with more requests; they do not count."
         )
+    if (share := _point(summary.concurrency.open_after_fraction)) > LEFT_OPEN:
+        text = f"Requests stayed open for {share:.0%} of their time after their last token."
+        advice = "No latency includes that, but a closed loop waits for it: look at what ends the replies."
+        yield Reason("left-open", text, advice)
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
     used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
     others = _point(used)
@@ -52,7 +58,9 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
     if capped is not None and _point(capped) > SLOWED and manifest.on_this_machine:
         text = f"The power limit lowered the clocks of a GPU in {_point(capped):.0%} of the readings."
         yield Reason("power-cap", text, "Compare only with runs under the same power limit.")
-    yield from disagreement(summary.agreement)
+    medians = {name: each.get("p50") for name, each in summary.grades.items()}
+    late_s = {name: each.read_effect_s or 0.0 for name, each in medians.items() if each}
+    yield from disagreement(summary.agreement, late_s)
 
 
 def _of_requests(summary: Summary, manifest: Manifest, status: str) -> Iterator[Reason]:

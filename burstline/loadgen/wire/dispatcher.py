@@ -121,7 +121,6 @@ class Dispatcher:
     # Commands.
 
     def park(self, *exchanges: Exchange) -> None:
-        """Hold serialised requests until they are due."""
         self.n_parked += len(exchanges)
         for exchange in exchanges:
             if self.stopped or self.over:
@@ -131,7 +130,6 @@ class Dispatcher:
         self._plan_ahead()
 
     def release(self, t0_ns: int) -> None:
-        """Let the run begin at `t0_ns`."""
         self._t0_ns = t0_ns
         self._plan_ahead()
 
@@ -208,6 +206,7 @@ class Dispatcher:
 
     def write(self, connection: Connection, exchange: Exchange, data: bytes | memoryview) -> None:
         """As much as the socket takes; the rest is sent when it takes more."""
+        exchange.writing_ns = now()
         try:
             n = connection.sock.send(data)
         except BlockingIOError:
@@ -380,7 +379,10 @@ class Dispatcher:
             if exchange.is_whole_at_eof():
                 self._finish(connection, exchange, now())
                 return
-            detail = f"the server closed the connection {exchange.n_bytes} bytes into an unfinished reply"
+            n, part = exchange.n_bytes, "head"
+            if exchange.head is not None:
+                n, part = n - exchange.head.body_start, "body"
+            detail = f"the server closed the connection {n} bytes into the {part} of a reply"
         except EngineError as error:
             detail = str(error)
         self.fail(exchange, "truncated", detail)

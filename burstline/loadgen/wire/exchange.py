@@ -54,6 +54,7 @@ class Exchange:
     payload: bytes = b""
     dispatched_ns: int | None = None
     connected_ns: int | None = None
+    writing_ns: int = 0
     sent_ns: int | None = None
     left: tuple[int, int] | None = None
     closed_ns: int | None = None
@@ -78,7 +79,6 @@ class Exchange:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes have come."""
         return self.n_cut + len(self.data)
 
     @property
@@ -237,9 +237,9 @@ class Exchange:
         written_ns, left_ns = self.sent_ns, offsets.moment(self.left)
         if written_ns is not None and left_ns is not None:
             written_ns = max(written_ns, left_ns)
-        # Where we lost the CPU between the send and its stamp, the reply may have come before that stamp.
-        if written_ns is not None and len(came_ns):
-            written_ns = min(written_ns, int(came_ns[0]))
+        # Where we lost the CPU between send and stamp, the reply may be older: count from the write's start.
+        if written_ns is not None and len(came_ns) and came_ns[0] <= written_ns:
+            written_ns = min(self.writing_ns or written_ns, int(came_ns[0]))
 
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns

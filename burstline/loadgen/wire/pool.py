@@ -93,7 +93,6 @@ class Channel:
         return True
 
     def outgoing(self) -> bytes:
-        """Bytes to send to the peer now."""
         return self._to_peer.read()
 
     def encrypt(self, plain: bytes) -> bytes:

@@ -174,7 +174,6 @@ class Reader:
         )
 
     def leave(self, connection: Connection) -> None:
-        """Follow it no longer."""
         self._followed.pop(connection.fd, None)
 
 

@@ -112,7 +112,6 @@ class Wire:
         self._ask(lambda: self._open_canary(exchange, port))
 
     def release(self, t0_ns: int) -> None:
-        """Let the run begin at `t0_ns` (monotonic)."""
         self._ask(lambda: self.traffic.release(t0_ns))
 
     def end(self) -> None:

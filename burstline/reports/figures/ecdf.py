@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from burstline.loadgen.record.columns import Floats, Ints
+from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.stats.figure import Estimate
 from burstline.loadgen.stats.quantiles import quantile
 from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
+    GOOD,
     INK,
     SERIES,
     attempt,
@@ -26,6 +25,7 @@ from burstline.reports.figures.drawing import (
     names_above,
     write,
 )
+from burstline.reports.figures.run_figures import evenly
 from burstline.reports.number_format import Scale, number, point, scale_for
 
 MARKED = (0.5, 0.9, 0.99)
@@ -33,8 +33,8 @@ TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 MOST_STEPS = 1500
 EXPLAINED = (
     "Go from a share on the left to the curve, then down: that share of all planned requests had this "
-    "latency or less. The vertical axis is stretched towards 100% to show the tail. If requests failed, the "
-    "curve ends below 100%. The figure does not show when in the run a request was sent, or how much "
+    "latency or less. If requests failed, the curve ends below "
+    "100%. The figure does not show when in the run a request was sent, or how much "
     "another run would differ."
 )
 OVERLAID = (
@@ -43,6 +43,7 @@ OVERLAID = (
     "The figure does not show how much another run would differ."
 )
 LEGEND_LINE = 18
+NO_BOUNDS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +80,13 @@ class _Sample:
         return number(quantile(self.values, p) / scale.divisor)
 
 
-def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | None:
-    """The share of requests at or below each latency on a log-tail axis; None without two successes anywhere.
+def ecdf(
+    name: str, title: str, label: str, curves: Sequence[Curve], bounds: Mapping[str, float] = NO_BOUNDS
+) -> Plot | None:
+    """The share of requests at or below each latency; None without two successes anywhere.
 
     A single curve has its percentiles written beside it, several are named. One contender has one colour and
-    dash through the whole page.
+    dash through the whole page. `bounds` are those of SLOs in seconds, by their words.
     """
     ordered = [(curve, np.sort(curve.values_s[~np.isnan(curve.values_s)])) for curve in curves]
     samples = [_Sample(curve, values, int(np.isfinite(values).sum())) for curve, values in ordered]
@@ -96,12 +99,13 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
 
     def draw(name: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 290 + legend)
-        top = max(_top(sample) for _, sample in shown)
         ends = []
         for k, sample in shown:
-            ranks = tail_ranks(sample.n, sample.n_ok)
+            # Evenly spaced where there are many; the last ones all: the tail is steep in x.
+            ranks = np.r_[evenly(sample.n_ok, MOST_STEPS), np.arange(max(sample.n_ok - 100, 0), sample.n_ok)]
+            ranks = np.unique(ranks) + 1
             x = sample.values[ranks - 1] / scale.divisor
-            heights = np.minimum(nines((ranks - 0.5) / sample.n), top)
+            heights = 100 * (ranks - 0.5) / sample.n
             panel.plot(
                 np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
                 color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
@@ -113,8 +117,16 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
         else:
             _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
             _mark_failures(panel, samples[0].n_ok, samples[0].n)
-        tail_axis(panel, top)
-        panel.set_xlabel(f"{label} ({scale.unit}); share on a log scale", loc="right")
+        for k, (words, bound_s) in enumerate(bounds.items()):
+            at, (first, last) = bound_s / scale.divisor, panel.get_xlim()
+            if first < at < last:
+                panel.axvline(at, color=GOOD, linestyle=DASHES[2], linewidth=1.6)
+                left = at < 0.5 * (first + last)
+                write(panel, f"SLO {words}", (at, 0), (4 if left else -4, 4 + 14 * k), GOOD,
+                      ha="left" if left else "right")  # fmt: skip
+        panel.set_ylim(0, 102)
+        panel.set_yticks([0, 25, 50, 75, 100], ["0", "25%", "50%", "75%", "100%"])
+        panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
         margins(figure, top=10 + legend, bottom=44, left=48, right=12)
         return drawn(figure, name, panel)
 
@@ -125,37 +137,6 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
         finding, medians = _finding(label, samples[0], scale)
     numbers = _table(title, label, samples, scale)
     return Plot(name, title, finding, "", (attempt(name, 310, draw),), numbers, numbers=medians)
-
-
-def _top(sample: _Sample) -> float:
-    """How high the axis goes: no room for a tail that has no curve."""
-    top = float(nines(1 - 0.4 / max(sample.n, 20)))
-    return min(top, 1.25 * float(nines(sample.n_ok / sample.n))) if sample.n_ok < sample.n else top
-
-
-def nines(share: Floats | float) -> Floats:
-    """Height on the log-tail axis: one unit for each nine."""
-    return np.asarray(-np.log10(1 - np.minimum(share, 1 - 1e-12)))
-
-
-def tail_ranks(n: int, n_ok: int) -> Ints:
-    """Every rank, or beyond MOST_STEPS those evenly spaced on the log-tail axis and on the plain one."""
-    if n_ok <= MOST_STEPS:
-        return np.arange(1, n_ok + 1)
-    even = np.linspace(1, n_ok, MOST_STEPS // 2)
-    tail = n * (1 - 10.0 ** -np.linspace(0, math.log10(n), MOST_STEPS // 2))
-    ranks: Ints = np.unique(np.r_[even, tail, n_ok].clip(1, n_ok).astype(np.int64))
-    return ranks
-
-
-def tail_axis(panel: Axes, top: float) -> None:
-    shares = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999]
-    if top < 1:  # most requests failed, or nearly: the curve has no tail
-        shares = list(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, 1 - 10**-top))
-    ticks = [s for s in shares if 0 <= nines(s) <= top]
-    panel.set_ylim(0, top)
-    panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda _, k: f"{ticks[k or 0] * 100:g}%"))
 
 
 def fit_x(panel: Axes, x: Floats) -> None:
@@ -171,16 +152,16 @@ def fit_x(panel: Axes, x: Floats) -> None:
 def _mark_quantiles(panel: Axes, scale: Scale, marked: Mapping[float, Estimate]) -> None:
     for p, figure in marked.items():
         value = figure.point / scale.divisor
-        panel.plot([value], [nines(p)], "o", color=SERIES[0], markersize=5.5)
+        panel.plot([value], [100 * p], "o", color=SERIES[0], markersize=5.5)
         on_left = value > 0.5 * sum(panel.get_xlim())
         off, side = ((-8, 5), "right") if on_left else ((8, -10), "left")
-        write(panel, f"p{p * 100:g}  {point(figure, scale)}", (value, float(nines(p))), off, INK, ha=side)
+        write(panel, f"p{p * 100:g}  {point(figure, scale)}", (value, 100 * p), off, INK, ha=side)
 
 
 def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     if n_ok == n:
         return
-    height = float(nines(n_ok / n))
+    height = 100 * n_ok / n
     panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
     write(panel, f"{n - n_ok:,} not served", (0, height), (4, 5), BAD, of=("axes fraction", "data"))
 

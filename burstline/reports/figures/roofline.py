@@ -18,10 +18,12 @@ from burstline.reports.figures.drawing import (
     HALF,
     INK,
     MUTED,
+    NARROW,
     PAPER,
     SERIES,
     TEXT,
     WIDE,
+    attempt,
     canvas,
     drawn,
     head,
@@ -95,7 +97,7 @@ def overview(found: Reconciliation) -> Plot:
     at = "; ".join(f"{dot.name} at {number(dot.intensity)} FLOP per byte" for dot in dots)
     finding = f"{at[:1].upper()}{at[1:]}. {device.name}, {device.known_by} ceilings."
     numbers = f"bounds-{found.phases[-1].phase}"
-    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 280)
+    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 330, NARROW)
 
 
 def _under_roofs(
@@ -106,7 +108,9 @@ def _under_roofs(
     device: DeviceFacts,
     numbers: str,
     height: float,
+    only: float | None = None,
 ) -> Plot:
+    """`only` is the width where one drawing serves every screen."""
     scale = _rate_scale(device.peak_flops_per_s)
 
     def draw(drawing: str, width: float) -> Drawing:
@@ -129,7 +133,8 @@ def _under_roofs(
         margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT, right=28)
         return drawn(figure, drawing, panel, "")
 
-    return Plot(name, title, finding, "", in_both_widths(name, draw, wide=HALF), numbers)
+    drawings = (attempt(name, only, draw),) if only else in_both_widths(name, draw, wide=HALF)
+    return Plot(name, title, finding, "", drawings, numbers)
 
 
 def _rate_scale(peak_flops_per_s: float) -> Scale:

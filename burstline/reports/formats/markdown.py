@@ -19,7 +19,6 @@ from burstline.reports.blocks import (
     Plot,
     Side,
     Table,
-    Tiles,
 )
 from burstline.servers.redact import printable
 
@@ -51,8 +50,6 @@ def _parts(block: Block) -> Iterator[str]:
         case Answer():
             yield f"**{_plain(block.sentence)}**"
             yield from map(_plain, block.details)
-        case Tiles():
-            yield "\n".join(f"- {t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
             yield from (part for inner in block.blocks for part in _parts(inner))
         case Folded():

@@ -17,7 +17,6 @@ from burstline.reports.blocks import (
     Plot,
     Side,
     Table,
-    Tiles,
 )
 from burstline.reports.number_format import RAISED
 
@@ -56,8 +55,6 @@ def _block(block: Block, width: int | None, signs: Mapping[int, str]) -> str:
             return f"{block.caption}:\n{block.text}"
         case Answer():
             return "\n".join((block.sentence, *block.details))
-        case Tiles():
-            return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
             return text(block.blocks, width, signs)
         case Folded():

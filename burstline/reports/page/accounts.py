@@ -19,6 +19,7 @@ from burstline.loadgen.stats.figure import known
 from burstline.loadgen.verdict.replies import audit_sentence
 from burstline.reports.blocks import Block, Cell, Column, Command, Folded, Note, Row, Side, Table, table
 from burstline.reports.figures import run_figures
+from burstline.reports.figures.first_screen import ALL_REQUESTS
 from burstline.reports.model.comparison import View
 from burstline.reports.model.request_sample import Shown
 from burstline.reports.number_format import count, counted, number, scale_for
@@ -26,7 +27,6 @@ from burstline.reports.page.estimate_tables import LETTERS, glossary_table, grou
 
 COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}
 """Counters whose names need an explanation."""
-ALL_REQUESTS = "all-requests"
 
 
 def requests(view: View) -> list[Block]:
@@ -43,9 +43,7 @@ def requests(view: View) -> list[Block]:
         numbers.append(("requests.ttft_share_p50", share))
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
-    sent = run_figures.request_rows(
-        c, shown.even, "rows", f"In the order of sending{evenly}", finding, ALL_REQUESTS
-    )
+    sent = run_figures.request_rows(c, shown.even, "rows", f"Each request{evenly}", finding, ALL_REQUESTS)
     many = counted(n, "request") if shown.all else f"{len(shown.listed):,} of {n:,} requests"
     listing = Folded(f"{many} as a table", (_request_table(view),))
     rows = replace(sent, numbers=tuple(numbers)) if sent else Note("No request was sent and ended.")
@@ -187,7 +185,7 @@ def again(view: View) -> list[Block]:
 
 
 def glossary(_: View) -> list[Block]:
-    return [Folded("Every metric with its formula and source", (Note(LETTERS), glossary_table()))]
+    return [Note(LETTERS), glossary_table()]
 
 
 def _range(values: Floats) -> str:

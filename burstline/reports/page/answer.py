@@ -80,9 +80,9 @@ def _of_run(view: View, contender: Contender) -> Answer:
     if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
         ok = counted(summary.counts["ok"], "request")
         speed = f"{served(contender)} {say('rates.of-succeeded', n=ok)}"
-        details = [_cut_short(summary), speed, limit_of(summary, view.manifest)]
+        details = [cut_short(summary), speed, limit_of(summary, view.manifest)]
         return Answer(why, tuple(filter(None, details)), numbers)
-    limit, tail = limit_of(summary, view.manifest), _tail(summary, view.manifest)
+    limit, slowest = limit_of(summary, view.manifest), tail(summary, view.manifest)
     if summary.verdict.state == State.VALID:  # of other runs the verdict says what to do
         limit = f"{limit} {next_by(view)}".strip()
         if (missed := hopeless(view)) is not None:
@@ -90,7 +90,7 @@ def _of_run(view: View, contender: Contender) -> Answer:
             numbers += tuple((f"metrics.{goal.metric}.{end}", told) for end, told in seen.items())
     lacking = summary.roofline
     why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
-    details = [_cut_short(summary), _failures(view), limit, why, tail, _counted_apart(summary)]
+    details = [cut_short(summary), failures(view), limit, why, slowest, counted_apart(summary)]
     details += [audit_sentence(summary.audit)] if summary.audit else []
     return Answer(served(contender), tuple(filter(None, details)), numbers)
 
@@ -149,7 +149,7 @@ def _interrupted(summary: Summary) -> bool:
     return any(warning.code == "interrupted" for warning in summary.verdict.warnings)
 
 
-def _cut_short(summary: Summary) -> str:
+def cut_short(summary: Summary) -> str:
     if not _interrupted(summary):
         return ""
     ok, planned = summary.counts["ok"], summary.counts["planned"]
@@ -160,7 +160,7 @@ def _cut_short(summary: Summary) -> str:
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
 
 
-def _failures(view: View) -> str:
+def failures(view: View) -> str:
     text = _failed(view.summary)
     if not text:
         return ""
@@ -176,9 +176,9 @@ def _failed(summary: Summary) -> str:
     return f"{kinds.total():,} of {counted(summary.counts['planned'], 'request')} failed ({listed})."
 
 
-def _tail(summary: Summary, manifest: Manifest) -> str:
+def tail(summary: Summary, manifest: Manifest) -> str:
     """Where the slowest requests stand out: p99 at least three times the median, or the end of a burst."""
-    median, most, tail = (summary.figure("metrics", "e2e", p) for p in ("p50", "p95", "p99"))
+    median, most, slow = (summary.figure("metrics", "e2e", p) for p in ("p50", "p95", "p99"))
     end = finite(summary.window.end_s)
     is_burst = manifest.asked.kind == "burst"
     if is_burst and isinstance(most, Estimate) and end and most.point < STRAGGLERS * end:
@@ -186,13 +186,13 @@ def _tail(summary: Summary, manifest: Manifest) -> str:
             f"The last 5% of the requests made the run last {duration(end)}: the others had ended after "
             f"{with_unit(most)}. The throughput counts the whole time."
         )
-    if not isinstance(median, Estimate) or not isinstance(tail, Estimate) or tail.point < 3 * median.point:
+    if not isinstance(median, Estimate) or not isinstance(slow, Estimate) or slow.point < 3 * median.point:
         return ""
-    times = number(tail.point / median.point)
-    return f"The slowest 1% take at least {with_unit(tail)}, {times} times the median ({with_unit(median)})."
+    times = number(slow.point / median.point)
+    return f"The slowest 1% take at least {with_unit(slow)}, {times} times the median ({with_unit(median)})."
 
 
-def _counted_apart(summary: Summary) -> str:
+def counted_apart(summary: Summary) -> str:
     """Why the printed rates differ from each other's product, where a reader can see that they do."""
     rate, output = finite(summary.throughput.requests_per_s), finite(summary.throughput.output_tok_per_s)
     tokens = finite(summary.lengths.output_tok.served_mean)

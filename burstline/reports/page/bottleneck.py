@@ -10,7 +10,7 @@ from typing import Final
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.metrics.slo import Goal, parse_goal
 from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.record import OVERLOADED
+from burstline.loadgen.record.record import OVERLOADED, lost_a_part
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.verdict import QUEUE_GREW, State
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
@@ -31,11 +31,21 @@ FULL: Final = 0.9
 """A KV cache in use to this share admits no more requests."""
 LOW: Final = 0.05
 """A KV cache that was used less says too little of how many requests have room in it."""
+BUSY: Final = 0.8
+"""Users who pause and have a smaller share of their requests in flight could send more."""
 SAMPLED: Final = 0.9
 """Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
-BY_LOAD: Final = ("overloaded", "load", "concurrency", "concurrency-unwatched", "one-in-flight", "too-short")
+BY_LOAD: Final = (
+    "overloaded",
+    "load",
+    "concurrency",
+    "concurrency-unwatched",
+    "pauses",
+    "one-in-flight",
+    "too-short",
+)
 """The limits that another load would move: what a search has done already."""
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
@@ -45,14 +55,22 @@ SET_BY: Final[Mapping[str, str]] = {
 """The setting of each limit that has one: engines have their own flags for it."""
 
 
-def limit_of(summary: Summary, manifest: Manifest, who: Sequence[str] = (), *, brief: bool = False) -> str:
+def limit_of(
+    summary: Summary,
+    manifest: Manifest,
+    who: Sequence[str] = (),
+    *,
+    brief: bool = False,
+    hardware: bool = True,
+) -> str:
     """What kept the run from being faster, as far as that was recorded: the load, the server, the hardware.
 
     `Limited by the batch limit of 64 requests (--max-num-seqs): at most 64 of 120 ran at once.`
-    `who` names the servers where a page has several; `brief` leaves out how the limit shows.
+    `who` names the servers where a page has several; `brief` leaves out how the limit shows, `hardware` adds
+    what bounds the engine's steps.
     "" where not even the requests in flight are known.
     """
-    code, values = _limited_by(summary, manifest)
+    code, values = limited_by(summary, manifest)
     if not code:
         return ""
     flag = _flag(code, manifest)
@@ -64,13 +82,13 @@ def limit_of(summary: Summary, manifest: Manifest, who: Sequence[str] = (), *, b
     text = re.sub("^Limited", were, text) if who else f"{text[:1].upper()}{text[1:]}"
     if brief:
         return f"{text.partition(':')[0]}."
-    if code == "limit.refused":
-        code, values = _limited_by(summary, manifest, refusals=False)
+    if code in ("limit.refused", "limit.lost"):
+        code, values = limited_by(summary, manifest, refusals=False)
         others = say("limit.others", n=f"{summary.counts['ok']:,}")
         also = say(code, flag="", **whose, **values)
         if also.startswith("Limited"):  # one that had room at times refused others then
             text = f"{text}. {re.sub('^Limited', others, also)}"
-    roofline = "" if code == "limit.client" else _roofline(summary)
+    roofline = "" if code == "limit.client" or not hardware else used(summary)
     return " ".join(filter(None, (f"{text}.", roofline)))
 
 
@@ -81,7 +99,7 @@ def _flag(code: str, manifest: Manifest) -> str:
     return spelling.flags[-1] if spelling and spelling.flags else ""
 
 
-def _limited_by(
+def limited_by(
     summary: Summary, manifest: Manifest, *, refusals: bool = True
 ) -> tuple[str, dict[str, object]]:
     """The load or the server, from the queue in the server and from how the load was paced.
@@ -96,7 +114,8 @@ def _limited_by(
         return "", {}
     refused = sum(n for kind, n in summary.counts.items() if kind in OVERLOADED)
     if refusals and refused > REFUSED * summary.counts["planned"]:
-        return "limit.refused", {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
+        code = "limit.lost" if lost_a_part(summary.counts) else "limit.refused"
+        return code, {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
     if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
@@ -106,6 +125,9 @@ def _limited_by(
         arrivals = ARRIVALS[manifest.asked.pattern].title
         load = f"{arrivals} at {rate:g} req/s" if rate else arrivals
         return "limit.load", {"load": load, "most": counted(most, "request")}
+    mean = finite(summary.concurrency.mean)
+    if at_a_time and manifest.asked.think_s and mean is not None and mean < BUSY * at_a_time:
+        return "limit.pauses", {"mean": f"{mean:.1f}", "n": counted(at_a_time, "user")}
     # A request that is sent as another's reply closes may overlap with it for a moment.
     in_flight = min(most, at_a_time or most)
     if _is_queued(summary, in_flight):
@@ -116,16 +138,12 @@ def _limited_by(
     if isinstance(waiting, Absent):
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
-    waits = (
-        f", of which {waiting.point:,.1f} on average waited for their prefill"
-        if waiting.point >= 0.05
-        else ""
-    )
+    waits = f", of which {waiting.point:,.1f} on average waited for their prefill"
     running = finite(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
         "all": "all" if not waiting.point or running >= in_flight else "nearly all",
-        "waits": waits,
+        "waits": waits if waiting.point >= 0.05 else "",
     }
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
     return "limit.concurrency" if is_all else alone, values
@@ -176,7 +194,7 @@ def _has_room(summary: Summary, kv: float, kv_tok: int | None) -> bool:
     return kv < FULL and (kv_tok is None or (1 - kv) * kv_tok >= prompt)
 
 
-def _roofline(summary: Summary) -> str:
+def used(summary: Summary) -> str:
     """What bounds the steps that took most of the time, and how near to that bound they came.
 
     "" where rates are in doubt.
@@ -265,7 +283,7 @@ def _next_of(case: Case) -> str:
     """What to try next at the fastest; for all at once where they have the same limit, to keep it equal."""
     fastest = min(case.contenders, key=lambda each: each.e2e_s)
     manifests = [each.views[0].manifest for each in case.contenders]
-    limits = [_limited_by(each.views[0].summary, each.views[0].manifest)[0] for each in case.contenders]
+    limits = [limited_by(each.views[0].summary, each.views[0].manifest)[0] for each in case.contenders]
     flags = [_flag(code, manifest) for code, manifest in zip(limits, manifests, strict=True)]
     if len(set(limits)) == 1 < len({manifest.engine for manifest in manifests}) and all(flags):
         own = [f"{flag} of {label}" for flag, label in zip(flags, case.labels, strict=True)]
@@ -275,7 +293,7 @@ def _next_of(case: Case) -> str:
 
 def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
-    code = _limited_by(view.summary, view.manifest)[0]
+    code = limited_by(view.summary, view.manifest)[0]
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         goal, seen = found
@@ -310,7 +328,7 @@ def hopeless(view: View) -> tuple[Goal, dict[str, str]] | None:
     With it the metric's `min` and, where it is finite, `max`, with their unit.
     """
     summary = view.summary
-    if _limited_by(summary, view.manifest)[0] not in ("limit.load", "limit.one-in-flight"):
+    if limited_by(summary, view.manifest)[0] not in ("limit.load", "limit.one-in-flight"):
         return None
     missed = (parse_goal(each.target) for each in summary.targets if each.result == Result.FAIL)
     for goal in missed:
@@ -325,7 +343,7 @@ def hopeless(view: View) -> tuple[Goal, dict[str, str]] | None:
 def limit_at(load: str, view: View) -> tuple[str, str]:
     """What limited a run at a load of a search; and what to try, "" if not known: no other load."""
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
-    code = _limited_by(view.summary, view.manifest)[0].removeprefix("limit.")
+    code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.")
     is_load = code in BY_LOAD and hopeless(view) is None
     then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
     return f"At {load}: {uncapitalised(limit)}", then

@@ -15,6 +15,7 @@ from burstline.loadgen.stats.estimates import ONE_RUN
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 from burstline.loadgen.stats.serial_correlation import NARROW
 from burstline.reports.blocks import Block, Cell, Column, Row, Table, table
+from burstline.reports.figures.first_screen import LATENCIES
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
     ARROWS,
@@ -100,7 +101,7 @@ def headline_latencies(view: View, caption: str) -> list[Table]:
     if not metrics:
         return []
     metrics |= {"interactivity": summary.interactivity} if view.is_generating else {}
-    return [latency_table(caption, metrics, summary.grades)]
+    return [replace(latency_table(caption, metrics, summary.grades), id=LATENCIES)]
 
 
 def _latency_cells(

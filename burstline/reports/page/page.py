@@ -16,11 +16,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Plot, Row
+from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Plot, Row, Tile
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
-from burstline.reports.page import accounts, compared, roofline_section, sections, tradeoff
+from burstline.reports.page import accounts, compared, first_screen, roofline_section, sections, tradeoff
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
 from burstline.reports.page.comparison_json import comparison_json
@@ -49,12 +49,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section as the page shows it, with what makes its blocks."""
+    """A section as the page shows it, with what makes its blocks; one that is `folded` is evidence."""
 
     id: str
     short: str
     question: str
     blocks: Callable[[], Sequence[Block]]
+    folded: bool = False
 
 
 def _one(
@@ -77,6 +78,8 @@ def _one(
     return Section(id, short, question, lambda case, _: blocks(of(case)), has_it, of_one=True)
 
 
+FEWEST = 11
+"""Fewer requests have no distribution: each is a dot of the first screen."""
 SECTIONS: tuple[Section, ...] = (
     _one(
         "nothing",
@@ -94,9 +97,14 @@ SECTIONS: tuple[Section, ...] = (
         lambda v: session_tables(v.summary),
         lambda v: v.summary.sessions is not None,
     ),
-    _one("shape", "Latency", "How are the latencies distributed?", sections.shape),
+    _one(
+        "shape",
+        "Latency",
+        "How are the latencies distributed?",
+        sections.shape,
+        lambda v: v.columns.ok.sum() >= FEWEST,
+    ),
     _one("when", "Timeline", "What happened when?", sections.when),
-    _one("drain-of-the-burst", "Burst", "How does the burst drain?", sections.burst, sections.is_burst),
     _one("requests", "Requests", "What happened to each request?", accounts.requests, of_served=False),
     _one("failures", "Failures", "What failed?", accounts.failures, lambda v: not v.columns.ok.all()),
     _one(
@@ -140,8 +148,9 @@ def render(comparison: Comparison) -> str:
         title=comparison.title,
         facts=(*comparison.facts, *(sweep.name for sweep in swept), *_common_facts(comparison)),
         answer=answer(comparison),
-        verdict=banner(comparison),
-        picture=roofline_section.picture(view) if view else None,
+        verdict=first_screen.strip(banner(comparison)) if view and view.has_served else banner(comparison),
+        tiles=first_screen.tiles(view) if view and view.has_served else (),
+        pictures=first_screen.pictures(view) if view and view.has_served else (),
         sections=page_sections(comparison),
         summary=view.summary.to_json() if view else comparison_json(comparison),
         digest=digest(comparison),
@@ -159,9 +168,10 @@ def document(
     summary: object,
     digest: Sequence[Block],
     made_from: str,
-    picture: Plot | None = None,
+    tiles: Sequence[Tile] = (),
+    pictures: Sequence[Plot] = (),
 ) -> str:
-    """A page of these parts; `picture` stands beside the answer.
+    """A page of these parts; `tiles` stand in place of the answer, with `pictures` under them.
 
     `summary` and the `digest` stand in it for machines and to copy.
     """
@@ -174,13 +184,15 @@ def document(
             facts=facts,
             answer=answer,
             verdict=verdict,
-            picture=picture,
+            tiles=tiles,
+            pictures=pictures,
             # One by one, for the blocks of a large run take much memory.
             sections=[
                 {
                     "id": section.id,
                     "short": section.short,
                     "question": section.question,
+                    "folded": section.folded,
                     "html": Markup(macros.all(section.blocks())),  # noqa: S704
                 }
                 for section in sections
@@ -229,7 +241,8 @@ def _of_case(case: Case, prefix: str, *, of_one: bool = False) -> Iterator[PageS
             short = (name if section.id == "numbers" else "") if name else section.short
             question = f"{name}: {section.question}" if name else section.question
             blocks = partial(section.blocks, case, prefix)
-            yield PageSection(f"{prefix}{section.id}", short, question, blocks)
+            folded = of_one and section.id != "nothing"
+            yield PageSection(f"{prefix}{section.id}", short, question, blocks, folded)
 
 
 def _of_sweep(

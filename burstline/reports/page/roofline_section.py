@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from burstline.reports.blocks import Block, Cell, Folded, Note, Plot, Side, Table, table
+from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import changed, count, duration, number, prefixed, scale_for
@@ -37,14 +37,6 @@ def metal(view: View) -> list[Block]:
         Folded("What bounds each operation of a step, and for how long", bounds),
         Folded("What was assumed, and where the ceilings come from", (_assumed(found),)),
     ]
-
-
-def picture(view: View) -> Plot | None:
-    """The phases of a run under its machine's ceilings; None where these are not known or in doubt."""
-    found = view.summary.roofline
-    if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
-        return None
-    return roofline.overview(found)
 
 
 def _forecast(score: Score | NoForecast | None) -> list[Block]:

@@ -9,11 +9,13 @@ import numpy as np
 
 from burstline.loadgen.record.columns import Floats
 from burstline.loadgen.stats.figure import Absent, Estimate
-from burstline.reports.blocks import Block, Folded, Note, Numbers, Plot, Side, Tile, Tiles, table
+from burstline.reports.blocks import Block, Note, Plot, Side, table
 from burstline.reports.figures import ecdf, run_figures, series
+from burstline.reports.figures.first_screen import Bounds
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.model.comparison import QUANTILES, Contender, View
-from burstline.reports.number_format import count, counted, duration, interval, number, point, scale_of
+from burstline.reports.number_format import count, counted, duration, number
+from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
 from burstline.reports.page.estimate_tables import (
     group_table,
@@ -22,8 +24,10 @@ from burstline.reports.page.estimate_tables import (
     title_of,
     whole_run,
 )
+from burstline.reports.page.first_screen import bounds_of, is_burst, left_out
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
+NONE: Bounds = {}
 QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
 SERVER, SAID = ("server", "rss_bytes", "server"), ("engine", "resident_bytes", "server, by its metrics")
 CLIENT = ("client", "rss_bytes", "client")
@@ -31,7 +35,7 @@ CLIENT = ("client", "rss_bytes", "client")
 
 
 def numbers(view: View) -> list[Block]:
-    """Headline numbers, latencies and totals; what few readers need is folded."""
+    """Latencies, totals and all other numbers of the run."""
     summary = view.summary
     others = {key: row for key, row in summary.metrics.items() if key not in view.headline}
     groups = {
@@ -40,30 +44,31 @@ def numbers(view: View) -> list[Block]:
         "memory": "Memory",
         "concurrency": "Concurrency",
         "stalls": "Stalls",
+        "burst": "The burst in numbers",
         "cost": "Cost and energy",
     }
-    left_out = {"goodput"} if not summary.goodput.criteria else set[str]()
+    unused = {"goodput"} if not summary.goodput.criteria else set[str]()
+    unused |= set() if is_burst(view) else {"burst"}
     if not any(isinstance(row.figure, Estimate) for row in summary.cost.rows()):
-        left_out |= {"cost"}
-    tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in left_out)
+        unused |= {"cost"}
+    tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in unused)
     after = " after the warm-up" if view.has_warm_up else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
     brackets = "; 95% intervals in brackets" if any(figure.low is not None for figure in e2e) else ""
     blocks: list[Block] = [
-        Tiles(tuple(_tiles(view))),
         *headline_latencies(view, f"Latency of the {n}{after}{brackets}"),
         whole_run(summary),
-        Folded("Throughput, memory, concurrency and stalls", (Side(tables),)),
+        Side(tables),
+        *map(Note, filter(None, [counted_apart(summary)])),
     ]
     if others:
-        table = latency_table("The same requests by other definitions", others, summary.grades)
-        blocks.append(Folded("Other definitions of latency, as other tools use them", (table,)))
+        blocks.append(latency_table("The same requests by other definitions", others, summary.grades))
     return blocks
 
 
 def distributions(
-    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = ""
+    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = "", slos: Bounds = NONE
 ) -> Iterator[Plot]:
     """The distributions of latencies, with the percentiles that all tables have.
 
@@ -77,69 +82,17 @@ def distributions(
             known = {share: f for share, f in figures.items() if isinstance(f, Estimate)}
             curve = ecdf.Curve(contender.label, contender.counted(metric), known, f"{key}metrics.{metric}")
             curves.append(curve)
-        plot = ecdf.ecdf(f"{prefix}{metric}-cdf", titles[metric], title_of(metric), curves)
+        name, label = f"{prefix}{metric}-cdf", title_of(metric)
+        plot = ecdf.ecdf(name, titles[metric], label, curves, slos.get(label, {}))
         if plot is not None:
             yield plot
-
-
-def _tiles(view: View) -> Iterator[Tile]:
-    for key in (f"{'output' if view.is_generating else 'input'}_tok_per_s", "requests_per_s"):
-        yield _tile(view, title_of(key), "throughput", key)
-    shown = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("e2e", "p99"))
-    for key, wanted in shown if view.is_generating else (("e2e", "p50"), ("e2e", "p99")):
-        p = _known(view, key, wanted)
-        yield _tile(view, f"{title_of(key)} {p}", "metrics", key, p)
-
-
-def _known(view: View, key: str, wanted: str) -> str:
-    """The percentile, or the highest known one of the tail where it is not known itself."""
-    tail = (wanted, "p95", "p90") if wanted == "p99" else (wanted,)
-    figures = ((p, view.summary.figure("metrics", key, p)) for p in tail)
-    return next((p for p, figure in figures if isinstance(figure, Estimate)), wanted)
-
-
-def _tile(view: View, label: str, *path: str) -> Tile:
-    figure, key = view.summary.figure(*path), ".".join(path)
-    if isinstance(figure, Absent):
-        return Tile(label, "–", "", figure.reason, key)
-    scale = scale_of([figure])
-    return Tile(label, point(figure, scale), scale.unit, interval(figure, scale), key)
 
 
 def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
-    plots = tuple(distributions([Contender(view.manifest.engine, (view,))], [""], *shown))
-    if not plots:
-        return [Note(NO_DISTRIBUTION)]
-    split = _ttft_split(view)
-    return [Side(plots, ecdf.EXPLAINED), *([] if split is None else [split])]
-
-
-def _ttft_split(view: View) -> Plot | None:
-    """The mean TTFT in queue, prefill and the rest, where the server tells the first two.
-
-    In its histograms, as vLLM does, or in each reply, as SGLang does.
-    """
-    summary, told = view.summary, view.summary.agreement
-    whole = summary.figure("metrics", "ttft", "mean")
-    of_replies = [summary.figure("metrics", name, "mean") for name in ("server_queue", "server_prefill")]
-    of_histograms = [told.server_queue_mean_s, told.server_prefill_mean_s]
-    queue, prefill = of_replies if isinstance(of_replies[1], Estimate) else of_histograms
-    if (
-        not isinstance(whole, Estimate)
-        or not isinstance(queue, Estimate)
-        or not isinstance(prefill, Estimate)
-    ):
-        return None
-    rest_s = whole.point - queue.point - prefill.point
-    if not np.isfinite(rest_s) or rest_s < 0:
-        return None
-    return run_figures.split_bar(
-        "ttft-split",
-        "Where the time to the first token goes",
-        (("queue in the server", queue.point), ("prefill", prefill.point), ("network, HTTP, client", rest_s)),
-    )
+    contender = Contender(view.manifest.engine, (view,))
+    return [Side(tuple(distributions([contender], [""], *shown, slos=bounds_of(view))), ecdf.EXPLAINED)]
 
 
 def when(view: View) -> list[Block]:
@@ -163,7 +116,7 @@ def when(view: View) -> list[Block]:
     )
     requests, output, end = (text for _, text in numbers)
     finding = f"At most {requests} in flight; output peaks at {output}; the last reply ends after {end}."
-    plot = run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))
+    plot = run_figures.timeline(edges, shown, marks, finding, left_out(view, end_s))
     blocks: list[Block] = [replace(plot, numbers=numbers)]
     if missing:
         blocks.append(Note(f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."))
@@ -191,17 +144,6 @@ def _edges(view: View) -> Floats | None:
     return series.bin_edges(end_s, most)
 
 
-def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
-    """Warm-up and drain of an open loop: before and after the window in which its numbers count."""
-    window = view.summary.window
-    start, last = window.start_s, window.end_s
-    if isinstance(window.n_warm_up, Absent) or isinstance(start, Absent) or isinstance(last, Absent):
-        return []
-    first_s = float(view.columns.due_s.min())
-    spans = ((first_s, start.point, "warm-up"), (last.point, end_s, "drain"))
-    return [span for span in spans if span[1] > span[0]]
-
-
 def _panels(view: View, edges: Floats) -> list[Panel]:
     telemetry = view.run.watched
 
@@ -220,42 +162,6 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
         Panel("Memory", "bytes", (*(lines(SERVER) or lines(SAID)), *lines(CLIENT, *devices))),
         Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", ""))),
     ]
-
-
-def is_burst(view: View) -> bool:
-    return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
-
-
-def burst(view: View) -> list[Block]:
-    group = view.summary.burst
-    slope = group.ttft_slope_s_per_request
-    slope_s = slope.point if isinstance(slope, Estimate) else None
-    ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
-    finding, numbers = _drain_finding(ttft_s, slope_s)
-    plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
-    if plot is None:
-        return [Note("No successful request has a first token: there is nothing to draw.")]
-    shown = replace(plot, explained="", numbers=numbers)
-    return [Side((shown, group_table("The burst in numbers", view.summary, "burst")), plot.explained)]
-
-
-def _drain_finding(ttft_s: Floats, slope_s: float | None) -> tuple[str, Numbers]:
-    """When first tokens come, and how fast the queue moves; and these numbers."""
-    came_s = ttft_s[np.isfinite(ttft_s)]
-    if not len(came_s):
-        return "", ()
-    first, last = duration(float(came_s.min())), duration(float(came_s.max()))
-    served = counted(len(came_s), "served request")
-    wave = f"First tokens of {served} come {first} to {last} after the burst."
-    numbers = (("counts.ok", served), ("drain.first_s", first), ("drain.last_s", last))
-    if slope_s is None or slope_s <= 0:
-        return wave, numbers
-    slope, rate = duration(slope_s), f"{number(1 / slope_s)} req/s"
-    moved = (("burst.ttft_slope_s_per_request", slope), ("burst.prefill_requests_per_s", rate))
-    return f"{wave} Each request ahead in the queue costs {slope}: the queue moves at {rate}.", (
-        *numbers,
-        *moved,
-    )
 
 
 MACHINES = (
@@ -305,5 +211,4 @@ def trust(view: View) -> list[Block]:
     shown = list(groups)[: 3 if is_burst(view) else None]
     tables = tuple(group_table(groups[name], view.summary, name) for name in shown)
     error = instrument_error(view.summary.instrument)
-    folded = Folded("All figures on the client, the schedule and the window", (Side(tables),))
-    return [*([Note(error)] if error else []), *machines(view), folded]
+    return [*([Note(error)] if error else []), *machines(view), Side(tables)]

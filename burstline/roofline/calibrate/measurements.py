@@ -168,11 +168,8 @@ def _fitted(
         return np.asarray(of.pass_s + moved / (of.passes * device.bytes_per_s))
 
     found = fitted(start, {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}, [(of_passes, seconds)])
-    own = tuple(
-        slot.name
-        for slot in fields(Constants)
-        if getattr(found, slot.name) != getattr(before.constants, slot.name)
-    )
+    names = (slot.name for slot in fields(Constants))
+    own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
     return Calibration(
         device.id,
         found,

@@ -3,7 +3,6 @@
 The bundled table is `devices.toml`; a user's own device is a TOML file with one such table at its top level.
 """
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from burstline.roofline.errors import RooflineError, parse_toml, read_small
+from burstline.suggest import hint
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""
@@ -118,11 +118,10 @@ def load_device(name_or_path: str) -> Device:
     key = _plain(name_or_path)
     if key in by_name:
         return by_name[key]
-    near = difflib.get_close_matches(key, by_name, n=5, cutoff=0.4)
-    ids = sorted({by_name[name].id for name in near}) or sorted(device.id for device in bundled_devices())
+    ids = sorted(device.id for device in bundled_devices())
     raise RooflineError(
-        f"unknown device {name_or_path!r}. The nearest: {', '.join(ids)}."
-        " Or give the path of a .toml file that describes it."
+        f"unknown device {name_or_path!r}, and no .toml file that describes one; "
+        f"{hint(name_or_path.lower(), ids)}"
     )
 
 

@@ -12,6 +12,7 @@ from burstline.roofline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Number formats as checkpoints and engines name them, and our names."""
 _Group = tuple[Quant, Sequence[str]]
 
 
@@ -37,8 +38,10 @@ def held_by(folder: Path, model: ModelShape, quant: Quant) -> Quant:
                for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
     others = (model.params() - sum(n for n, _ in linears)) * ELEMENT_BYTES[quant.stream]
     held = (n_bytes - others) / sum(n * each for n, each in linears)
-    if held <= 0 or abs(held - 1) < 0.03:
-        return quant
+    return quant if held <= 0 or abs(held - 1) < 0.03 else holding(quant, held)
+
+
+def holding(quant: Quant, held: float) -> Quant:
     return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
 
 

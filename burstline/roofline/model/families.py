@@ -1,6 +1,5 @@
 """Models by name, folder or config.json, as a `ModelShape`: one reader per family of architectures."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from burstline.roofline.model.shapes import (
     Moe,
     Quant,
 )
+from burstline.suggest import hint
 
 _FOLDER = Path(__file__).parent / "configs"
 
@@ -37,16 +37,17 @@ def load_model(name_or_path: str, quant: str | None = None) -> tuple[ModelShape,
     """A model's shape and how its checkpoint is stored, unless `quant` says how; a bundled name wins over a
     path."""
     name, path = name_or_path.lower(), Path(name_or_path)
+    if not path.exists():  # meta-llama/Llama-3.1-8B: as the hub calls it
+        name = name.rpartition("/")[2]
     if name in bundled_models():
         path = _FOLDER / f"{name}.json"
     elif path.exists():
         path = path / "config.json" if path.is_dir() else path
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
     else:
-        near = difflib.get_close_matches(name, bundled_models(), n=3, cutoff=0.4)
         raise RooflineError(
-            f"unknown model {name_or_path!r}: neither a bundled one ({', '.join(near or bundled_models())})"
-            " nor a folder or file with a config.json"
+            f"unknown model {name_or_path!r}: expected a folder or file with a config.json, or a bundled "
+            f"one; {hint(name, bundled_models())}"
         )
     config = config_file(path)
     model = read_config(config, name)

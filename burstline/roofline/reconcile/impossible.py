@@ -69,7 +69,7 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
     """Rates that no consistent set-up could reach, and rates that only an unstated one could."""
     known = setup.calibration is not None and setup.calibration.measured_spread is not None
     lenient = _with_bars(setup, *BARS["measured" if known else "specified"])
-    unknown = _unknown(setup.known)
+    unknown = [part for part in _EXPLANATIONS if not getattr(setup.known, part)]
 
     def reach(measured_s: float, bound: Bound, *loose: str) -> bool:
         return bound(_machine(lenient, setup.known, loose)) <= measured_s
@@ -100,24 +100,13 @@ def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
     return replace(setup, deployment=replace(on, device=replace(device, peaks=peaks, levels=levels)))
 
 
-_EXPLANATIONS = {
+_EXPLANATIONS = {  # by a field of `Known`
     "devices": "more devices than assumed (state them: `burstline report RUN --tp N`, --pp, --dp)",
     "weights": "fewer bits than assumed (state them: `burstline report RUN --quant NAME`)",
     "compute": "products in a faster type than `burstline calibrate` measured",
     "kv": "a KV cache of fewer bits than assumed (state it: `burstline report RUN --kv-dtype DTYPE`)",
     "speculation": "speculative decoding (state it: `burstline report RUN --draft-tokens N`, 0 for none)",
 }
-
-
-def _unknown(known: Known) -> tuple[str, ...]:
-    certain = {
-        "devices": known.devices,
-        "weights": known.weights,
-        "compute": known.compute,
-        "kv": known.kv,
-        "speculation": known.speculation,
-    }
-    return tuple(part for part, sure in certain.items() if not sure)
 
 
 def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:
@@ -156,17 +145,13 @@ def _with_any_peak(device: Device) -> Device:
 
 def _joined(device: Device, n: int) -> Device:
     """`n` devices as one: no way to divide a model among them is faster than all of it on this one."""
+    rates = [level.bytes_per_s and n * level.bytes_per_s for level in device.levels]
+    pairs = zip(device.levels, rates, strict=True)
     levels = tuple(
-        replace(
-            level,
-            capacity_bytes=n * level.capacity_bytes,
-            bytes_per_s=None if level.bytes_per_s is None else n * level.bytes_per_s,
-        )
-        for level in device.levels
+        replace(one, capacity_bytes=n * one.capacity_bytes, bytes_per_s=rate) for one, rate in pairs
     )
-    return replace(
-        device, peaks={dtype: n * peak for dtype, peak in device.peaks.items()}, levels=levels, links=()
-    )
+    peaks = {dtype: n * peak for dtype, peak in device.peaks.items()}
+    return replace(device, peaks=peaks, levels=levels, links=())
 
 
 def run_checks(run: MeasuredRun) -> Iterator[Check]:

@@ -26,7 +26,6 @@ from burstline.roofline.reconcile.reconciliation import (
     WAITING,
     Bar,
     DeviceFacts,
-    Explained,
     ModelFacts,
     OpRow,
     PhaseRow,
@@ -85,8 +84,13 @@ def reconcile(
     products = (timed_products(row, of_phases[row.phase]) for row in phases)
     suspicions, explained = judged(chain(run_checks(run), *products), setup)
     bars, device = tuple(_waterfall(run, setup, looked, ideal.makespan_s)), device_facts(setup)
+    beyond = (
+        f"{each.what[0].upper()}{each.what[1:]} beats the assumed set-up by {each.excess:.0%}; explained by "
+        f"{' or '.join(each.by)}."
+        for each in explained
+    )
     return Reconciliation(
-        sentence=" ".join([_sentence(phases, device, bars), *map(_explanation, explained)]),
+        sentence=" ".join([_sentence(phases, device, bars), *beyond]),
         phases=phases,
         waterfall=bars,
         predicted_s=ahead[1],
@@ -339,11 +343,6 @@ def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     quant = on.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
-
-
-def _explanation(each: Explained) -> str:
-    what = each.what[0].upper() + each.what[1:]
-    return f"{what} beats the assumed set-up by {each.excess:.0%}; explained by {' or '.join(each.by)}."
 
 
 def _sentence(phases: Sequence[PhaseRow], device: DeviceFacts, bars: Sequence[Bar]) -> str:

@@ -28,7 +28,6 @@ class TrainingMemory:
 
     @property
     def states(self) -> float:
-        """What stays between two steps."""
         return self.weights + self.gradients + self.optimizer
 
     @property

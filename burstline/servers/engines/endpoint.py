@@ -9,16 +9,17 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
-from burstline.servers.messages import Ask, Call, EngineError, Get, Reply, Target
+from burstline.servers.messages import WITH_TOKENS, Ask, Call, EngineError, Event, Get, Reply, Target
 from burstline.servers.protocol.introspection import first_model, json_at
-from burstline.servers.protocol.openai import post
+from burstline.servers.protocol.openai import COMPLETION_LIMIT, post
+from burstline.servers.protocol.replies import Tally
 from burstline.workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
@@ -72,8 +73,11 @@ class Endpoint(Engine):
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
         """Tries each extra in turn (some servers have one slot), with usage, which says if it was done."""
 
+        longest = 0
+
         def works(takes: tuple[str, ...], request: Request, does_it: Callable[[Reply], bool]) -> bool | None:
             """Whether the server does it; None where it failed each time, which says nothing."""
+            nonlocal longest
             call = self.encode(request, replace(target, takes=(*target.takes, *takes)))
             for attempt in range(N_RETRIES + 1):  # a server that is busy or fails has refused nothing
                 time.sleep(RETRY_S * min(attempt, 1))
@@ -81,6 +85,8 @@ class Endpoint(Engine):
                 if raw.status < 500 and raw.status != HTTPStatus.TOO_MANY_REQUESTS:
                     break
             reply = self.decode(raw)
+            came = sum(event.kind in WITH_TOKENS for event in reply.events)  # each has a token or more
+            longest = max(longest, came, reply.n_output_usage or 0)
             return None if raw.status >= 500 else raw.ok and reply.error is None and does_it(reply)
 
         text = Request(0, None, "Hello", 1, N_FORCED_TOK, ignore_eos=True)
@@ -96,12 +102,18 @@ class Endpoint(Engine):
             del trials[IDS]
         found |= {extra: works((*usage, extra), *trial) for extra, trial in trials.items()}
         target = replace(target, takes=(*target.takes, *usage, *(extra for extra in trials if found[extra])))
+        limit = COMPLETION_LIMIT if COMPLETION_LIMIT in target.takes else "max_tokens"
         lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
         failed = [extra for extra in lacks if found.get(extra, False) is None]
         refused = [extra for extra in lacks if extra not in failed]
         notes = [f"{target.url} does not take: {', '.join(refused)}"] if refused else []
         if failed:
             notes.append(f"{target.url} failed each time it was asked for: {', '.join(failed)}, left out")
+        if longest > N_FORCED_TOK:
+            said = f"it sent {longest} tokens where at most {N_FORCED_TOK} were asked for"
+            notes.append(f"{target.url} ignores {limit}: {said}, so lengths are its own")
+        elif limit == COMPLETION_LIMIT:
+            notes.append(f"{target.url} refuses max_tokens: requests say {limit}")
         return target, tuple(notes)
 
     def capabilities_of(self, target: Target) -> Capabilities:
@@ -112,10 +124,14 @@ class Endpoint(Engine):
             per_event_tok="usage" if USAGE_EACH in target.takes else "no",
         )
 
+    def take(self, tally: Tally, answer: Any, end: int) -> Event:
+        tally.own_length = True  # that it took `ignore_eos` or `max_tokens` once does not say what it does
+        return super().take(tally, answer, end)
+
     def encode(self, request: Request, target: Target) -> Call:
         fields: dict[str, object] = {
             "model": target.model,
-            "max_tokens": request.n_output_tok,
+            COMPLETION_LIMIT if COMPLETION_LIMIT in target.takes else "max_tokens": request.n_output_tok,
             "temperature": request.sampling.temperature,
             "stream": True,
         }

@@ -55,7 +55,10 @@ class Lightllm(PackagedEngine):
     )
     default_port: int | None = 8000
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
-    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("lightllm")),)
+    signs: Sequence[Sign] = (
+        Sign("/v1/models", owned_by("lightllm")),
+        Sign("/metrics", rb"^(?:# TYPE )?lightllm_"),  # before 1.1 it listed no models
+    )
     needs_weights = True
     settings: Mapping[str, Spelling] = {
         "max_num_seqs": valued("--running_max_req_size"),
@@ -167,7 +170,9 @@ class Lightllm(PackagedEngine):
         ranks, kv, off = info.get("tp"), info.get("llm_kv_type"), info.get("disable_cudagraph")
         return Identity(
             engine=self.name,
-            model=info.get("model_dir") or model.get("id"),
+            model=info.get("model_dir")
+            or model.get("id")
+            or json_at(get, "/get_model_name").get("model_name"),
             max_model_len=model.get("max_model_len"),
             dtype=info.get("data_type"),
             # "None", the flag's own default, is a text: the cache is kept in the data type.

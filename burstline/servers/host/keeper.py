@@ -165,7 +165,6 @@ class Keeper:
 
 
 def _remove_leftovers(task: KeeperTask) -> None:
-    """Removes files that only a clean end would have removed."""
     launch = task.launch
     names = {""}
     if launch.leftover_id:

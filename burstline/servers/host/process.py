@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import psutil
@@ -101,9 +100,7 @@ class Server(contextlib.AbstractContextManager["Server", None]):
                 if os.getsid(pid) == self.pid:
                     os.kill(pid, signal.SIGKILL)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _next(self, timeout_s: float) -> Message | None:

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import orjson
+
 from burstline.servers.engine import Engine
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
 from burstline.servers.launch import StartStage
 from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
 from burstline.servers.protocol.destination import Destination, dressed
-from burstline.servers.protocol.introspection import log_message
+from burstline.servers.protocol.introspection import json_at, log_message
 from burstline.servers.protocol.openai import path_under
-from burstline.servers.protocol.replies import understood
+from burstline.servers.protocol.replies import refusal, understood
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""
@@ -70,6 +72,8 @@ def wait_ready(
     state = "nothing answers yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
         if server is not None and not server.alive():
+            if {"-h", "--help"} & {*server.launch.argv}:
+                raise EngineError(server.log())
             known = engine.root_cause(server.log()) or log_message(server.last_line())
             ended = f"{engine.title} {server.how_it_ended()} before it was ready"
             raise EngineError(f"{ended}: {known or 'it printed nothing'}\nIts whole log: {server.log_path}")
@@ -168,6 +172,18 @@ def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.in
     return get
 
 
+def passed_through(target: Target, *, of_sessions: bool) -> tuple[str, ...]:
+    """What the heads of replies say of who is between, and of what `of_sessions` is lost on the way."""
+    with contextlib.suppress(EngineError):
+        headers = getter(target, timeout_s=PAGE_TIMEOUT_S)("/v1/models").headers
+        names = ("via", "x-litellm-version", "x-envoy-upstream-service-time", "x-kong-response-latency")
+        own = ", ".join(f"{name}: {headers[name]}" for name in names if name in headers)
+        between = f"a gateway is between ({own}): its time is in each latency, and it may change requests"
+        cookie = "the server sets a cookie, which Burstline does not send back: turns may go to other workers"
+        return (between,) * bool(own) + (cookie,) * (of_sessions and "set-cookie" in headers)
+    return ()
+
+
 def identified(engine: Engine, get: Get, log: str) -> Identity:
     """Who the server is; EngineError also where what it says of itself makes no sense."""
     try:
@@ -185,9 +201,9 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     Raises RefusalError where the request for one token is refused for good.
     """
     try:
-        if engine.probe_path is not None and (status := get(engine.probe_path).status) >= 500:
-            return f"{engine.probe_path} answers {status}"  # anything else is settled by the token
-        reply = _one_token(engine, target, timeout_s)
+        if engine.probe_path is not None and (page := get(engine.probe_path)).status >= 500:
+            return f"{engine.probe_path} answers {page.status}: {refusal(page).error}"  # else the token tells
+        reply = _one_token(engine, target, get, timeout_s)
     except RefusalError:
         raise
     except EngineError as error:
@@ -199,25 +215,39 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     return None if generated else "a request for one token returns none"
 
 
-def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
+def _one_token(engine: Engine, target: Target, get: Get, timeout_s: float) -> Reply:
     call = dressed(engine.ready_call(target), target, 0, engine.lora_path)
-    raw = send(target, call, timeout_s)
+    try:
+        raw = send(target, call, timeout_s)
+    except EngineError as error:
+        if not (isinstance(error.__cause__, http.client.IncompleteRead) and b'"stream":true' in call.body):
+            raise
+        # A gateway may say 200 before it asks: without a stream it says what went wrong.
+        fields = orjson.loads(call.body) | {"stream": False, "stream_options": None}
+        raw = send(target, replace(call, body=orjson.dumps(fields)), timeout_s)
+        if raw.ok:
+            raise
     reply = understood(engine.decode, raw)
-    hint = _hint(raw, call.path, str(reply.error))
+    hint = _hint(raw, call.path, str(reply.error), get, has_key=bool(target.api_key))
     if hint or (400 <= raw.status < 500 and raw.status != 429):
         refused = f"refuses a request for one token (HTTP {raw.status})"
         raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}{hint}")
     return reply
 
 
-def _hint(raw: HttpReply, path: str, error: str) -> str:
+def _hint(raw: HttpReply, path: str, error: str, get: Get, *, has_key: bool) -> str:
     """What helps against this refusal, where the reply says so much."""
     if 300 <= raw.status < 400:
         return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
+    if raw.status in (401, 403):
+        return f"; {'its key is wrong' if has_key else 'it wants a key'}: export BURSTLINE_API_KEY=..."
     if not raw.ok and "chat template" in error.lower():
         return "; its model has none: pass --endpoint completions"
-    is_lacking = raw.status in (404, 405) and "/chat/" not in path and "model" not in error.lower()
-    return "; if it serves chats alone, pass --endpoint chat" if is_lacking else ""
+    if raw.status not in (404, 405) or "model" in error.lower():
+        return ""
+    if name := json_at(get, "/v2").get("name"):
+        return f"; it is {name} with KServe's protocol: start its front end that speaks OpenAI's"
+    return "" if "/chat/" in path else "; if it serves chats alone, pass --endpoint chat"
 
 
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
@@ -251,16 +281,30 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
             headers = {name.lower(): value for name, value in reply.getheaders()}
     except (OSError, ValueError, http.client.HTTPException) as error:
         late = connection.sock is not None and time.monotonic() >= until_s
-        why = f"no complete answer within {timeout_s:g} s" if late else error
-        if isinstance(error, ssl.SSLCertVerificationError):
-            why = f"{error.verify_message}: pass --ca-bundle FILE to trust its certificate authority"
-        raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error
+        why = f"no complete answer within {timeout_s:g} s" if late else _why(error)
+        raise EngineError(f"{call.method} {url}: {why}") from error
     finally:
         alarm.cancel()
         connection.close()
     if len(body) > MAX_REPLY_BYTES:
         raise EngineError(f"{call.method} {url}: the answer is longer than {MAX_REPLY_BYTES:,} bytes")
     return HttpReply(reply.status, headers, body)
+
+
+def _why(error: Exception) -> str:
+    """Why there is no reply, in the words of who can change it where the error's own are of bytes."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{error.verify_message}: pass --ca-bundle FILE to trust its authority, or --insecure"
+    if "CERTIFICATE_REQUIRED" in str(error):
+        return "it wants a certificate of the client, and Burstline has none: ask through a proxy that has"
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return f"it does not speak TLS ({error.reason}): try http:// instead of https://"
+    # Behind its length, so begins the first frame of an HTTP/2 server: its settings (RFC 9113, 6.5).
+    if isinstance(error, http.client.BadStatusLine) and str(error)[3:9] == "\x04\0\0\0\0\0":
+        return "it speaks HTTP/2 alone, and Burstline HTTP/1.1: ask through a proxy, or turn HTTP/1.1 on"
+    if isinstance(error, http.client.IncompleteRead) and not error.partial:
+        return "it sent the head of a reply and closed: a gateway in front may hide why; read its log"
+    return str(error) or type(error).__name__
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:

@@ -1,9 +1,11 @@
 """Poll a running engine, or each of its replicas, for its gauges, at a low rate."""
 
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 
 from burstline.servers.engine import Engine
@@ -32,7 +34,7 @@ def scrape(
     `scrape_s` is how long the answer took.
     """
     if engine.metrics_path is None:
-        write([missing("engine", f"Burstline reads no metrics of: {engine.title}")])
+        write([missing("engine", f"Burstline reads no metrics of: {engine.title}{_unread(target)}")])
         return
     gets = [
         getter(replace(target, url=url), timeout_s=PAGE_TIMEOUT_S) for url in (target.url, *target.replicas)
@@ -60,6 +62,16 @@ def scrape(
                 until_s, quiet_since_s, latest = time.monotonic() + SETTLE_S, time.monotonic(), {}
 
 
+def _unread(target: Target) -> str:
+    """What a page of metrics has that Burstline knows no names of, by the first word of their names."""
+    with suppress(EngineError):
+        page = getter(target, timeout_s=PAGE_TIMEOUT_S)("/metrics")
+        words = re.findall(r"^# TYPE ([a-zA-Z]+)", page.body.decode(errors="replace"), re.MULTILINE)
+        if page.ok and words:
+            return f", whose /metrics has {', '.join(f'{word}*' for word in dict.fromkeys(words))}"
+    return ""
+
+
 def _gauge_rows(engine: Engine, gets: Sequence[Get]) -> list[Row]:
     """The gauges of all replicas together: sums, and the mean share of their KV caches."""
     path = engine.metrics_path or ""
@@ -75,7 +87,7 @@ def _gauge_rows(engine: Engine, gets: Sequence[Get]) -> list[Row]:
         whole = len(values) == len(gauges)
         mean = len(values) if name == "kv_used_fraction" else 1
         value = sum(values) / mean if whole else None
-        rows.append(Row(at_ns, "engine", name, value, None if whole else "not provided"))
+        rows.append(Row(at_ns, "engine", name, value, None if whole else "it has no such metric"))
     latencies: Counter[str] = Counter()
     for each in gauges:
         latencies.update(each.latencies or {})

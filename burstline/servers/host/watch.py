@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from burstline.servers.host.child import Child
@@ -72,7 +71,6 @@ class Watcher(AbstractContextManager["Watcher", None]):
         self._path: Path | None = None
 
     def watch(self, task: WatchTask) -> Self:
-        """From now on append telemetry to the task's file."""
         self._path = task.path
         self._child.send(task)
         return self
@@ -82,7 +80,6 @@ class Watcher(AbstractContextManager["Watcher", None]):
         return self._child.pid
 
     def add_clients(self, pids: Iterable[int]) -> None:
-        """Count these processes as clients from now on."""
         self._child.send(tuple(pids))
 
     def await_baseline(self) -> bool:
@@ -116,9 +113,7 @@ class Watcher(AbstractContextManager["Watcher", None]):
             with suppress(OSError):  # the disk is full still: what keeps the run will say so
                 LineFile(path).write(as_lines([missing("watcher", why)]))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -207,7 +202,6 @@ class Watch:
             self._complain("server", f"the server is not watched: what listens there talks to {peer}")
 
     def _complain(self, source: str, why: str) -> None:
-        """Says once that a source is missing."""
         if (source, why) not in self._complained:
             self._complained.add((source, why))
             self._write([missing(source, why)])

@@ -15,6 +15,8 @@ from burstline.servers.messages import WITH_TOKENS, Call, Event, HttpReply, Kind
 from burstline.servers.protocol.replies import REASONING, Tally, answers_in, loads, text_of, words_in
 from burstline.workloads.request import Request, RequestKind
 
+COMPLETION_LIMIT = "max_completion_tokens"
+"""OpenAI's newer name of `max_tokens`, which some chat servers take alone; also a word of `Target.takes`."""
 _ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
 
 
@@ -96,16 +98,19 @@ def reply_content(reply: HttpReply) -> ReplyContent | None:
         answers = answers_in(reply)
     except ValueError:
         return None
-    choices = [answer["choices"][0] for answer in answers if answer.get("choices")]
-    parts = [choice.get("delta") or choice.get("message") or choice for choice in choices]
+    parts = [choice.get("delta") or choice.get("message") or choice for choice in _choices(answers)]
     ids = generated(answers)
     text = "".join(words_in(part.get("content") or part.get("text")) for part in parts)
     return ReplyContent(text, None if isinstance(ids, str) else tuple(ids))
 
 
+def _choices(answers: Sequence[Any]) -> list[Any]:
+    return [answer["choices"][0] for answer in answers if answer.get("choices")]
+
+
 def generated(answers: Sequence[Any]) -> Sequence[int] | str:
     """All that a whole reply says, reasoning too: token ids where they came, else the text."""
-    choices = [answer["choices"][0] for answer in answers if answer.get("choices")]
+    choices = _choices(answers)
     return [each for choice in choices for each in choice.get("token_ids") or ()] or text_of(choices) or ""
 
 

@@ -39,6 +39,7 @@ class Tally:
     finish_reason: str | None = None
     terminated: bool = False
     overshoots: bool = False
+    own_length: bool = False
     overloaded: bool = False
     error: str | None = None
     foreign: str | None = None

@@ -142,10 +142,8 @@ def served(exchange: Serving) -> Served:
 
 
 def to_jsonl(rows: Iterable[Served]) -> bytes:
-    """One JSON object a line."""
     return b"".join(orjson.dumps(asdict(row)) + b"\n" for row in rows)
 
 
 def from_jsonl(text: bytes) -> tuple[Served, ...]:
-    """What `to_jsonl` wrote."""
     return tuple(Served(**orjson.loads(line)) for line in text.splitlines())

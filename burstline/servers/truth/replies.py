@@ -88,7 +88,6 @@ def head(status: int, *lines: str) -> bytes:
 def plain_reply(
     status: int, body: bytes, content_type: str = "application/json", at_ns: int = 0, n_tok: int = 0
 ) -> TimedReply:
-    """A whole reply with its length, at once."""
     lines = (f"content-type: {content_type}", f"content-length: {len(body)}")
     return TimedReply((Write((head(status, *lines) + body,), (Mark("plain", n_tok),)),), (at_ns,), status)
 

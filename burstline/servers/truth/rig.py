@@ -72,7 +72,6 @@ def main(home: Connection, setup: TruthSetup) -> None:
 
 
 def serve(home: Connection, server: TruthServer) -> None:
-    """Run the server until the parent ends the connection."""
     server.stop_at_end_of(home.fileno())
     prepare_process()
     home.send(server.url)

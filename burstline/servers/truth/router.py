@@ -110,7 +110,6 @@ class Router:
         return read(path, body, self.setup.model)
 
     def admit(self, call: HttpRequest, script: Script, wanted: Wanted, prompt: Prompt) -> RoutedAnswer:
-        """The reply to a request that could be read."""
         del prompt
         self.counters.prompt_tok += wanted.n_prompt_tok
         wait_ns = 0

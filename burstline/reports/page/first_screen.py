@@ -1,0 +1,287 @@
+"""The first screen of a run: how fast, at what load, what limits it, what next, and the pictures of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.stats.estimates import early_stopping_floor
+from burstline.loadgen.stats.figure import Absent, Estimate, known
+from burstline.reports.blocks import MARKS, Banner, Numbers, Plot, Tile
+from burstline.reports.figures import first_screen, roofline, series
+from burstline.reports.figures.drawing import WIDE
+from burstline.reports.figures.run_figures import Span
+from burstline.reports.model.comparison import QUANTILES, Contender, View
+from burstline.reports.number_format import counted, duration, interval, scale_of, with_unit
+from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
+from burstline.reports.page.banner import FAILURES
+from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
+from burstline.reports.page.estimate_tables import title_of
+from burstline.reports.page.sweep_words import slo_words, slos_words
+from burstline.reports.sentences import LIMITS, say
+from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+
+LONG: Final = 80
+"""Letters of an advice that is no short answer."""
+MIDDLE: Final = 640.0
+"""How wide the latencies over time are drawn beside two other columns, CSS pixels."""
+
+
+def strip(verdict: Banner) -> Banner:
+    """The verdict in one line: SLOs in short words; "What next?" has the first advice."""
+    chips = []
+    for each in verdict.targets:
+        is_rated = each.result in MARKS
+        measured = each.measured if is_rated else each.measured.partition(", ")[0]
+        text, reason = slos_words(each.text.split(" and ")), each.reason if is_rated else ""
+        key = each.key if is_rated else f"{each.key}.share"
+        chips.append(replace(each, text=text, measured=measured, reason=reason, key=key))
+    k = next((k for k, reason in enumerate(verdict.reasons) if reason.advice), -1)
+    reasons = (replace(r, advice="") if at == k else r for at, r in enumerate(verdict.reasons))
+    return replace(verdict, targets=tuple(chips), reasons=tuple(reasons))
+
+
+def tiles(view: View) -> list[Tile]:
+    """The four answers; one that is not known is left out."""
+    return [tile for tile in (_how_fast(view), _load(view), _limit(view), _next(view)) if tile.value]
+
+
+def _how_fast(view: View) -> Tile:
+    """`13.7 s, then 115 ms per token`: the medians, or the means of too few requests for a median."""
+    words = {"ttft": "{}", "tpot": "then {} per token"} if view.is_generating else {"e2e": "{}"}
+    for p in ("p50", "mean"):
+        figures = {key: view.summary.figure("metrics", key, p) for key in words}
+        shown = {key: f for key, f in figures.items() if isinstance(f, Estimate) and np.isfinite(f.point)}
+        if shown:
+            break
+    told = {key: with_unit(figure) for key, figure in shown.items()}
+    ends = {key: interval(figure, scale_of([figure])) for key, figure in shown.items()}
+    names = ", ".join(f"{title_of(key)} {p} {end}".rstrip() for key, end in ends.items())
+    numbers: Numbers = tuple((f"metrics.{key}.{p}", text) for key, text in told.items())
+    e2e = ((p, view.summary.figure("metrics", "e2e", p)) for p in ("p95", "p99", "p50"))
+    also = ((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate))
+    value = ", ".join(words[key].format(text) for key, text in told.items())
+    detail = f"{names}. {tail(view.summary, view.manifest)}".strip()
+    return Tile("How fast?", value, detail, (*numbers, *also))
+
+
+def _load(view: View) -> Tile:
+    """`34.0 req/s · 2,170 tok/s`, the most in flight, and what failed or was cut short."""
+    summary, window = view.summary, view.summary.window
+    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
+    numbers = [(".".join(path), text) for path, text in known_numbers if path[0] == "throughput"]
+    value = " · ".join(text for _, text in numbers)
+    parts = []
+    most = counted(finite(summary.concurrency.max) or 0, "request")
+    if most not in f"0 requests {limit_of(summary, view.manifest)}":  # a number stands once
+        numbers.append(("concurrency.max", most))
+        parts.append(f"at most {most} in flight")
+    start, end = finite(window.start_s), finite(window.end_s)
+    if start is not None and end is not None:
+        numbers.append(("window.length_s", duration(end - start)))
+        parts.append(f"{numbers[-1][1]} measured")
+    first = f"{', '.join(parts).capitalize()}." if parts else ""
+    is_told = any(reason.code in FAILURES for reason in summary.verdict.reasons)
+    details = " ".join(filter(None, (first, cut_short(summary), "" if is_told else failures(view))))
+    return Tile("At what load?", value, details, tuple(numbers))
+
+
+def _limit(view: View) -> Tile:
+    """What limited the run in two or three words, then how that shows."""
+    code, _ = limited_by(view.summary, view.manifest)
+    text = limit_of(view.summary, view.manifest, hardware=False)
+    begun, _, rest = text.partition(": ")
+    if begun.startswith("Limited") and rest:
+        text = f"{rest[:1].upper()}{rest[1:]}"
+    lacking = view.summary.roofline
+    why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
+    return Tile("What limits it?", LIMITS.get(code, ""), f"{text} {why}".rstrip())
+
+
+def _next(view: View) -> Tile:
+    """The first step: after a valid run by what limited it, else what the verdict advises."""
+    verdict = view.summary.verdict
+    if verdict.state == State.VALID:
+        step = next_by(view).removeprefix("Next: ")
+    else:
+        step = next((reason.advice for reason in verdict.reasons if reason.advice), "")
+    value, rest = step, ""
+    if len(step) > LONG and verdict.state == State.FAILED:
+        value, rest = "Find out why requests failed", step
+    elif found := re.search(r"[,.;] (?=which |so that |[A-Z])", step):
+        value, rest = step[: found.start()], step[found.end() :]
+    return Tile("What next?", f"{value[:1].upper()}{value[1:]}".removesuffix("."), rest)
+
+
+def pictures(view: View) -> list[Plot]:
+    """Latency over time, where a request's time goes, the percentiles, the hardware's limit where known."""
+    shown = [key for key in ("ttft", "tpot", "e2e") if key in view.headline]
+    found = view.summary.roofline
+    held = used(view.summary)
+    bounds = bounds_of(view)
+    latencies = {title_of(key): view.latency(key) for key in shown}
+    latencies = {title: each for title, each in latencies.items() if np.isfinite(each).any()}
+    if not latencies:
+        return []
+    plots = [_over_time(view, latencies, bounds, MIDDLE if held else WIDE), *_time_split(view)]
+    plots.append(_ranges(view, shown, bounds))
+    if held and isinstance(found, Reconciliation):
+        shown_at = roofline.overview(found)
+        plots.append(replace(shown_at, finding=held, explained=shown_at.finding))
+    return plots
+
+
+def bounds_of(view: View) -> dict[str, dict[str, float]]:
+    """The upper bounds of the SLOs on latencies, by the metric's title and by their words."""
+    found: dict[str, dict[str, float]] = {}
+    for goal in map(parse_goal, view.manifest.targets):
+        if goal.metric in ("ttft", "tpot", "e2e") and goal.op == "<=":
+            words = slo_words(goal).removeprefix(title_of(goal.metric)).strip()
+            found.setdefault(title_of(goal.metric), {})[words] = goal.bound
+    return found
+
+
+def is_burst(view: View) -> bool:
+    return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
+
+
+def served_order(c: Columns) -> Ints:
+    """Positions in the order in which first tokens came; what has none last, in the order of sending."""
+    sent = series.sending_order(c)
+    return sent[np.argsort(c.first_s[sent], kind="stable")]
+
+
+def overtaken(c: Columns) -> int:
+    """How many requests got their first token before one that was sent earlier and by more than chance."""
+    sent = series.sending_order(c)
+    first = c.first_s[sent][c.ok[sent]]
+    latest = np.maximum.accumulate(first) if len(first) else first
+    step = float(np.median(np.diff(np.sort(first)))) if len(first) > 1 else 0.0
+    return int((first < latest - 10 * max(step, 1e-3)).sum())
+
+
+def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen.Bounds, wide: float) -> Plot:
+    c, n_late = view.columns, 0
+    title, label, x = "Latency over time", "when the request was due (s)", c.due_s
+    if is_burst(view):
+        title, label = "Latency along the queue", "place in the server's order of first tokens"
+        x, n_late = np.argsort(served_order(c)).astype(np.float64) + 1, overtaken(c)
+    late = counted(n_late, "request")
+    finding = _trend(view, next(iter(latencies)))
+    if n_late:
+        finding = f"Not served in the order of sending: {late} overtook others."
+    greyed = [] if is_burst(view) else left_out(view, float(c.due_s.max()))
+    plot = first_screen.over_time(x, label, latencies, bounds, greyed, finding, title=title, wide=wide)
+    return replace(plot, numbers=((("over-time.overtook", late),) if n_late else ()))
+
+
+def _trend(view: View, name: str) -> str:
+    """What the picture shows first: a drift, or that there is none."""
+    if is_burst(view):
+        slope_s, came_s = known(view.summary.burst.ttft_slope_s_per_request), view.latency("ttft")
+        came_s = came_s[np.isfinite(came_s)]
+        # Of a queue the last waits for all others; where that is little of its TTFT, nobody queued.
+        rises = slope_s is not None and slope_s * len(came_s) > 0.5 * came_s.max(initial=0.0) > 0
+        return f"{name} rises along the queue: the server admits requests one after another." if rises else ""
+    steady = view.summary.stationarity
+    p, change = known(steady.ttft_trend_p), known(steady.ttft_change_fraction)
+    if p is None or change is None:
+        return ""
+    if view.summary.verdict.state == State.NOT_STATIONARY or (p < 0.01 and abs(change) > 0.1):
+        return f"{name} {'rose' if change > 0 else 'fell'} during the run."
+    return f"{name} shows no drift during the run."
+
+
+def left_out(view: View, end_s: float) -> list[Span]:
+    """Warm-up and drain of an open loop: before and after the window in which its numbers count."""
+    window = view.summary.window
+    start, last = finite(window.start_s), finite(window.end_s)
+    if not isinstance(window.n_warm_up, Estimate) or start is None or last is None:
+        return []
+    spans = ((float(view.columns.due_s.min()), start, "warm-up"), (last, end_s, "drain"))
+    return [span for span in spans if span[1] > span[0]]
+
+
+def _time_split(view: View) -> Iterator[Plot]:
+    """The parts of E2E round its percentiles, each request's by the client's clock, and by the server's."""
+    c = view.counted
+    e2e = np.where(c.ok, c.last_s - c.origin_s, np.nan)
+    order = np.argsort(e2e, kind="stable")[: int(np.isfinite(e2e).sum())]
+    if not len(order) or not view.is_generating:
+        return
+    parts = _parts(c, finite(view.summary.stalls.threshold_s))
+    names = [p for p in ("p50", "p90", "p99") if finite(view.summary.figure("metrics", "e2e", p)) is not None]
+    groups: dict[str, Ints] = {"mean": order}
+    n = int(np.count_nonzero(~np.isnan(view.counted.due_s)))
+    if names:
+        half = max(2, len(order) // 200)
+        at = {p: min(round(QUANTILES[p] * (n - 1)), len(order) - 1) for p in names}
+        groups = {p: order[max(k - half, 0) : k + half + 1] for p, k in at.items()}
+    elif len(order) > 1:
+        groups["slowest"] = order[-1:]
+    waits = c.first_s - c.origin_s
+    texts = [f"{float(waits[own].mean() / e2e[own].mean()):.0%}" for own in groups.values()]
+    first, last = next(iter(groups)), list(groups)[-1]
+    finding = f"Waiting for the first token is {texts[0]} of the time at {first.replace('mean', 'the mean')}"
+    numbers = [(f"split.{first}", texts[0])]
+    if last != first and texts[-1] != texts[0]:
+        finding += f" and {texts[-1]} at {last}"
+        numbers.append((f"split.{last}", texts[-1]))
+    told = view.summary.agreement
+    queue, prefill = known(told.server_queue_mean_s), known(told.server_prefill_mean_s)
+    also = ""
+    if queue is not None and prefill is not None:
+        also = (
+            f" By the server's own clock a request waits {duration(queue)} in its queue on average, and its "
+            f"prefill takes {duration(prefill)}."
+        )
+    plot = first_screen.time_split(parts, groups, f"{finding}.", also)
+    yield replace(plot, numbers=tuple(numbers))
+
+
+def _parts(c: Columns, threshold_s: float | None) -> dict[str, Floats]:
+    """Seconds of each request by what it waited for; NaN where it failed."""
+    stalled: Floats = np.zeros(len(c))
+    if threshold_s is not None and len(c.event_s) > 1:
+        gaps = np.diff(c.event_s, prepend=c.event_s[0])
+        gaps[~c.follows | (gaps <= threshold_s)] = 0
+        owner = np.repeat(np.arange(len(c)), c.n_events)
+        stalled = np.bincount(owner, weights=gaps, minlength=len(c)).astype(np.float64)
+    late = np.nan_to_num(c.sent_s - c.origin_s)
+    wait, decode = c.first_s - c.origin_s - late, c.last_s - c.first_s - stalled
+    queue, prefill = c.server_queue_s, c.server_prefill_s
+    if (queue + prefill <= wait)[c.ok].all():  # false where the server does not tell them
+        waits = {"queue": queue, "prefill": prefill, "network, HTTP, client": wait - queue - prefill}
+    else:
+        waits = {"queue + prefill": wait}
+    return {"sent late": late, **waits, "decode": decode, "stalls": stalled}
+
+
+def _ranges(view: View, shown: Sequence[str], bounds: first_screen.Bounds) -> Plot:
+    figures: dict[str, dict[str, Estimate]] = {}
+    for key in shown:
+        each = ((p, view.summary.figure("metrics", key, p)) for p in QUANTILES)
+        figures[title_of(key)] = {p: f for p, f in each if isinstance(f, Estimate) and np.isfinite(f.point)}
+    values = {title_of(key): view.latency(key) for key in shown}
+    return first_screen.ranges(figures, values, bounds, *few(view))
+
+
+def few(view: View) -> tuple[str, Numbers]:
+    """`8 requests: p50 needs 11, p90 64.`, with its numbers; why others are missing; "" where none is."""
+    figures = [view.summary.figure("metrics", "e2e", p) for p in ("p50", "p90", "p95", "p99")]
+    absent = {p: f for p, f in zip(QUANTILES, figures, strict=False) if isinstance(f, Absent)}
+    n = int(view.counted.failed.sum() + view.counted.ok.sum())
+    floors = {p: f"{early_stopping_floor(QUANTILES[p]):,}" for p in absent}
+    needed = {p: floor for p, floor in floors.items() if n < int(floor.replace(",", ""))}
+    if not needed:
+        return (f"{next(iter(absent.values())).reason}." if absent else ""), ()
+    parts = ", ".join(f"{p} {floor}" for p, floor in needed.items()).replace(" ", " needs ", 1)
+    requests, keys = counted(n, "request"), ((f"floor.{p}", floor) for p, floor in needed.items())
+    return f"{requests}: {parts}.", (("counted.n", requests), *keys)

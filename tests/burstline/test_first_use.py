@@ -1,0 +1,270 @@
+"""What a newcomer types in the first five minutes: words of other tools, units, several loads."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import burstline
+from burstline.bench import repeats
+from burstline.bench.run_settings import Settings
+from burstline.cli import Parser, main
+from burstline.servers.host.ready import send, wait_ready
+from burstline.servers.messages import Call, EngineError, Target, target_at
+from burstline.servers.registry import ENGINES
+from burstline.servers.secret import Secret
+from burstline.suggest import OTHERS, hint
+from burstline.suites import execution
+from burstline.verbs import compare
+from burstline.verbs import run as run_verb
+from burstline.workloads.options import per_second, seconds
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LoadSpec
+from tests.burstline.test_compare import another
+
+ROOT = Path(__file__).parents[2]
+
+
+def parser_of_run() -> Parser:
+    parser = Parser("burstline run", "")
+    run_verb.add_arguments(parser)
+    return parser
+
+
+@pytest.mark.parametrize("theirs", sorted(OTHERS))
+def test_another_tools_flag_names_one_that_a_run_has(theirs):
+    ours, flags = OTHERS[theirs], parser_of_run().flags()
+    told = f"--{theirs} is {ours} here" if ours.startswith("--") else f"it is not needed: {ours}"
+    assert ours.partition(" ")[0] in flags or not ours.startswith("--")
+    assert hint(f"--{theirs}", flags) == told
+
+
+def test_the_page_for_those_who_come_from_other_tools_has_every_row():
+    page = (ROOT / "docs" / "howto" / "coming-from.md").read_text()
+    rows = dict(re.findall(r"^\| `--([\w-]+)` \| (.*?) \|$", page, re.MULTILINE))
+    assert rows == {name: f"`{ours}`" if ours.startswith("--") else ours for name, ours in OTHERS.items()}
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["run", "--num-prompts", "3"], "--num-prompts is --requests here"),
+        (["run", "--request-rate=3"], "--request-rate is --rate here"),
+        (["run", "--ignore-eos"], "it is not needed: each reply gets exactly --output-tokens"),
+        (["run", "--duration", "30"], "did you mean --duration-s?"),
+        (["sweep"], "it is `burstline run --rate 1,2` here"),
+        (["run", "--rate", "many"], "expected requests per second such as 10, or 10/s, not 'many'"),
+        (["run", "--duration-s", "3x"], "expected seconds such as 30, or 30s, 500ms, 2m, 1h, not '3x'"),
+        (
+            ["run", "--rate", "1,2", "--concurrency", "1,2"],
+            "--rate 1,2: expected one list",
+        ),
+        (["run", "--rate", "2,2"], "--rate 2,2: expected one list of different loads"),
+        (["run", "--engine", "truth", "--rate", "2,0"], "0"),
+        (["limit", "--rate", "2,4", "--slo", "ttft.p90<=1s"], "--rate 2,4: expected one value"),
+        (["run", "--engine", "vlm"], "unknown engine 'vlm'; did you mean vllm?"),
+        (["bound", "--model", "lama-3.1-8b", "--device", "h100"], "did you mean llama-3.1-8b"),
+        (["bound", "--model", "llama-3.1-8b", "--device", "b20"], "did you mean b200-sxm"),
+    ],
+)
+def test_a_slip_is_told_with_what_to_write_instead(argv, told, capsys):
+    try:
+        code = main(argv)
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_key_or_an_argument_of_another_tool_is_told_in_our_words():
+    assert hint("num_prompts", ["requests", "rate"]) == "num_prompts is requests here"
+    assert hint("requsts", ["requests", "rate"]) == "did you mean requests?"
+    assert hint("zz", ["requests", "rate"]) == "expected one of: requests, rate"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("30", 30.0),
+        ("30s", 30.0),
+        ("1.5 s", 1.5),
+        ("500ms", 0.5),
+        ("2m", 120.0),
+        ("2min", 120.0),
+        ("1h", 3600.0),
+    ],
+)
+def test_seconds_may_have_a_unit(text, value):
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "s", "3x", "3 days", "1m30s"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(WorkloadError, match="expected seconds such as"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("10", 10.0), ("10/s", 10.0), ("2.5req/s", 2.5)])
+def test_a_rate_may_have_a_unit(text, value):
+    assert per_second(text) == value
+
+
+def test_a_sweep_has_a_run_for_each_load_each_with_its_own_command(monkeypatch, tmp_path):
+    given: list[Settings] = []
+    monkeypatch.setattr(repeats, "run_several", lambda loads, *_, **__: given.extend(loads) or 0)
+    assert (
+        main(
+            ["run", "--engine", "reference", "--concurrency", "8,16", "--requests=40", "--out", str(tmp_path)]
+        )
+        == 0
+    )
+    assert [each.spec.concurrency for each in given] == [8, 16]
+    assert len({each.spec.salt for each in given}) == 1
+    assert given[1].argv[:3] == ("run", "--engine", "reference")
+    assert given[1].argv[given[1].argv.index("--concurrency") + 1] == "16"
+
+
+def test_a_sweep_goes_forwards_then_backwards_and_ends_when_it_is_interrupted(monkeypatch, tmp_path):
+    order: list[tuple[int | None, str]] = []
+
+    def once(settings: Settings, serve: object) -> int:
+        order.append((settings.spec.concurrency, settings.spec.salt))
+        return 130 if len(order) == 4 else 0
+
+    monkeypatch.setattr(repeats, "run_once", once)
+    base = Settings(out=tmp_path, spec=LoadSpec(salt="0"))
+    loads = [replace(base, spec=replace(base.spec, concurrency=n)) for n in (1, 2)]
+    assert repeats.run_several(loads, 3, restart_after=None) == 130
+    assert order == [(1, "0"), (2, "1"), (2, "2"), (1, "3")]
+
+
+ENGINES_OF_A_DUEL = """
+name = "duel"
+[[engine]]
+engine = "reference"
+[[engine]]
+engine = "vllm"
+engine_python = "/nonsense/python"
+[[model]]
+name = "m"
+path = "{model}"
+[[workload]]
+name = "burst"
+requests = 4
+[[workload]]
+name = "timed"
+duration_s = 60
+rate = 2
+"""
+
+
+def test_a_suite_tells_what_is_missing_before_its_first_run_and_in_its_dry_run(tmp_path, monkeypatch, capsys):
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    suite = tmp_path / "duel.toml"
+    suite.write_text(ENGINES_OF_A_DUEL.format(model=model))
+    monkeypatch.setattr(execution, "called", lambda *_: pytest.fail("a run was begun"))
+    assert main(["run", str(suite), "--out", str(tmp_path / "runs")]) == 2
+    assert "vllm: /nonsense/python does not run as a Python interpreter" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert main(["run", str(suite), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "# cannot run here: vllm: /nonsense/python does not run" in told
+    assert "# 4 runs: 2.0 min of load, and the starts; 2 last until all replies are there" in told
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("127.0.0.1:8000", "--url 127.0.0.1:8000: it has no scheme; try --url http://127.0.0.1:8000"),
+        ("localhost/v1", "it has no scheme; try --url http://localhost/v1"),
+        ("nonsense", "expected something like http://127.0.0.1:8000"),
+    ],
+)
+def test_a_url_without_a_scheme_is_told_with_one(url, told, capsys):
+    assert main(["run", "--url", url]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions", "/v1/models"]
+)
+def test_a_url_may_end_in_a_path_of_the_api(path):
+    assert target_at(f"http://h:8000/gateway{path}").url == "http://h:8000/gateway"
+
+
+def test_nothing_at_a_url_leaves_no_run_and_one_cause(tmp_path, capsys):
+    assert main(["run", "--url", "http://127.0.0.1:9", "--ready-s", "1", "--out", str(tmp_path)]) == 5
+    told = capsys.readouterr().err
+    assert "Expected a running" in told
+    assert "--url http://127.0.0.1:9;" in told
+    assert "Decoding" not in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("key", "told"), [(None, "it wants a key"), ("k-1", "its key is wrong")])
+def test_a_refused_key_names_its_variable(key, told):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    target = Target(f"http://127.0.0.1:{server.server_port}", "m", Secret(key) if key else None)
+    try:
+        with pytest.raises(EngineError, match=rf"{told}: export BURSTLINE_API_KEY="):
+            wait_ready(ENGINES["openai"], None, target, timeout_s=5)
+        with pytest.raises(EngineError, match=r"does not speak TLS .*try http:// instead"):
+            send(replace(target, url=target.url.replace("http:", "https:")), Call("GET", "/", headers=()), 5)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_error(401)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [(["serve"], "expected one engine"), (["serve", "truth", "--engine", "vllm"], "expected one engine"),
+     (["serve", "--engine", "vlm"], "unknown engine 'vlm'; did you mean vllm?")],
+)  # fmt: skip
+def test_serve_takes_its_engine_as_the_other_verbs_do(argv, told, capsys):
+    assert main(argv) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_stands_for_its_runs(burst_run, tmp_path):
+    for k in (1, 2):
+        another(burst_run.path, tmp_path / "setting" / f"run-{k}", k)
+    (tmp_path / "setting" / "page").mkdir()
+    (tmp_path / "setting" / "page" / "comparison.json").write_text("{}")
+    found = compare.runs_in(tmp_path / "setting")
+    assert [path.name for path in found] == ["run-1", "run-2"]
+    assert compare.runs_in(tmp_path / "setting" / "page") == []
+    assert compare.runs_in(tmp_path) == found
+
+
+def test_the_help_of_run_in_python_shows_every_option():
+    told = burstline.run.__doc__ or ""
+    for name in ("engine", "url", "max_num_seqs", "rate", "prompt_tokens", "slo", "device"):
+        assert re.search(rf"^    {name}: .", told, re.MULTILINE), name
+
+
+def test_the_engines_in_the_help_are_those_that_can_be_started(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    startable = {name for name, engine in ENGINES.items() if not engine.attach_only}
+    listed = re.search(r"the engine to start: (.*?);", told)
+    assert listed
+    assert set(re.findall(r"\w+", listed[1])) - {"or"} == startable

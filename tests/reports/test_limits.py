@@ -1,0 +1,99 @@
+"""What is said to limit a run holds of its summary, whatever that is."""
+
+import numpy as np
+
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
+from burstline.loadgen.record.verdict import QUEUE_GREW, Reason, State, Verdict
+from burstline.loadgen.stats.figure import Absent, known, measured
+from burstline.reports.page.bottleneck import limit_of, limited_by
+from burstline.reports.sentences import LIMITS
+from burstline.servers.identity import Identity
+from burstline.workloads.spec import LoadSpec
+
+
+def random_summary(rng: np.random.Generator) -> tuple[Summary, Manifest]:
+    """A load and what the server's gauges may have said of it, each within its range."""
+
+    def of(value, unit="requests"):
+        return Absent("not watched") if rng.random() < 0.1 else measured(float(value), unit, "")
+
+    most = int(rng.integers(1, 200))
+    at_once = int(rng.integers(1, most + 1))
+    asked = [LoadSpec(most), LoadSpec(most, concurrency=at_once), LoadSpec(most, rate=5.0)][rng.integers(3)]
+    identity = Identity("vllm", max_num_seqs=int(rng.integers(1, 200)), kv_tok=10_000)
+    state = rng.choice([State.VALID, State.NOT_STATIONARY, State.CLIENT_BOUND], p=[0.8, 0.1, 0.1])
+    reasons = (Reason(QUEUE_GREW, "", ""),) if rng.random() < 0.1 else ()
+    running = int(rng.integers(0, min(most, identity.max_num_seqs) + 1))
+    concurrency = Concurrency(
+        mean=of(rng.uniform(0.5, most)),
+        max=of(most),
+        server_running_max=of(running),
+        server_waiting_mean=of(rng.uniform(0, most - running)),
+    )
+    memory = Memory(kv_peak_fraction=of(rng.uniform(0, 1), "1"), preemptions=of(rng.choice([0, 0, 3]), "1"))
+    trend = Stationarity(in_flight_trend_p=of(rng.random(), "1"))
+    summary = Summary(
+        {"planned": most, "ok": most}, {}, Verdict(State(state), reasons),
+        concurrency=concurrency, memory=memory, stationarity=trend,
+    )  # fmt: skip
+    return summary, Manifest(engine="vllm", workload="load", asked=asked, identity=identity)
+
+
+def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
+    """Each sentence's own condition, written apart from the code that chooses it."""
+    rng, seen = np.random.default_rng(7), set()
+    for _ in range(500):
+        summary, manifest = random_summary(rng)
+        code, _ = limited_by(summary, manifest)
+        seen.add(code)
+        gauges, memory = summary.concurrency, summary.memory
+        waiting, running, mean = (
+            known(f) for f in (gauges.server_waiting_mean, gauges.server_running_max, gauges.mean)
+        )
+        kv, preempted = known(memory.kv_peak_fraction), known(memory.preemptions)
+        queued = waiting is not None and waiting >= 1
+        holds = {
+            "": known(gauges.max) is None,
+            "limit.client": summary.verdict.state == State.CLIENT_BOUND,
+            "limit.overloaded": summary.verdict.has(QUEUE_GREW),
+            "limit.load": manifest.asked.concurrency is None and not summary.verdict.has(QUEUE_GREW),
+            "limit.batch": queued and (running or 0) >= manifest.identity.max_num_seqs,
+            "limit.kv-cache": queued and (bool(preempted) or (kv or 0) >= 0.9),
+            "limit.own-batch": queued,
+            "limit.queue": queued,
+            "limit.token-budget": queued,
+            "limit.concurrency": manifest.asked.concurrency is not None and waiting is not None,
+            "limit.concurrency-unwatched": manifest.asked.concurrency is not None and waiting is None,
+            "limit.steps": waiting is not None,
+            "limit.gaps": waiting is not None,
+            "limit.one-in-flight": known(gauges.max) == 1,
+            "limit.unknown": waiting is None,
+        }
+        assert holds[code], (code, summary.concurrency, memory)
+        if code in ("limit.concurrency", "limit.steps") and waiting and mean:
+            many = running is not None and running >= 0.9 * known(gauges.max)
+            assert many or waiting < max(1, 0.25 * mean) or manifest.asked.concurrency
+        assert (code in LIMITS) == bool(code)
+        shown = limit_of(summary, manifest)
+        assert not ("room for all" in shown and "Limited by" in shown), shown
+    assert len(seen) >= 9
+
+
+def test_users_who_pause_are_the_limit_and_not_the_model():
+    """Eight users of whom four have a request in flight on average; without pauses the concurrency is it."""
+    gauges = {
+        "mean": measured(4.0, "requests", ""),
+        "max": measured(8.0, "requests", ""),
+        "server_waiting_mean": measured(0.0, "requests", ""),
+        "server_running_max": measured(8.0, "requests", ""),
+    }
+    summary = Summary({"planned": 80, "ok": 80}, {}, Verdict(State.VALID), concurrency=Concurrency(**gauges))
+
+    def told(**asked):
+        manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(80, concurrency=8, **asked))
+        return limited_by(summary, manifest)[0], limit_of(summary, manifest)
+
+    text = "Limited by the pauses of the users: on average 4.0 requests of 8 users in flight."
+    assert told(think_s="1") == ("limit.pauses", text)
+    assert told()[0] == "limit.concurrency"
