@@ -22,10 +22,10 @@ from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import API_KEY_VARIABLE, ServerOptions
-from burstline.loadgen.record.rundir import Run, open_run
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import Verdict
 from burstline.machine.hints import Hints
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import Verdict
 from burstline.reports.formats.bound_text import told
 from burstline.reports.formats.csv import request_frame
 from burstline.reports.model.comparison import alone, view_of

@@ -56,7 +56,7 @@ passes 0 burstline report "$run" --to exported --format csv
 passes 0 burstline verify "$run"
 passes 0 burstline report "$run" --to exported
 passes 0 burstline run laptop --dry-run
-passes 0 python -P -c "import importlib.resources as r; r.files('burstline.loadgen.record').joinpath('summary.schema.json').read_text()"
+passes 0 python -P -c "import importlib.resources as r; r.files('burstline.measure.record').joinpath('summary.schema.json').read_text()"
 passes 0 burstline engines
 passes 130 timeout --signal INT --preserve-status 8 burstline serve reference
 passes "0 4" burstline certify --requests 24 --prompt-tokens 16 --output-tokens 4
@@ -66,7 +66,7 @@ passes "0 2" burstline calibrate --device cpu --quick --out cpu.toml
 [ -e cpu.toml ] || grep -E 'burstline: .*(on a steady machine by at most|too much to measure it)' "$work/out"
 echo "From a folder with packages called like ours"
 mkdir "$work/hostile" && cd "$work/hostile"
-for name in loadgen servers workloads reports roofline research; do
+for name in loadgen measure servers workloads reports roofline research; do
     mkdir "$name" && echo 'raise SystemExit("a module of the working folder was imported")' >"$name/__init__.py"
 done
 uv_pip reports

@@ -98,15 +98,15 @@ FIRST_SCREEN = (
     row(
         "- **It compares only equal work.** Runs that differ in tokens, sampling, precision or cache hits "
         "are NOT-COMPARABLE.",
-        "tests/loadgen/test_comparable.py::test_each_difference_is_a_reason_in_its_own_words",
+        "tests/measure/test_comparable.py::test_each_difference_is_a_reason_in_its_own_words",
     ),
     row(
         "A failed request counts as infinitely late.",
-        "tests/loadgen/test_metrics.py::test_no_token_is_a_failure_and_infinitely_late",
+        "tests/measure/test_metrics.py::test_no_token_is_a_failure_and_infinitely_late",
     ),
     row(
         "A percentile with too few samples is left out.",
-        "tests/loadgen/test_stats.py::test_ranks_and_bounds_of_independent_samples_cover_what_they_promise_over_2000_runs",
+        "tests/measure/test_stats.py::test_ranks_and_bounds_of_independent_samples_cover_what_they_promise_over_2000_runs",
     ),
     row(
         "- **It explains the speed.** A roofline model shows which matrix products limit prefill and decode "
@@ -225,7 +225,7 @@ ELSEWHERE = (
     row(
         "`telemetry.parquet` | memory, CPU, GPU and the engine's own gauges over time",
         FIVE,
-        "tests/loadgen/test_summary.py::"
+        "tests/measure/test_summary.py::"
         "test_memory_peaks_come_from_the_time_of_the_load_and_each_kind_stays_apart",
     ),
     row(

@@ -105,7 +105,7 @@ def test_modules() -> None:
 
 
 def test_paths() -> None:
-    tops = "burstline|loadgen|servers|workloads|reports|roofline|research|suites|scripts|tests|docs"
+    tops = "burstline|loadgen|measure|servers|workloads|reports|roofline|research|suites|scripts|tests|docs"
 
     def is_there(match: re.Match[str]) -> bool:
         top, _, rest = match[1].partition("/")

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from burstline.loadgen.record.verdict import State
+from burstline.measure.record.verdict import State
 
 UNSURE: Final = frozenset({State.CLIENT_BOUND, State.DISTURBED, State.COLD})
 """The verdicts by which a run says that the machine, not the server, may have made its times."""

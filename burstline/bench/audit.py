@@ -11,12 +11,12 @@ from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.bench.stages import later_job, send_apart
 from burstline.console.server_options import ServerOptions
+from burstline.loadgen.capture.capture import read_captures
+from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.job import Job
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.decode import Reading, Readings
-from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import AUDIT, READINGS, RunDir
-from burstline.loadgen.record.typed_json import to_json
+from burstline.measure.record.decode import Reading, Readings
+from burstline.measure.record.rundir import AUDIT, READINGS, RunDir
+from burstline.measure.record.typed_json import to_json
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary, rng

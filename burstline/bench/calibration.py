@@ -21,12 +21,12 @@ import orjson
 
 from burstline import __version__
 from burstline.bench import host_overhead
-from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.cpu_calibration import path_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
+from burstline.measure.record.rundir import RunDir
 from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
 from burstline.roofline.errors import RooflineError

@@ -23,12 +23,12 @@ from tokenizers import Tokenizer
 from burstline.bench.load_options import Load
 from burstline.bench.plan_for_server import ASSUMED
 from burstline.console.stdout import json_text
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.record.typed_json import from_json, to_json
-from burstline.loadgen.record.verdict import Use, withheld
-from burstline.loadgen.stats.figure import Estimate
-from burstline.loadgen.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.measure.record.rundir import open_run
+from burstline.measure.record.typed_json import from_json, to_json
+from burstline.measure.record.verdict import Use, withheld
+from burstline.measure.stats.figure import Estimate
+from burstline.measure.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results, printed_of, read_number
 from burstline.servers.host.serving import ServingProcesses

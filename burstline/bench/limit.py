@@ -20,19 +20,19 @@ from burstline.bench.run import ReadyLoad, carry_out
 from burstline.bench.run_settings import Settings
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.slo import Goal, is_spoilt, parse_goal
-from burstline.loadgen.metrics.slo_evidence import bounds_of, evidence_of, latencies_of
-from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.decode import Share
-from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.record import Outcome
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.record.tables import RECORDS
-from burstline.loadgen.record.verdict import State, Use, withheld
-from burstline.loadgen.stats.figure import Result
-from burstline.loadgen.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
+from burstline.loadgen.capture.files import write_json
 from burstline.machine.forecast import read_forecast
 from burstline.machine.roofline_input import setup_of
+from burstline.measure.metrics.slo import Goal, is_spoilt, parse_goal
+from burstline.measure.metrics.slo_evidence import bounds_of, evidence_of, latencies_of
+from burstline.measure.record.columns import columns_of
+from burstline.measure.record.decode import Share
+from burstline.measure.record.record import Outcome
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.tables import RECORDS
+from burstline.measure.record.verdict import State, Use, withheld
+from burstline.measure.stats.figure import Result
+from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page, why_open
 from burstline.roofline.predict.forecast import Forecast, paced
 from burstline.roofline.predict.simulate import Asked, simulate

@@ -12,9 +12,9 @@ from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Say, Site
 from burstline.bench.stages import later_job, sent
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.files import TRACES, write_json
-from burstline.loadgen.record.rundir import PROFILED_LOAD, RunDir
-from burstline.loadgen.record.typed_json import to_json
+from burstline.loadgen.capture.files import TRACES, write_json
+from burstline.measure.record.rundir import PROFILED_LOAD, RunDir
+from burstline.measure.record.typed_json import to_json
 from burstline.roofline.profile.composition import SentRequest
 from burstline.roofline.profile.trace import MOST_STEPS, trace_files
 from burstline.servers.engine import Engine

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
 from burstline.bench.server_session import Say, Site
-from burstline.loadgen.record.decode import uncounted
-from burstline.loadgen.record.record import RECOUNTS
-from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.tables import COUNTS
+from burstline.measure.record.decode import uncounted
+from burstline.measure.record.record import RECOUNTS
+from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.tables import COUNTS
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import count_in, tokenize_call

@@ -14,8 +14,8 @@ from burstline.bench.server_session import Say, Site, serving
 from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.slo import judge_over_runs, parse_goal
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.measure.metrics.slo import judge_over_runs, parse_goal
+from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.model.comparison import Contender, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.digest import digest

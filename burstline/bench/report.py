@@ -11,21 +11,21 @@ import orjson
 
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.metrics.audit import audit, compared
-from burstline.loadgen.metrics.slo import state_decides
-from burstline.loadgen.record.decode import Readings, decode_run, readings
-from burstline.loadgen.record.files import TRACES, write_bytes, write_json
-from burstline.loadgen.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
-from burstline.loadgen.record.summary import Audit, Summary
-from burstline.loadgen.record.tables import keep_pandas_out
-from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
-from burstline.loadgen.record.verdict import Reason
-from burstline.loadgen.stats.figure import Absent
-from burstline.loadgen.summarize import summarize_run
-from burstline.loadgen.verdict.replies import misread, replies_differ
+from burstline.loadgen.capture.files import TRACES, write_bytes, write_json
 from burstline.machine.cpu_calibration import throw_away
 from burstline.machine.forecast import forecast_load, read_forecast, scored
 from burstline.machine.roofline_input import seen_in, setup_of
+from burstline.measure.metrics.audit import audit, compared
+from burstline.measure.metrics.slo import state_decides
+from burstline.measure.record.decode import Readings, decode_run, readings
+from burstline.measure.record.rundir import AUDIT, PROFILE, PROFILED_LOAD, READINGS, Run, RunDir, open_run
+from burstline.measure.record.summary import Audit, Summary
+from burstline.measure.record.tables import keep_pandas_out
+from burstline.measure.record.typed_json import MismatchError, from_json, to_json
+from burstline.measure.record.verdict import Reason
+from burstline.measure.stats.figure import Absent
+from burstline.measure.summarize import summarize_run
+from burstline.measure.verdict.replies import misread, replies_differ
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.reports.page.page import render

@@ -28,14 +28,14 @@ from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
+from burstline.loadgen.capture.capture import Capture, CaptureWriter
 from burstline.loadgen.driver.canary import TruthProcess, canary
-from burstline.loadgen.record.capture import Capture, CaptureWriter
-from burstline.loadgen.record.manifest import LoadFacts, Status
-from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.machine.forecast import write_forecast
 from burstline.machine.hardware import check_hints
+from burstline.measure.record.manifest import LoadFacts, Status
+from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.tables import keep_pandas_out
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
@@ -167,7 +167,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     """
     load = checked(settings.spec)
     if settings.goals.slo:
-        from burstline.loadgen.metrics.slo import parse_goal  # statistics: only the report needs them else
+        from burstline.measure.metrics.slo import parse_goal
 
         for target in settings.goals.slo:
             parse_goal(target)

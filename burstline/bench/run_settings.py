@@ -17,9 +17,9 @@ from burstline import __version__
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
+from burstline.measure.record.manifest import GpuFacts, Manifest, ServerFacts
 from burstline.servers.engine import Engine
 from burstline.servers.host.gpus import Gpu
 from burstline.servers.host.serving import ACROSS_BRIDGE, first_of_container

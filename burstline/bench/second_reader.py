@@ -24,11 +24,11 @@ import httpx
 from asyncio_throttle.throttler import Throttler
 from huggingface_hub import AsyncInferenceClient, constants
 
+from burstline.loadgen.capture.capture import Capture, CaptureWriter, reply_limit_bytes
 from burstline.loadgen.driver.job import Job
-from burstline.loadgen.record.capture import Capture, CaptureWriter, reply_limit_bytes
-from burstline.loadgen.record.decode import Reading
-from burstline.loadgen.record.record import Outcome
 from burstline.loadgen.wire.exchange import Exchange
+from burstline.measure.record.decode import Reading
+from burstline.measure.record.record import Outcome
 from burstline.servers.messages import Call, EngineError, Read
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.redact import masked, words_of_server

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
-from burstline.loadgen.record.files import TRACES
+from burstline.loadgen.capture.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
 from burstline.servers.host.process import Server, free_port, require_free_port, require_host, start

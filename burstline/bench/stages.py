@@ -11,11 +11,11 @@ from statistics import median
 from burstline.bench.fire import fire
 from burstline.bench.load_options import Load, job_of
 from burstline.bench.server_session import Say, Site
+from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.driver.job import Job
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.manifest import LoadFacts, StageFacts
-from burstline.loadgen.record.record import Outcome, Record, record_of
-from burstline.loadgen.record.rundir import RunDir
+from burstline.measure.record.manifest import LoadFacts, StageFacts
+from burstline.measure.record.record import Outcome, Record, record_of
+from burstline.measure.record.rundir import RunDir
 from burstline.reports.number_format import counted
 from burstline.servers.engine import Engine
 from burstline.workloads.plan import PRIMING, Plan, Stage

@@ -25,10 +25,10 @@ from typing import Any, BinaryIO, Final
 
 from burstline.cluster.agent import Tail, WorkerFacts
 from burstline.cluster.placement import RayOptions, placed
+from burstline.loadgen.capture.capture import CaptureWriter, read_captures
+from burstline.loadgen.capture.drive_report import ClockError, ClockMap, Offset
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockClient
 from burstline.loadgen.driver.job import Counters, Done, Go, Job
-from burstline.loadgen.record.capture import CaptureWriter, read_captures
-from burstline.loadgen.record.drive_report import ClockError, ClockMap, Offset
 from burstline.servers.host.child import Child, ChildLostError, Failed, limit_waits
 from burstline.servers.host.wishes import send_at_once
 from burstline.servers.messages import EngineError

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 
 from burstline import __version__
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.summary import Summary
 from burstline.machine import host_facts
 from burstline.machine.hints import DEVICE_FILE
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.summary import Summary
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,

@@ -12,14 +12,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.manifest import LoadFacts
-from burstline.loadgen.record.rundir import FORECAST, Run, RunDir
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
-from burstline.loadgen.stats.figure import Estimate
+from burstline.loadgen.capture.files import write_json
 from burstline.machine.hints import DEVICE_FILE
 from burstline.machine.roofline_input import limits_of, setup_of
+from burstline.measure.record.manifest import LoadFacts
+from burstline.measure.record.rundir import FORECAST, Run, RunDir
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.typed_json import MismatchError, from_json, to_json
+from burstline.measure.stats.figure import Estimate
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.forecast import Forecast, NoForecast, PlannedLoad, Score, predicted_figures
 from burstline.roofline.predict.simulate import Asked, Limits

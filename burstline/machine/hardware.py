@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.capture.files import write_bytes
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
+from burstline.measure.record.manifest import HardwareFacts, Manifest, ServerFacts
+from burstline.measure.record.rundir import RunDir
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError, parse_toml

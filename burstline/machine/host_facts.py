@@ -20,7 +20,7 @@ import huggingface_hub
 import psutil
 from huggingface_hub import constants
 
-from burstline.loadgen.record.manifest import HostFacts
+from burstline.measure.record.manifest import HostFacts
 from burstline.servers.host.control_group import cpu_quotas, memory_limit, usable_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.loadgen.record.columns import Columns
-from burstline.loadgen.record.manifest import HardwareFacts
-from burstline.loadgen.record.rundir import Run
 from burstline.machine.hints import DEVICE_FILE, Stated
+from burstline.measure.record.columns import Columns
+from burstline.measure.record.manifest import HardwareFacts
+from burstline.measure.record.rundir import Run
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError

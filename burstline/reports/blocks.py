@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from burstline.loadgen.record.verdict import Reason
+from burstline.measure.record.verdict import Reason
 
 MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 """The mark of each result of an SLO."""

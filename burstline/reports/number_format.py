@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.measure.stats.figure import Absent, Estimate, Figure
 
 SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),

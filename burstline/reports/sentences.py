@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from burstline.loadgen.record.verdict import State
-from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
+from burstline.measure.record.verdict import State
+from burstline.measure.verdict.comparable import ALONE, COMPARABLE
 
 UNPROVEN: Final[Mapping[str, str]] = {"interrupted": "INTERRUPTED", "too-short": "TOO SHORT"}
 """What stands in place of VALID, by the code of the warning that takes it away."""

@@ -28,8 +28,8 @@ from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
-from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import Run, open_run, originals
+from burstline.loadgen.capture.files import write_json
+from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in

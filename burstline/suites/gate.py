@@ -12,8 +12,8 @@ from typing import Final
 
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.loadgen.record.files import write_json
-from burstline.loadgen.record.rundir import Run, originals
+from burstline.loadgen.capture.files import write_json
+from burstline.measure.record.rundir import Run, originals
 from burstline.reports.blocks import Plot
 from burstline.reports.formats.junit import junit_suite
 from burstline.reports.formats.markdown import markdown

@@ -11,8 +11,8 @@ from burstline.bench.load_options import checked
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
-from burstline.loadgen.record.typed_json import to_json
-from burstline.loadgen.verdict.certificate import Certificate, Offered, Reading, title_of
+from burstline.measure.record.typed_json import to_json
+from burstline.measure.verdict.certificate import Certificate, Offered, Reading, title_of
 from burstline.reports.blocks import Block, Findings, Heading, Note, table
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.console import exit_codes
-from burstline.loadgen.record.rundir import open_run, originals
-from burstline.loadgen.record.tables import keep_pandas_out
+from burstline.measure.record.rundir import open_run, originals
+from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.foreign import foreign_results
 from burstline.reports.page.files import written

@@ -14,11 +14,11 @@ from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
-from burstline.loadgen.record.files import write_bytes
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.record.tables import keep_pandas_out
+from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import FILES

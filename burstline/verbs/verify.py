@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from burstline import __version__
 from burstline.bench.report import write_report
 from burstline.console import exit_codes
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.decode import capture_limit_bytes, decoded_batches, were_killed, with_cancelled
-from burstline.loadgen.record.rundir import Run, RunDir, open_run, read_manifest
-from burstline.loadgen.record.tables import RECORDS, counts_of, record_table
+from burstline.loadgen.capture.capture import read_captures
+from burstline.measure.record.decode import capture_limit_bytes, decoded_batches, were_killed, with_cancelled
+from burstline.measure.record.rundir import Run, RunDir, open_run, read_manifest
+from burstline.measure.record.tables import RECORDS, counts_of, record_table
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import fingerprint
 from burstline.workloads.request import WorkloadError

@@ -32,9 +32,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.loadgen.driver.canary import canary
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.stats.estimates import Estimate
-from burstline.loadgen.stats.significance import Answer, Contrast
+from burstline.measure.record.rundir import open_run
+from burstline.measure.stats.estimates import Estimate
+from burstline.measure.stats.significance import Answer, Contrast
 from burstline.reports.model.comparison import Contender, contrasts_of, view_of
 from tests.bench.wire import ours, server
 

@@ -41,7 +41,7 @@ from tests.truth.script import Script
 
 CORES = sorted(os.sched_getaffinity(0))
 PERIOD_S = 0.05
-PACKAGES = ("burstline", "reports", "loadgen", "servers", "roofline", "workloads")
+PACKAGES = ("burstline", "reports", "measure", "loadgen", "servers", "roofline", "workloads")
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Memory(threading.Thread):
 ROLES = {
     "burstline.loadgen.driver.drive": "driver",
     "burstline.servers.host.watch": "watcher",
-    "burstline.loadgen.record.decode": "decoder",
+    "burstline.measure.record.decode": "decoder",
     "burstline.loadgen.driver.canary": "canary",
     "burstline.servers.host.keeper": "keeper",
 }

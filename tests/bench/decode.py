@@ -23,10 +23,10 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture, CaptureWriter, Reads, read_captures
-from burstline.loadgen.record.decode import decoded_batches
-from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.capture import http1
+from burstline.loadgen.capture.capture import Capture, CaptureWriter, Reads, read_captures
+from burstline.measure.record.decode import decoded_batches
+from burstline.measure.record.tables import record_table
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
 

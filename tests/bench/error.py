@@ -22,22 +22,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.loadgen.making import summarized
+from tests.measure.making import summarized
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.bench.fire import fire
+from burstline.loadgen.capture.capture import Capture, Reads, read_captures
 from burstline.loadgen.driver.job import Job
-from burstline.loadgen.record.capture import Capture, Reads, read_captures
-from burstline.loadgen.record.decode import decoded_batches
-from burstline.loadgen.record.tables import record_table
-from burstline.loadgen.record.verdict import tolerance_s
-from burstline.loadgen.stats.estimates import early_stopping_floor
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.measure.record.decode import decoded_batches
+from burstline.measure.record.tables import record_table
+from burstline.measure.record.verdict import tolerance_s
+from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.servers.messages import HttpReply, Kind, Reply, Target
 from burstline.workloads.request import Request
 from tests.bench.wire import server
-from tests.loadgen.making import conditions
+from tests.measure.making import conditions
 from tests.servers.golden import decode_completion
 
 RATES_PER_S = (10_000, 50_000)

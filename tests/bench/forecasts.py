@@ -20,8 +20,8 @@ from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings
 from burstline.cli import main
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.stats.figure import Estimate
+from burstline.measure.record.rundir import open_run
+from burstline.measure.stats.figure import Estimate
 from burstline.models.model_folder import make_model
 from burstline.roofline.model.families import bundled_config
 from burstline.roofline.predict.forecast import Score

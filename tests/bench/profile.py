@@ -22,7 +22,7 @@ from scipy import stats
 from burstline.bench.server_session import serving
 from burstline.cli import main
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import Settings
 from tests.servers.tiny_model import CONFIG, make_tiny_model

@@ -23,9 +23,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from burstline.loadgen.record.capture import Capture, CaptureWriter, Reads
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.capture.capture import Capture, CaptureWriter, Reads
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import RunDir
 from burstline.servers.host.telemetry import Row
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.lengths import Lengths

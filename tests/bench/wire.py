@@ -27,10 +27,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from burstline.loadgen.capture.capture import NO_STAMP, Capture, Reads, read_captures
+from burstline.loadgen.capture.drive_report import CanaryReport, DriveReport
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Go, Job, Ready
-from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads, read_captures
-from burstline.loadgen.record.drive_report import CanaryReport, DriveReport
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Call, Target

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.loadgen.record.record import Outcome, Record
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.summarize import summarize_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
+from burstline.measure.record.record import Outcome, Record
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.summarize import summarize_run
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.page import render

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.summarize import summarize_run
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.summarize import summarize_run
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import vocabulary_from_size

@@ -17,7 +17,7 @@ import pytest
 
 import burstline
 from burstline import cli
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.workloads.request import WorkloadError
 from tests.truth.rig import truth_server
 from tests.truth.script import Script

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.stats.figure import Estimate
+from burstline.measure.record.rundir import open_run
+from burstline.measure.stats.figure import Estimate
 from burstline.reports.model.foreign import foreign_results
 from burstline.servers.engines.vllm import PYTHON_VARIABLE
 from tests.servers.tiny_model import make_tiny_model

@@ -13,11 +13,11 @@ import pytest
 
 from burstline.bench.report import write_report
 from burstline.cli import main
-from burstline.loadgen.record.decode import readings
-from burstline.loadgen.record.rundir import AUDIT, Run, RunDir, open_run
-from burstline.loadgen.record.summary import SecondReader
-from burstline.loadgen.record.verdict import Replies, State, Verdict
-from burstline.loadgen.verdict.replies import audit_sentence
+from burstline.measure.record.decode import readings
+from burstline.measure.record.rundir import AUDIT, Run, RunDir, open_run
+from burstline.measure.record.summary import SecondReader
+from burstline.measure.record.verdict import Replies, State, Verdict
+from burstline.measure.verdict.replies import audit_sentence
 from burstline.servers.messages import Reply
 from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN

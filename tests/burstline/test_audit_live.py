@@ -5,9 +5,9 @@ from importlib.metadata import version
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.record.summary import SecondReader
-from burstline.loadgen.record.verdict import Replies
+from burstline.measure.record.rundir import open_run
+from burstline.measure.record.summary import SecondReader
+from burstline.measure.record.verdict import Replies
 from tests.servers.lives import of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,13 +14,13 @@ from burstline.bench import calibration, host_overhead
 from burstline.bench.calibration import NO_CALIBRATE, note_measured
 from burstline.bench.report import conclude, reconciled
 from burstline.cli import main
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import kept, path_of
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import Beside, CpuTime
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import RunDir, open_run
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.servers.registry import ENGINES

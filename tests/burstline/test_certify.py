@@ -15,8 +15,8 @@ from burstline import cli
 from burstline.bench import certification
 from burstline.bench.certification import setup_of, tool_of
 from burstline.bench.load_options import checked
-from burstline.loadgen.record.typed_json import from_json
-from burstline.loadgen.verdict.certificate import Certificate
+from burstline.measure.record.typed_json import from_json
+from burstline.measure.verdict.certificate import Certificate
 from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.spec import LoadSpec
 

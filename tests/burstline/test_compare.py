@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import (
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import (
     GpuFacts,
     HostFacts,
     LoadFacts,
@@ -23,9 +23,9 @@ from burstline.loadgen.record.manifest import (
     ServerFacts,
     StageFacts,
 )
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.summarize import summarize_run
-from burstline.loadgen.verdict.factors import canonical
+from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.summarize import summarize_run
+from burstline.measure.verdict.factors import canonical
 from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of
 from burstline.servers.identity import Identity
 from burstline.servers.settings import Setting

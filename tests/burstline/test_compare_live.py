@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.reports.model.contenders import comparison_of
 from tests.truth.rig import truth_server
 from tests.truth.script import Script

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from burstline import cli
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.models.model_folder import make_model
 from tests.servers.golden import GOLDEN
 from tests.truth.queue import Queue

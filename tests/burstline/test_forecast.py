@@ -8,13 +8,13 @@ from burstline.bench.limit import forecast_rate
 from burstline.bench.plan_for_server import ASSUMED
 from burstline.bench.report import write_report
 from burstline.cli import main
-from burstline.loadgen.metrics.slo import parse_goal
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.machine.forecast import forecast_load, read_forecast, write_forecast
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints, Stated
+from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
+from burstline.measure.record.rundir import RunDir, open_run
 from burstline.roofline.predict.forecast import Forecast, NoForecast, Score
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan

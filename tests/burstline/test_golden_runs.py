@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.decode import decoded_batches
-from burstline.loadgen.record.manifest import SCHEMA
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.record.tables import record_table
-from burstline.loadgen.summarize import summarize_run
+from burstline.loadgen.capture.capture import read_captures
+from burstline.measure.record.decode import decoded_batches
+from burstline.measure.record.manifest import SCHEMA
+from burstline.measure.record.rundir import open_run
+from burstline.measure.record.tables import record_table
+from burstline.measure.summarize import summarize_run
 from burstline.servers.registry import ENGINES
 
 RUNS = Path(__file__).parents[1] / "golden" / "runs"

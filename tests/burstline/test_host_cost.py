@@ -10,7 +10,7 @@ import pytest
 from burstline.bench import host_overhead
 from burstline.bench.fire import DriveOutcome
 from burstline.bench.host_overhead import BURST, _slowness, fit_of, host_fit, host_of
-from burstline.loadgen.record.manifest import HardwareFacts
+from burstline.measure.record.manifest import HardwareFacts
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import read_config

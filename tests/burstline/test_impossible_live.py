@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.reconcile.reconciliation import EXCEEDED
 from burstline.servers.engines.vllm import PYTHON_VARIABLE
 from burstline.servers.host import process

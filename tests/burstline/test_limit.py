@@ -16,10 +16,10 @@ from burstline.bench.repeats import SharedServer
 from burstline.bench.run import Ended
 from burstline.bench.run_settings import Settings
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.typed_json import to_json
-from burstline.loadgen.stats.figure import Result
-from burstline.loadgen.stats.limit_search import (
+from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.typed_json import to_json
+from burstline.measure.stats.figure import Result
+from burstline.measure.stats.limit_search import (
     Ask,
     Evidence,
     Found,

@@ -8,8 +8,8 @@ import pytest
 from scipy import optimize
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import open_run
-from tests.loadgen.queue_lab import erlang_c, mdc
+from burstline.measure.record.rundir import open_run
+from tests.measure.queue_lab import erlang_c, mdc
 from tests.truth.queue import Queue
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.reports.model.comparison import view_of
 from burstline.reports.page.bottleneck import limit_of
 from tests.burstline.test_run import finished, the_run

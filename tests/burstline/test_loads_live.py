@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.servers.engines.truth import Truth
 from burstline.servers.messages import Target
 from burstline.workloads.data_sets import Materials, data_requests, read_data

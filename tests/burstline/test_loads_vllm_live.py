@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import Run, open_run
-from burstline.loadgen.summarize import summarize_run
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.summarize import summarize_run
 from tests.servers.lives import of
 from tests.verdicts import done
 from tests.workloads import made_files

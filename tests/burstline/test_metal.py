@@ -11,14 +11,14 @@ import pytest
 
 from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.verdict.served_work import quantization_of
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.machine.roofline_input import _logged, seen_in, setup_of
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
+from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.verdict.served_work import quantization_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration

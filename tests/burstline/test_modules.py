@@ -110,7 +110,7 @@ def test_of_an_audited_run_only_the_second_reader_imports_clients(tmp_path: Path
 
 
 def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None:
-    from burstline.loadgen.record.tables import keep_pandas_out, telemetry_table
+    from burstline.measure.record.tables import keep_pandas_out, telemetry_table
     from burstline.servers.host.telemetry import Row
 
     keep_pandas_out()

@@ -17,10 +17,10 @@ from burstline.bench import certification, limit, report
 from burstline.bench.run import Ended
 from burstline.cli import main
 from burstline.console import exit_codes
-from burstline.loadgen.metrics.slo import judge_goals, parse_goal
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
-from burstline.loadgen.stats.limit_search import (
+from burstline.measure.metrics.slo import judge_goals, parse_goal
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.verdict import DECIDES, Reason, State, Use, Verdict, withheld
+from burstline.measure.stats.limit_search import (
     Evidence,
     Found,
     LatencyBound,
@@ -29,13 +29,13 @@ from burstline.loadgen.stats.limit_search import (
     Purpose,
     judge,
 )
-from burstline.loadgen.verdict.certificate import Measured, certificate
+from burstline.measure.verdict.certificate import Measured, certificate
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
 from burstline.suites import gate
-from tests.loadgen.test_certify import served, told
+from tests.measure.test_certify import served, told
 from tests.reports.synthetic_sweep import finished_run
 from tests.test_documentation import ROOT
 

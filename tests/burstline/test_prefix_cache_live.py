@@ -7,8 +7,8 @@ import re
 import httpx
 import pytest
 
-from burstline.loadgen.record.rundir import Run, open_run
-from burstline.loadgen.stats.figure import known
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.stats.figure import known
 from burstline.servers.host import process
 from burstline.servers.host.ready import wait_ready
 from burstline.servers.launch import LaunchOptions

@@ -11,7 +11,7 @@ from burstline.bench.profile import check_profile, check_profiler
 from burstline.bench.server_session import Site
 from burstline.cli import main
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Capabilities, Identity

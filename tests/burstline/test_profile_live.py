@@ -21,8 +21,8 @@ import pytest
 from burstline.bench.server_session import serving
 from burstline.cli import main
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.files import TRACES
-from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.capture.files import TRACES
+from burstline.measure.record.rundir import open_run
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline.bench.recount import recount
 from burstline.bench.server_session import Site
-from burstline.loadgen.record.capture import CaptureWriter
-from burstline.loadgen.record.decode import GLANCE, uncounted
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.record.tables import counts_of
+from burstline.loadgen.capture.capture import CaptureWriter
+from burstline.measure.record.decode import GLANCE, uncounted
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.tables import counts_of
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
 from burstline.servers.messages import Target
@@ -26,7 +26,7 @@ from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
 from burstline.workloads.request import Request
 from tests.burstline.answering import answering
-from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
+from tests.measure.making import DONE, capture, event, records_of, usage, wire
 from tests.servers.golden import decode_completion
 
 COUNTS = "counts.parquet"
@@ -161,9 +161,9 @@ def test_a_server_that_counts_is_not_looked_through(tmp_path: Path, monkeypatch:
     assert (said, asked, (run.path / COUNTS).exists()) == ([], [], False)
     many = [capture(wire((10, event(1, finish="length")), (30, DONE)))] * GLANCE
     silent = capture(wire((10, event(finish="length")), (30, DONE)))
-    monkeypatch.setattr("burstline.loadgen.record.decode.read_captures", lambda _: iter([*many, silent]))
+    monkeypatch.setattr("burstline.measure.record.decode.read_captures", lambda _: iter([*many, silent]))
     assert list(uncounted(run.captures, decode_completion)) == []
     monkeypatch.setattr(
-        "burstline.loadgen.record.decode.read_captures", lambda _: iter([silent, *many, silent])
+        "burstline.measure.record.decode.read_captures", lambda _: iter([silent, *many, silent])
     )
     assert list(uncounted(run.captures, decode_completion)) == [(0, "x")] * 2

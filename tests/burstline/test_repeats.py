@@ -5,7 +5,7 @@ import json
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 

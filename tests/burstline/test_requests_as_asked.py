@@ -16,7 +16,7 @@ import pytest
 from burstline import cli
 from burstline.bench.server_session import check_start, choose_engine
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.servers.messages import Call, Target
 from burstline.servers.protocol.destination import Destination, dressed
 from burstline.servers.registry import ENGINES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from burstline import cli
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.servers.host import process
 from burstline.servers.host.ready import send
 from burstline.servers.messages import Target

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from burstline import cli
 from burstline.bench import run as run_module
 from burstline.loadgen.driver.canary import canary
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 from tests.verdicts import done

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.second_reader import CLIENTS
-from burstline.loadgen.metrics.audit import compared
-from burstline.loadgen.record.capture import Capture, CaptureWriter
-from burstline.loadgen.record.decode import Reading, readings
+from burstline.loadgen.capture.capture import Capture, CaptureWriter
+from burstline.measure.metrics.audit import compared
+from burstline.measure.record.decode import Reading, readings
 from burstline.servers.messages import Call, Read
 from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN

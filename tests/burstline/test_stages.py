@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan, with_warm_up
 from burstline.workloads.prompts import vocabulary_from_size

@@ -14,7 +14,7 @@ import pytest
 from burstline import cli
 from burstline.bench.report import of_summary
 from burstline.console import exit_codes
-from burstline.loadgen.record.summary import Summary
+from burstline.measure.record.summary import Summary
 from burstline.roofline.model.families import bundled_models
 from burstline.suites import execution
 from burstline.suites.execution import finished_in, fits, run_suite

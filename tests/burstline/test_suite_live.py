@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.servers.host.process import require_free_port
 from tests import verdicts
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.record.verdict import State
+from burstline.measure.record.verdict import State
 from burstline.servers.host.process import Server, free_port, start
 from burstline.servers.host.ready import wait_ready
 from burstline.servers.launch import LaunchOptions

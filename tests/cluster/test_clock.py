@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.loadgen.capture.drive_report import MAX_DRIFT, ClockError, ClockExchange, ClockMap, Offset
 from burstline.loadgen.driver import clock_offset
 from burstline.loadgen.driver.clock_offset import ClockAnswers, ClockClient
-from burstline.loadgen.record.drive_report import MAX_DRIFT, ClockError, ClockExchange, ClockMap, Offset
 
 delays = st.lists(
     st.tuples(st.integers(1_000, 50_000_000), st.integers(1_000, 50_000_000)), min_size=1, max_size=40

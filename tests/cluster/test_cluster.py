@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from burstline.loadgen.record.capture import Reads, read_captures
-from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.capture.capture import Reads, read_captures
+from burstline.measure.record.rundir import open_run
 from tests import verdicts
 from tests.bench.wire import build
 from tests.cluster.lab import SHIFT_S, Lab, can_make_namespaces, lab, sh

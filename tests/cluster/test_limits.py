@@ -18,8 +18,8 @@ import pytest
 
 from burstline.cluster import agent, driver_processes, placement, workers
 from burstline.cluster.placement import RayOptions
+from burstline.loadgen.capture.drive_report import ClockError
 from burstline.loadgen.driver.job import Job, Stop
-from burstline.loadgen.record.drive_report import ClockError
 from burstline.servers import redact
 from burstline.servers.host.child import END_S, ChildLostError
 from burstline.servers.messages import EngineError

@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from burstline.loadgen.metrics.definitions import METRICS, latencies
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.metrics.definitions import METRICS, latencies
+from burstline.measure.record.rundir import open_run
 from tests import verdicts
 from tests.cluster.lab import Lab, lab
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
+from burstline.loadgen.capture.capture import Capture, read_captures
+from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Go, Job, Ready
-from burstline.loadgen.record.capture import Capture, read_captures
-from burstline.loadgen.record.decode import decoded_batches
-from burstline.loadgen.record.drive_report import DriveReport
-from burstline.loadgen.record.record import Record
+from burstline.measure.record.decode import decoded_batches
+from burstline.measure.record.record import Record
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import target_at
 from burstline.servers.registry import ENGINES

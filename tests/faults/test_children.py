@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from tests.faults.lab import REPOSITORY, Command, Ended, noted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -60,7 +60,7 @@ CHILDREN = {
     "burstline.servers.host.watch": (LOAD, 4.0),
     "burstline.servers.host.keeper": (LOAD, 4.0),
     "burstline.loadgen.driver.canary": (LOAD, 4.0),
-    "burstline.loadgen.record.decode": (MANY, 0.7),
+    "burstline.measure.record.decode": (MANY, 0.7),
     "burstline.servers.truth.rig": (("--requests", "300", "--rate", "100"), 2.5),
 }
 """What the child is a part of, and when it is in the middle of its work, in seconds from its start."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.progress import progress_for
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.servers.host.process import free_port
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Shot, burstline, counted, noted, shoot, verb

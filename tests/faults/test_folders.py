@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from burstline.cli import main
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from tests.faults.lab import GOLDEN_RUN, noted
 
 Damage = Callable[[Path], None]

@@ -28,11 +28,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from burstline.cli import main
-from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.record import Record, record_of
-from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.capture import http1
+from burstline.loadgen.capture.capture import Capture
 from burstline.loadgen.wire.exchange import Exchange
+from burstline.measure.record.record import Record, record_of
+from burstline.measure.record.tables import record_table
 from burstline.servers.messages import EngineError, HttpReply, Read
 from burstline.servers.protocol.replies import understood
 from burstline.servers.registry import ENGINES

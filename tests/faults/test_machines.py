@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from burstline.loadgen.record.rundir import open_run
-from burstline.loadgen.record.verdict import State
+from burstline.measure.record.rundir import open_run
+from burstline.measure.record.verdict import State
 from tests.faults.lab import REPOSITORY, counted, noted
 
 LIMIT_S = 300

@@ -21,8 +21,8 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from burstline.loadgen.record.files import PARTIAL
-from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.capture.files import PARTIAL
+from burstline.measure.record.rundir import open_run
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Command, Ended, burstline, counted, files_with, noted, verb
 from tests.seeds import SEED

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from burstline.loadgen.metrics.token_accounting import lengths
-from burstline.loadgen.record.capture import reply_limit_bytes
-from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.tables import record_table
-from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.capture.capture import reply_limit_bytes
+from burstline.measure.metrics.token_accounting import lengths
+from burstline.measure.record.columns import columns_of
+from burstline.measure.record.tables import record_table
+from burstline.measure.stats.estimates import Estimate
 from tests.faults import hostile
 from tests.faults.hostile import STREAM_HEAD, chunk, event, streams, usage
 from tests.faults.lab import N_OUTPUT_TOK, N_PROMPT_TOK, Shot, counted, noted, shoot

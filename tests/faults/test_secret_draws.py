@@ -16,7 +16,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from burstline.loadgen.record.masking import masked_reply
+from burstline.loadgen.capture.masking import masked_reply
 from burstline.servers import redact
 from burstline.servers.messages import EngineError, target_at
 from burstline.servers.secret import Secret, learn_from, without_secrets

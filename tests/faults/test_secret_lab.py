@@ -17,8 +17,8 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.capture.capture import read_captures
+from burstline.measure.record.rundir import open_run
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Command, Ended, burstline, files_with, noted
 from tests.faults.test_processes import exported, runs_in

@@ -23,8 +23,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.capture.capture import read_captures
+from burstline.measure.record.rundir import open_run
 from tests.faults.lab import Command, noted, verb
 from tests.faults.test_processes import FROM_LOAD_ON, phase_of, runs_in
 from tests.seeds import SEED

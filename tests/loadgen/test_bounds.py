@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from burstline.loadgen.record import http1
+from burstline.loadgen.capture import http1
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import quiet
 from burstline.loadgen.wire.reader import WAKE_UP_NS

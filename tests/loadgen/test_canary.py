@@ -10,17 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from burstline.loadgen.capture.capture import NO_STAMP, Capture, Reads
+from burstline.loadgen.capture.drive_report import CANARY_PERIOD_S as PERIOD_S
+from burstline.loadgen.capture.drive_report import CanaryReport
 from burstline.loadgen.driver.canary import INDEX, REQUEST, TruthProcess, canary, due_after_s
 from burstline.loadgen.driver.self_measurement import CanaryErrors
-from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads
-from burstline.loadgen.record.drive_report import CANARY_PERIOD_S as PERIOD_S
-from burstline.loadgen.record.drive_report import CanaryReport
-from burstline.loadgen.record.tables import record_table
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.wire import Wire
+from burstline.measure.record.tables import record_table
 from burstline.servers.host.child import Child
 from burstline.servers.messages import Read
-from tests.loadgen.making import HEAD, MS, chunk, conditions, ok, summarized
+from tests.measure.making import HEAD, MS, chunk, conditions, ok, summarized
 from tests.pitfalls.chain import play
 from tests.truth.script import Script
 

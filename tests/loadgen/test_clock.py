@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from burstline.loadgen.record.capture import NO_STAMP
+from burstline.loadgen.capture.capture import NO_STAMP
 from burstline.loadgen.wire import clock
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ import pytest
 
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.conversations import Conversations
-from burstline.loadgen.record.record import in_words
+from burstline.measure.record.record import in_words
 from burstline.servers.messages import ReplyContent
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.request import Request, Turn

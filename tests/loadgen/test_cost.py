@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from burstline.loadgen.metrics.memory import cost
-from burstline.loadgen.record.summary import Throughput
-from burstline.loadgen.record.tables import telemetry_table
-from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.stats.estimates import Absent, measured
+from burstline.measure.metrics.memory import cost
+from burstline.measure.record.summary import Throughput
+from burstline.measure.record.tables import telemetry_table
+from burstline.measure.record.telemetry import Telemetry
+from burstline.measure.stats.estimates import Absent, measured
 from burstline.servers.host.telemetry import Row
 
 RATES = Throughput(

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
+from burstline.loadgen.capture import http1
+from burstline.loadgen.capture.capture import Capture, read_captures
+from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
-from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture, read_captures
-from burstline.loadgen.record.drive_report import DriveReport
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.servers.host.child import Failed

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Reads
+from burstline.loadgen.capture import http1
+from burstline.loadgen.capture.capture import Reads
 from burstline.servers.messages import EngineError, Read
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 

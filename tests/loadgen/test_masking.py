@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.record.masking import masked_reply
+from burstline.loadgen.capture.masking import masked_reply
 from burstline.servers import redact
 from tests.secrets_learned import forget
 

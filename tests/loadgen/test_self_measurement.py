@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from burstline.loadgen.capture.drive_report import DurationSpread
 from burstline.loadgen.driver.self_measurement import DurationHistogram
-from burstline.loadgen.record.drive_report import DurationSpread
 
 
 def test_nothing_counted_has_no_spread():

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.record.capture import (
+from burstline.loadgen.capture.capture import (
     Capture,
     CaptureWriter,
     DamagedCapturesError,

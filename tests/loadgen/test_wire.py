@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.capture import http1
+from burstline.loadgen.capture.capture import Capture
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.pool import Connection, Pool, new_poller

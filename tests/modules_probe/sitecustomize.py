@@ -15,7 +15,7 @@ ROLES = {
     "burstline.bench.second_reader": "second reader",
     "burstline.loadgen.driver.drive": "driver",
     "burstline.loadgen.driver.canary": "canary",
-    "burstline.loadgen.record.decode": "decoder",
+    "burstline.measure.record.decode": "decoder",
     "burstline.servers.host.watch": "watcher",
     "burstline.servers.host.keeper": "keeper",
 }

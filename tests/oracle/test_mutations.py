@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burstline.loadgen.record.record import Record, record_of
-from burstline.loadgen.record.tables import record_table
+from burstline.measure.record.record import Record, record_of
+from burstline.measure.record.tables import record_table
 from burstline.servers.messages import Read
-from tests.loadgen.making import DONE, MS, capture, chunk, request, summarized
+from tests.measure.making import DONE, MS, capture, chunk, request, summarized
 from tests.seeds import SEED
 from tests.servers.golden import decode_completion
 from tests.servers.test_odd_streams import NOISE, Payload, as_event, said, use

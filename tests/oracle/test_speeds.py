@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.loadgen.wandering import STEP_S, Shape, drift, step, wander
+from tests.measure.wandering import STEP_S, Shape, drift, step, wander
 from tests.seeds import SEED
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup

@@ -19,14 +19,14 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from burstline.loadgen.capture.capture import read_captures
+from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Go, Job, Ready
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.columns import Columns, columns_of
-from burstline.loadgen.record.decode import decoded_batches, with_cancelled
-from burstline.loadgen.record.drive_report import DriveReport
-from burstline.loadgen.record.record import Record
-from burstline.loadgen.record.tables import record_table
+from burstline.measure.record.columns import Columns, columns_of
+from burstline.measure.record.decode import decoded_batches, with_cancelled
+from burstline.measure.record.record import Record
+from burstline.measure.record.tables import record_table
 from burstline.servers.engines.truth import Truth
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Call, Target
@@ -34,7 +34,7 @@ from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.registry import ENGINES
 from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
 from burstline.workloads.request import Request
-from tests.loadgen.making import conditions, records_of, summarized
+from tests.measure.making import conditions, records_of, summarized
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 from tests.truth.serve import Served

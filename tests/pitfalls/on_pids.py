@@ -10,11 +10,11 @@ import pyarrow as pa
 from burstline.bench.fire import OnPids, fire
 from burstline.bench.load_options import Load, job_of
 from burstline.bench.plan_for_server import ASSUMED
-from burstline.loadgen.record.capture import read_captures
-from burstline.loadgen.record.columns import Columns, columns_of
-from burstline.loadgen.record.decode import decoded_batches, with_cancelled
-from burstline.loadgen.record.drive_report import DriveReport
-from burstline.loadgen.record.tables import RECORDS, record_table
+from burstline.loadgen.capture.capture import read_captures
+from burstline.loadgen.capture.drive_report import DriveReport
+from burstline.measure.record.columns import Columns, columns_of
+from burstline.measure.record.decode import decoded_batches, with_cancelled
+from burstline.measure.record.tables import RECORDS, record_table
 from burstline.servers.host.ready import send
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from burstline.loadgen.metrics.instrument import gap_cv, rate_error
+from burstline.measure.metrics.instrument import gap_cv, rate_error
 from burstline.workloads import arrivals
 from burstline.workloads.prompts import rng
 from tests import schedules

@@ -16,12 +16,13 @@ from types import FunctionType
 
 import pytest
 
+from burstline.loadgen.capture import http1
 from burstline.loadgen.driver import drive, job, self_measurement
-from burstline.loadgen.metrics import definitions, server_histograms, slo, throughput
-from burstline.loadgen.record import columns, http1, record, telemetry
-from burstline.loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
-from burstline.loadgen.verdict import factors, grades, judge
 from burstline.loadgen.wire import clock, exchange
+from burstline.measure.metrics import definitions, server_histograms, slo, throughput
+from burstline.measure.record import columns, record, telemetry
+from burstline.measure.stats import across_runs, estimates, quantiles, serial_correlation, significance
+from burstline.measure.verdict import factors, grades, judge
 from burstline.roofline.predict import forecast
 from burstline.servers.protocol import openai, sse
 from burstline.workloads import arrivals
@@ -38,7 +39,8 @@ class Mutation:
     test: str
 
 
-CHAIN, LOADGEN, SERVERS, WORKLOADS = "tests.pitfalls.", "tests.loadgen.", "tests.servers.", "tests.workloads."
+CHAIN, LOADGEN, MEASURE = "tests.pitfalls.", "tests.loadgen.", "tests.measure."
+SERVERS, WORKLOADS = "tests.servers.", "tests.workloads."
 
 MUTATIONS = (
     Mutation(
@@ -46,35 +48,35 @@ MUTATIONS = (
         record._tokens,
         "event.kind in WITH_TOKENS",
         "event.kind is not Kind.USAGE",
-        LOADGEN + "test_record.test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer",
+        MEASURE + "test_record.test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer",
     ),
     Mutation(
         "reasoning is no token",
         record._tokens,
         "event.kind in WITH_TOKENS",
         "event.kind is Kind.ANSWER",
-        LOADGEN + "test_record.test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer",
+        MEASURE + "test_record.test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer",
     ),
     Mutation(
         "a chunk is a token where nobody counts",
         record._tokens,
         "known_totals[0] if known_totals else (None, None)",
         'known_totals[0] if known_totals else ("events", len(events))',
-        LOADGEN + "test_record.test_without_any_count_chunks_are_not_taken_for_tokens",
+        MEASURE + "test_record.test_without_any_count_chunks_are_not_taken_for_tokens",
     ),
     Mutation(
         "text that was tokenized again judges the server",
         record._tokens,
         "total = n_asked if",
         "total = total if",
-        LOADGEN + "test_record.test_a_token_more_or_less_in_text_that_was_tokenized_again_is_no_failure",
+        MEASURE + "test_record.test_a_token_more_or_less_in_text_that_was_tokenized_again_is_no_failure",
     ),
     Mutation(
         "a chunk is a token where ids say otherwise",
         record._split,
         'return "counted", known',
         'return "counted", [1] * len(known)',
-        LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
+        MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "usage is ignored",
@@ -95,126 +97,126 @@ MUTATIONS = (
         record._outcome,
         "if reply.error is not None and",
         "if False and",
-        LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
+        MEASURE + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(
         "a stream cut short is whole",
         record._outcome,
         "if not reply.terminated:\n        return",
         "if False:\n        return",
-        LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
+        MEASURE + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(
         "a cut output is a success",
         record._length_outcome,
         "else Outcome.OK\n    return Outcome.CLAMPED",
         "else Outcome.OK\n    return Outcome.OK",
-        LOADGEN + "test_record.test_every_way_to_end_has_its_outcome",
+        MEASURE + "test_record.test_every_way_to_end_has_its_outcome",
     ),
     Mutation(
         "latency counts from the send",
         definitions.ttft,
         "c.origin_s",
         "c.sent_s",
-        LOADGEN + "test_metrics.test_one_token_has_a_ttft_that_is_its_e2e_and_no_tpot",
+        MEASURE + "test_metrics.test_one_token_has_a_ttft_that_is_its_e2e_and_no_tpot",
     ),
     Mutation(
         "E2E ends with the connection",
         definitions.e2e,
         "c.last_s",
         "c.closed_s",
-        LOADGEN + "test_metrics.test_e2e_ends_with_the_last_token_and_not_with_usage_or_done",
+        MEASURE + "test_metrics.test_e2e_ends_with_the_last_token_and_not_with_usage_or_done",
     ),
     Mutation(
         "one token came first",
         definitions.tpot,
         "c.shown_tok - c.first_n",
         "c.shown_tok - 1",
-        LOADGEN + "test_metrics.test_tpot_leaves_out_the_five_tokens_that_came_first",
+        MEASURE + "test_metrics.test_tpot_leaves_out_the_five_tokens_that_came_first",
     ),
     Mutation(
         "gaps are not weighted by their tokens",
         definitions.itl,
         "came.value / came.n, came.n,",
         "came.value / came.n, np.ones(len(came.n)),",
-        LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
+        MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "a gap before four tokens is one gap",
         definitions.itl,
         "came.value / came.n, came.n,",
         "came.value, came.n,",
-        LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
+        MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "percentiles of the survivors",
         definitions.latencies,
         "np.where(c.failed, np.inf, np.nan)",
         "np.nan",
-        LOADGEN + "test_summary.test_failures_take_the_p99_and_every_mean",
+        MEASURE + "test_summary.test_failures_take_the_p99_and_every_mean",
     ),
     Mutation(
         "the mean of the survivors",
         quantiles.mean,
         "if math.isinf(ranked.value[-1]):",
         "if False:",
-        LOADGEN + "test_stats.test_a_mean_is_absent_when_any_failed",
+        MEASURE + "test_stats.test_a_mean_is_absent_when_any_failed",
     ),
     Mutation(
         "of two repeats the longer one counts more",
         across_runs.pooled,
         "(max(totals) / total)",
         "1.0",
-        LOADGEN + "test_repeats.test_two_runs_are_pooled_with_equal_weight_and_have_no_interval",
+        MEASURE + "test_repeats.test_two_runs_are_pooled_with_equal_weight_and_have_no_interval",
     ),
     Mutation(
         "one run each tells a difference",
         significance.between_runs,
         "if n < LEAST_RUNS + 1:",
         "if n < 0:",
-        LOADGEN + "test_contrast.test_one_run_each_has_no_error_at_all",
+        MEASURE + "test_contrast.test_one_run_each_has_no_error_at_all",
     ),
     Mutation(
         "requests of a closed loop pass for independent",
         serial_correlation._error_of_requests,
         "(cosines(residuals, n_cosines) ** 2).mean()",
         "residuals.var()",
-        LOADGEN + "test_closed_loop.test_intervals_of_a_closed_loop_cover_where_requests_alone_do_not",
+        MEASURE + "test_closed_loop.test_intervals_of_a_closed_loop_cover_where_requests_alone_do_not",
     ),
     Mutation(
         "the start wave of a closed loop counts",
         forecast.whole_waves,
         "ends_s[concurrency - 1]",
         "ends_s[0] * 0",
-        LOADGEN + "test_closed_loop.test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch",
+        MEASURE + "test_closed_loop.test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch",
     ),
     Mutation(
         "a percentile takes what is missing for zero",
         quantiles.quantile_of,
         "values[~np.isnan(values)]",
         "np.where(np.isnan(values), 0, values)",
-        LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
+        MEASURE + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
     ),
     Mutation(
         "a bound takes what is missing for zero",
         estimates.early_stopping_bound,
         "values[~np.isnan(values)]",
         "np.where(np.isnan(values), 0, values)",
-        LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
+        MEASURE + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
     ),
     Mutation(
         "tokens of failed requests are throughput",
         throughput._plateau,
         " & c.per_event(c.ok)",
         "",
-        LOADGEN + "test_totals.test_tokens_of_a_failed_request_are_no_part_of_the_plateau",
+        MEASURE + "test_totals.test_tokens_of_a_failed_request_are_no_part_of_the_plateau",
     ),
     Mutation(
         "the kernel's stamp is ignored",
         http1.stamps,
         "np.where(stamped, kernel_ns, at_ns)",
         "at_ns",
-        LOADGEN + "test_record.test_an_event_has_the_kernels_stamp_and_how_much_later_we_had_it",
+        MEASURE + "test_record.test_an_event_has_the_kernels_stamp_and_how_much_later_we_had_it",
     ),
     Mutation(
         "a step of the wall clock is believed",
@@ -249,28 +251,28 @@ MUTATIONS = (
         judge._read_late,
         "if not unreliable:",
         "if True:",
-        LOADGEN + "test_grades.test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable",
+        MEASURE + "test_grades.test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable",
     ),
     Mutation(
         "a percentile of the lag is held against a percentile of the latency",
         grades._send_effect,
         "return _apart(by_due, by_send), by",
         "return quantile_of(late_s, p), by",
-        LOADGEN + "test_grades.test_a_lag_is_no_effect",
+        MEASURE + "test_grades.test_a_lag_is_no_effect",
     ),
     Mutation(
         "a burst counts from when all were due",
         columns._columns,
         "if is_burst else due_s",
         "if False else due_s",
-        LOADGEN + "test_grades.test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing",
+        MEASURE + "test_grades.test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing",
     ),
     Mutation(
         "an event before [DONE] passes for the last of its read",
         http1.stamps,
         "arrivals.body_ends[read] <= np.asarray(ends)",
         "read >= 0",
-        LOADGEN + "test_record.test_an_event_that_is_not_the_last_of_its_read_may_have_come_earlier",
+        MEASURE + "test_record.test_an_event_that_is_not_the_last_of_its_read_may_have_come_earlier",
     ),
     Mutation(
         "the canary's lateness counts from its first event",
@@ -291,7 +293,7 @@ MUTATIONS = (
         slo._by_margin,
         "high >= CERTAIN_MARGIN * low and low < high",
         "low < high",
-        LOADGEN + "test_goals.test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains",
+        MEASURE + "test_goals.test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains",
     ),
     Mutation(
         "stamps from around a step of the wall clock are believed",
@@ -319,14 +321,14 @@ MUTATIONS = (
         judge._disturbed,
         "others > BUSY",
         "False",
-        LOADGEN + "test_verdict.test_others_that_take_most_of_the_servers_machine_disturb_a_run",
+        MEASURE + "test_verdict.test_others_that_take_most_of_the_servers_machine_disturb_a_run",
     ),
     Mutation(
         "the server's latency is held against ours from when a request was due",
         server_histograms._client,
         "ttft_service(c)",
         "c.first_s - c.due_s",
-        LOADGEN + "test_agreement.test_two_sides_that_agree_say_so_and_nothing_is_flagged",
+        MEASURE + "test_agreement.test_two_sides_that_agree_say_so_and_nothing_is_flagged",
     ),
     Mutation(
         "the server's histogram is read once, after the load",
@@ -348,7 +350,7 @@ MUTATIONS = (
         openai._kind,
         'return Kind.ROLE if delta.get("role") else Kind.EMPTY',
         'return Kind.ROLE if delta.get("role") else Kind.ANSWER',
-        LOADGEN + "test_record.test_an_empty_event_before_the_first_text_opens_nothing",
+        MEASURE + "test_record.test_an_empty_event_before_the_first_text_opens_nothing",
     ),
     Mutation(
         "a long request counts from when our send returned",
@@ -362,14 +364,14 @@ MUTATIONS = (
         slo.state_decides,
         "return state == State.FAILED if summary.targets else",
         "return",
-        LOADGEN + "test_goals.test_targets_decide_unless_the_run_failed",
+        MEASURE + "test_goals.test_targets_decide_unless_the_run_failed",
     ),
     Mutation(
         "a setting that differs is no matter",
         factors.differing,
         "if len(set(values)) < 2 or",
         "if name == 'max-num-seqs' or len(set(values)) < 2 or",
-        LOADGEN + "test_comparable.test_a_setting_that_differs_is_named",
+        MEASURE + "test_comparable.test_a_setting_that_differs_is_named",
     ),
 )
 

@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.record.tables import telemetry_table
-from burstline.loadgen.record.telemetry import Telemetry
+from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.tables import telemetry_table
+from burstline.measure.record.telemetry import Telemetry
 from burstline.servers.host.ready import getter
 from burstline.servers.host.scrape import _gauge_rows
 from burstline.servers.messages import Target

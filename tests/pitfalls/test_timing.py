@@ -17,11 +17,11 @@ from scipy import stats as sps
 import burstline.loadgen.wire.clock
 from burstline.bench.load_options import checked
 from burstline.loadgen.driver.job import Stop
-from burstline.loadgen.metrics.definitions import METRICS, latencies
-from burstline.loadgen.metrics.slo import parse_goal
+from burstline.measure.metrics.definitions import METRICS, latencies
+from burstline.measure.metrics.slo import parse_goal
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
-from tests.loadgen.making import conditions, summarized
+from tests.measure.making import conditions, summarized
 from tests.pitfalls.chain import Played, fired, play, requests
 from tests.pitfalls.on_pids import Fired
 from tests.pitfalls.on_pids import fired as fired_load

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
+from burstline.measure.record.rundir import Run, RunDir, open_run
 from burstline.reports.figures import drawing
 from tests.reports import synthetic
 

@@ -1,7 +1,7 @@
 """A run's page, and what it says first."""
 
-from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.summary import Summary
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.summary import Summary
 from burstline.reports.blocks import Answer, Banner
 from burstline.reports.model.comparison import View, alone, view_of
 from burstline.reports.page.answer import answer

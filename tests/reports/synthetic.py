@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
-from burstline.loadgen.record.record import Outcome, Record
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.summarize import summarize_run
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import GpuFacts, Manifest, ServerFacts
+from burstline.measure.record.record import Outcome, Record
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.summarize import summarize_run
 from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
 

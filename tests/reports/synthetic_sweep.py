@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
-from burstline.loadgen.record.record import Record
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.summarize import summarize_run
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
+from burstline.measure.record.record import Record
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.summarize import summarize_run
 from burstline.servers.identity import Identity
 from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.lengths import Lengths

@@ -10,19 +10,19 @@ from PIL import Image
 
 from burstline.bench.report import of_summary
 from burstline.cli import main
-from burstline.loadgen.metrics.slo import parse_goal
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.record.verdict import Reason, State, Verdict
-from burstline.loadgen.summarize import summarize
+from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.record import tables
+from burstline.measure.record.columns import columns_of
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.verdict import Reason, State, Verdict
+from burstline.measure.summarize import summarize
 from burstline.reports.formats.junit import junit
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import figure_files
-from tests.loadgen.making import conditions
+from tests.measure.making import conditions
 from tests.reports import synthetic
 
 TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")

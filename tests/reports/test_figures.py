@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from burstline.loadgen.stats.figure import Estimate, measured
-from burstline.loadgen.stats.quantiles import quantile_of
+from burstline.measure.stats.figure import Estimate, measured
+from burstline.measure.stats.quantiles import quantile_of
 from burstline.reports.figures import ecdf, first_screen, run_figures
 from burstline.reports.figures.forest import Ratio, forest
 from burstline.reports.figures.run_figures import Panel, SeriesLine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.verdict.certificate import Printed
+from burstline.measure.verdict.certificate import Printed
 from burstline.reports.model.foreign import TOOLS as ROWS
 from burstline.reports.model.foreign import foreign_results, parse_reads, read_number
 from burstline.workloads.request import WorkloadError

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
-from burstline.loadgen.record.verdict import QUEUE_GREW, Reason, State, Verdict
-from burstline.loadgen.stats.figure import Absent, known, measured
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.summary import Concurrency, Memory, Stationarity, Summary
+from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
+from burstline.measure.stats.figure import Absent, known, measured
 from burstline.reports.page.bottleneck import limit_of, limited_by
 from burstline.reports.sentences import LIMITS
 from burstline.servers.identity import Identity

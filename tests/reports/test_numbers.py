@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.loadgen.record.summary import MetricFigures
-from burstline.loadgen.stats.estimates import ONE_RUN
-from burstline.loadgen.stats.figure import Absent, Estimate
-from burstline.loadgen.stats.serial_correlation import NARROW
+from burstline.measure.record.summary import MetricFigures
+from burstline.measure.stats.estimates import ONE_RUN
+from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.serial_correlation import NARROW
 from burstline.reports.number_format import Scale, interval, number, point, ratio_text, scale_for
 from burstline.reports.page.estimate_tables import latency_table
 

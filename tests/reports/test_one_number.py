@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from burstline.loadgen.metrics.sessions import session_figures
-from burstline.loadgen.metrics.steady_state import ColdStart
-from burstline.loadgen.record.rundir import RunDir, open_run
-from burstline.loadgen.record.summary import MetricFigures
-from burstline.loadgen.record.verdict import Grade, PercentileGrade
-from burstline.loadgen.stats.figure import Absent, Estimate
-from burstline.loadgen.summarize import summarize_run
+from burstline.measure.metrics.sessions import session_figures
+from burstline.measure.metrics.steady_state import ColdStart
+from burstline.measure.record.rundir import RunDir, open_run
+from burstline.measure.record.summary import MetricFigures
+from burstline.measure.record.verdict import Grade, PercentileGrade
+from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.summarize import summarize_run
 from burstline.reports.blocks import Answer, Banner, Block, Folded, Side, Table
 from burstline.reports.model.comparison import Comparison, Contender, View, alone, view_of
 from burstline.reports.model.contenders import comparison_of
@@ -29,7 +29,7 @@ from burstline.reports.sentences import say
 from burstline.suites.execution import comparison_of_suite
 from burstline.workloads.request import RequestKind
 from tests.browser.kinds import _interrupted, _write_suite
-from tests.loadgen.test_sessions import turns_of
+from tests.measure.test_sessions import turns_of
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 

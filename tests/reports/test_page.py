@@ -8,16 +8,16 @@ from html.parser import HTMLParser
 import pytest
 
 from burstline.bench.report import write_report
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.record import Outcome
-from burstline.loadgen.record.rundir import Run, RunDir, open_run
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import Reason, State, TargetResult, Verdict
-from burstline.loadgen.stats.figure import Absent, Result, measured
-from burstline.loadgen.summarize import summarize_run
-from burstline.loadgen.verdict.warnings import caveats
+from burstline.measure.record import tables
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.record import Outcome
+from burstline.measure.record.rundir import Run, RunDir, open_run
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.telemetry import Telemetry
+from burstline.measure.record.verdict import Reason, State, TargetResult, Verdict
+from burstline.measure.stats.figure import Absent, Result, measured
+from burstline.measure.summarize import summarize_run
+from burstline.measure.verdict.warnings import caveats
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import first_screen, sections

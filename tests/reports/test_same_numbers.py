@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 
 from burstline.cli import main
-from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.record.rundir import Run, open_run
-from burstline.loadgen.record.summary import Section, Summary
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.summary import Section, Summary
+from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.reports.number_format import SCALES
 from burstline.reports.page.sweep_words import slos_words
 from tests.reports.pages import page_of as made_page

@@ -14,11 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
-from burstline.loadgen.metrics.audit import audit, compared
-from burstline.loadgen.metrics.steady_state import ColdStart
-from burstline.loadgen.record.decode import Reading
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.summary import (
+from burstline.measure.metrics.audit import audit, compared
+from burstline.measure.metrics.steady_state import ColdStart
+from burstline.measure.record.decode import Reading
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.summary import (
     Audit,
     Concurrency,
     Instrument,
@@ -31,10 +31,10 @@ from burstline.loadgen.record.summary import (
     Stationarity,
     Summary,
 )
-from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
-from burstline.loadgen.stats.estimates import Absent, Estimate
-from burstline.loadgen.verdict.replies import audit_sentence, misread, replies_differ
-from burstline.loadgen.verdict.warnings import caveats
+from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
+from burstline.measure.stats.estimates import Absent, Estimate
+from burstline.measure.verdict.replies import audit_sentence, misread, replies_differ
+from burstline.measure.verdict.warnings import caveats
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.sweeps import sweeps_in
@@ -48,7 +48,7 @@ from burstline.servers.identity import Identity
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
 from tests.burstline.test_limit import BOUNDS, FOUND, PROBES
-from tests.loadgen.making import judged
+from tests.measure.making import judged
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"

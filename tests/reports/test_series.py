@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.record import tables
-from burstline.loadgen.record.columns import Columns, columns_of
-from burstline.loadgen.record.telemetry import Telemetry
+from burstline.measure.record import tables
+from burstline.measure.record.columns import Columns, columns_of
+from burstline.measure.record.telemetry import Telemetry
 from burstline.reports.figures import series
 from burstline.servers.host.telemetry import Row
 from tests.reports import synthetic

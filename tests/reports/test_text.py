@@ -2,7 +2,7 @@ import re
 import shutil
 
 from burstline.console.stdout import SIGNS
-from burstline.loadgen.record.rundir import open_run
+from burstline.measure.record.rundir import open_run
 from burstline.reports.blocks import table
 from burstline.reports.formats.text import columns, text
 from burstline.reports.model.comparison import alone, view_of

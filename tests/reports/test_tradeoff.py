@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import Run
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import Run
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text

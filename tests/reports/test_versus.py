@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.summary import MetricFigures, Summary, Throughput
-from burstline.loadgen.record.verdict import State, Verdict
-from burstline.loadgen.stats.estimates import Absent, Estimate
-from burstline.loadgen.stats.significance import Answer, Contrast
-from burstline.loadgen.verdict.comparable import COMPARABLE, Comparability
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.summary import MetricFigures, Summary, Throughput
+from burstline.measure.record.verdict import State, Verdict
+from burstline.measure.stats.estimates import Absent, Estimate
+from burstline.measure.stats.significance import Answer, Contrast
+from burstline.measure.verdict.comparable import COMPARABLE, Comparability
 from burstline.reports.figures.ecdf import Curve, ecdf
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text

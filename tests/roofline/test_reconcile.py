@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burstline.loadgen.record.typed_json import from_json
+from burstline.measure.record.typed_json import from_json
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model

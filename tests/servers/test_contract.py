@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.record import Record, record_of
+from burstline.loadgen.capture.capture import Capture
+from burstline.measure.record.record import Record, record_of
 from burstline.servers.host.ready import stage_of
 from burstline.servers.messages import EngineError, HttpReply, Read
 from burstline.servers.registry import ENGINES

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from burstline.loadgen.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.models.model_folder import make_model
 from burstline.servers.host.ready import getter
 from burstline.servers.identity import Identity

@@ -15,8 +15,8 @@ import pytest
 
 from burstline.bench.server_session import _attached
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.stats.estimates import Absent
+from burstline.measure.record.telemetry import Telemetry
+from burstline.measure.stats.estimates import Absent
 from burstline.servers.host import ready, scrape
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Call, EngineError, HttpReply, Target

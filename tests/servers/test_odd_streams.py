@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.record.record import Counts, Record, record_of
+from burstline.measure.record.record import Counts, Record, record_of
 from burstline.servers.messages import Read
 from burstline.servers.registry import ENGINES
-from tests.loadgen.making import DONE, MS, capture, chunk, request
+from tests.measure.making import DONE, MS, capture, chunk, request
 from tests.servers.golden import decode_completion
 
 N = 8

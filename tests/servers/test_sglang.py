@@ -5,11 +5,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.record import record_of
-from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.capture.capture import Capture
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.record.columns import columns_of
+from burstline.measure.record.record import record_of
+from burstline.measure.record.tables import record_table
 from burstline.servers.engines import sglang
 from burstline.servers.engines.sglang import Sglang
 from burstline.servers.host import installation

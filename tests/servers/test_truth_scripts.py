@@ -20,7 +20,7 @@ from burstline.servers.truth.router import SCRIPTS, Router, TruthSetup
 from burstline.servers.truth.script import Script
 from burstline.servers.truth.serve import TruthServer
 from burstline.workloads.request import WorkloadError
-from tests.loadgen.test_certify import MS, served
+from tests.measure.test_certify import MS, served
 
 OWN = Script(ttft_s=0.2, gaps_s=(0.01,))
 BODY = orjson.dumps(

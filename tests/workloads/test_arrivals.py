@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from burstline.loadgen.metrics.instrument import gap_cv, mean_rate_per_s, rate_error
+from burstline.measure.metrics.instrument import gap_cv, mean_rate_per_s, rate_error
 from burstline.workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError

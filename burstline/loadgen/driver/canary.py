@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Final
 
-from burstline.loadgen.record.drive_report import CANARY_PERIOD_S
+from burstline.loadgen.capture.drive_report import CANARY_PERIOD_S
 from burstline.servers.host.child import Child
 from burstline.servers.host.wishes import allowed_cores, keep_to, send_at_once
 

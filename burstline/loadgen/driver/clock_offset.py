@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from burstline.loadgen.record.drive_report import ClockExchange, Offset
+from burstline.loadgen.capture.drive_report import ClockExchange, Offset
 from burstline.servers.host.wishes import send_at_once
 
 _PING: Final = struct.Struct("<QQ")

@@ -31,13 +31,13 @@ from typing import Final
 
 import numpy as np
 
+from burstline.loadgen.capture.capture import NO_STAMP, Capture, CaptureWriter, Reads, reply_limit_bytes
+from burstline.loadgen.capture.drive_report import DriveReport
+from burstline.loadgen.capture.http1 import body_of
 from burstline.loadgen.driver import canary
 from burstline.loadgen.driver.conversations import NO_IDS, PREDECESSOR, Conversations
 from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop, most_open
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
-from burstline.loadgen.record.capture import NO_STAMP, Capture, CaptureWriter, Reads, reply_limit_bytes
-from burstline.loadgen.record.drive_report import DriveReport
-from burstline.loadgen.record.http1 import body_of
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire

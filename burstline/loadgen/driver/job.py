@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.servers.engine import Engine
 from burstline.servers.host.control_group import usable_cores
 from burstline.servers.messages import Call, Target

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from burstline.loadgen.record import http1
-from burstline.loadgen.record.capture import Capture
-from burstline.loadgen.record.drive_report import CanaryReport, DurationSpread
+from burstline.loadgen.capture import http1
+from burstline.loadgen.capture.capture import Capture
+from burstline.loadgen.capture.drive_report import CanaryReport, DurationSpread
 
 _PER_DECADE = 100
 _N_DECADES = 12

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.loadgen.record.capture import NO_STAMP
+from burstline.loadgen.capture.capture import NO_STAMP
 
 _STEP_NS = 50_000
 _SOFTIRQ_SLACK_NS = 20_000

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from burstline.loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
-from burstline.loadgen.record.http1 import Head, read_head, skip_chunks
+from burstline.loadgen.capture.capture import MAX_REPLY_BYTES, Capture, Reads
+from burstline.loadgen.capture.http1 import Head, read_head, skip_chunks
 from burstline.loadgen.wire.clock import Offsets
 
 READ = struct.Struct("q16sqq")

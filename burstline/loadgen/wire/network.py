@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.loadgen.record.drive_report import NetworkReport
+from burstline.loadgen.capture.drive_report import NetworkReport
 from burstline.loadgen.wire.exchange import Exchange
 
 ERR: Final = 8

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from burstline.loadgen.record.columns import Floats
-from burstline.loadgen.stats.figure import Estimate
-from burstline.loadgen.stats.quantiles import quantile
+from burstline.measure.record.columns import Floats
+from burstline.measure.stats.figure import Estimate
+from burstline.measure.stats.quantiles import quantile
 from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,

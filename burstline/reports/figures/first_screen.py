@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from burstline.loadgen.record.columns import Floats, Ints
-from burstline.loadgen.stats.figure import Estimate
+from burstline.measure.record.columns import Floats, Ints
+from burstline.measure.stats.figure import Estimate
 from burstline.reports.blocks import Drawing, Numbers, Plot, table
 from burstline.reports.figures.drawing import (
     BAD,

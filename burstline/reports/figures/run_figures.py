@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.reports.blocks import Drawing, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,

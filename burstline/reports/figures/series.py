@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from burstline.loadgen.record.columns import Columns, Floats, Ints
-from burstline.loadgen.record.telemetry import Telemetry
+from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.telemetry import Telemetry
 
 MOST_GAPS = 100_000
 """Of more gaps `step` takes evenly spaced ones."""

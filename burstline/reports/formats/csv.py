@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.metrics.sessions import turns_of
-from burstline.loadgen.record.rundir import Run
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.metrics.sessions import turns_of
+from burstline.measure.record.rundir import Run
 
 
 def request_frame(run: Run) -> pd.DataFrame:

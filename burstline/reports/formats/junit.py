@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from burstline.loadgen.metrics.slo import state_decides
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import TargetResult
-from burstline.loadgen.stats.figure import Absent
+from burstline.measure.metrics.slo import state_decides
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import TargetResult
+from burstline.measure.stats.figure import Absent
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import with_interval
 

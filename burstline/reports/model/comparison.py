@@ -15,21 +15,21 @@ from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.metrics.definitions import METRICS, latencies, samples_of
-from burstline.loadgen.metrics.sessions import turns_of
-from burstline.loadgen.record.columns import Columns, Floats
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import SLOW_CLIENT, Grade, Reason
-from burstline.loadgen.stats.across_runs import over_runs, percentile_over_runs
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged
-from burstline.loadgen.summarize import part_of, summarize_run
-from burstline.loadgen.verdict.certificate import Printed
-from burstline.loadgen.verdict.comparable import ALONE, Comparability, comparability
-from burstline.loadgen.verdict.grades import widened
-from burstline.loadgen.verdict.served_work import work_of
+from burstline.measure.metrics.definitions import METRICS, latencies, samples_of
+from burstline.measure.metrics.sessions import turns_of
+from burstline.measure.record.columns import Columns, Floats
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import SLOW_CLIENT, Grade, Reason
+from burstline.measure.stats.across_runs import over_runs, percentile_over_runs
+from burstline.measure.stats.figure import Absent, Estimate, Figure
+from burstline.measure.stats.significance import Answer, Contrast, Difference, between_runs, judged
+from burstline.measure.summarize import part_of, summarize_run
+from burstline.measure.verdict.certificate import Printed
+from burstline.measure.verdict.comparable import ALONE, Comparability, comparability
+from burstline.measure.verdict.grades import widened
+from burstline.measure.verdict.served_work import work_of
 from burstline.reports.figures.series import sending_order
 from burstline.reports.model.request_sample import Shown, shown_of
 from burstline.reports.model.sweep_load import differ_in_load_alone

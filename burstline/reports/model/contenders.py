@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.verdict import Reason
-from burstline.loadgen.stats.figure import Absent
-from burstline.loadgen.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.verdict import Reason
+from burstline.measure.stats.figure import Absent
+from burstline.measure.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
 from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES

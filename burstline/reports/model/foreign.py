@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.loadgen.verdict.certificate import Printed, statistic
+from burstline.measure.verdict.certificate import Printed, statistic
 from burstline.workloads.request import WorkloadError
 
 _NAME: Final = re.compile(

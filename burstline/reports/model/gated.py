@@ -10,12 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.verdict import Grade, Reason, State, Use, withheld
-from burstline.loadgen.stats.estimates import Absent, Estimate, Floats
-from burstline.loadgen.stats.limit_search import MOST_LOST
-from burstline.loadgen.stats.sequential import LEAST_SERIES, Look, look, series
-from burstline.loadgen.stats.significance import Answer
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.verdict import Grade, Reason, State, Use, withheld
+from burstline.measure.stats.estimates import Absent, Estimate, Floats
+from burstline.measure.stats.limit_search import MOST_LOST
+from burstline.measure.stats.sequential import LEAST_SERIES, Look, look, series
+from burstline.measure.stats.significance import Answer
 from burstline.reports.model.comparison import HEADLINES, Case, Headline, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.record.columns import Ints
+from burstline.measure.record.columns import Ints
 
 ALL_UP_TO: Final = 2000
 EACH: Final = 1000

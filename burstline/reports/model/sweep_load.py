@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from burstline.loadgen.record.manifest import Manifest
+from burstline.measure.record.manifest import Manifest
 
 KINDS: Final = {"concurrency": ("Concurrency", "concurrency {}"), "rate": ("Requests per second", "{} req/s")}
 """What a load is counted in: the heading of its column, and how one or several are written."""

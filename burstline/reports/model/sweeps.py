@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from burstline.loadgen.metrics.slo import Goal, parse_goal
-from burstline.loadgen.record.manifest import ServerFacts
-from burstline.loadgen.record.verdict import QUEUE_GREW, Grade, State, Use, withheld
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
+from burstline.measure.metrics.slo import Goal, parse_goal
+from burstline.measure.record.manifest import ServerFacts
+from burstline.measure.record.verdict import QUEUE_GREW, Grade, State, Use, withheld
+from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
 from burstline.reports.model.comparison import OUTPUT, Case, Contender, View
 from burstline.reports.model.sweep_load import SweepLoad, load_of, work_asked
 from burstline.roofline.reconcile.reconciliation import Reconciliation

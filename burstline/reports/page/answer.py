@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.record import Outcome, failed, in_words, outcome_words
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import State
-from burstline.loadgen.stats.figure import Absent, Estimate
-from burstline.loadgen.stats.significance import Answer as Decided
-from burstline.loadgen.stats.significance import Contrast
-from burstline.loadgen.verdict.replies import audit_sentence
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.record import Outcome, failed, in_words, outcome_words
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import State
+from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.significance import Answer as Decided
+from burstline.measure.stats.significance import Contrast
+from burstline.measure.verdict.replies import audit_sentence
 from burstline.reports.blocks import Answer
 from burstline.reports.model.comparison import (
     E2E,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from burstline.loadgen.metrics.slo import judge_over_runs, parse_goal
-from burstline.loadgen.record.summary import Goodput, Instrument, Summary
-from burstline.loadgen.record.verdict import Reason, State, TargetResult
-from burstline.loadgen.stats.figure import Absent, Estimate, Result
-from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
+from burstline.measure.metrics.slo import judge_over_runs, parse_goal
+from burstline.measure.record.summary import Goodput, Instrument, Summary
+from burstline.measure.record.verdict import Reason, State, TargetResult
+from burstline.measure.stats.figure import Absent, Estimate, Result
+from burstline.measure.verdict.comparable import ALONE, COMPARABLE
 from burstline.reports.blocks import MARKS, Banner, TargetLine
 from burstline.reports.model.comparison import Case, Comparison
 from burstline.reports.number_format import count, duration, error, number, with_interval

@@ -7,15 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.metrics.slo import Goal, parse_goal
-from burstline.loadgen.record.manifest import Manifest
-from burstline.loadgen.record.record import OVERLOADED, lost_a_part
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.verdict import QUEUE_GREW, State
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure, Result
-from burstline.loadgen.stats.significance import Answer as Decided
-from burstline.loadgen.stats.significance import Contrast
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.metrics.slo import Goal, parse_goal
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.record import OVERLOADED, lost_a_part
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import QUEUE_GREW, State
+from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
+from burstline.measure.stats.significance import Answer as Decided
+from burstline.measure.stats.significance import Contrast
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.number_format import count, counted, with_unit
 from burstline.reports.page.sweep_words import slo_words

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from burstline.loadgen.record.verdict import State
-from burstline.loadgen.stats.figure import Absent
-from burstline.loadgen.stats.significance import Contrast
-from burstline.loadgen.verdict.comparable import UNSAID, Fact
+from burstline.measure.record.verdict import State
+from burstline.measure.stats.figure import Absent
+from burstline.measure.stats.significance import Contrast
+from burstline.measure.verdict.comparable import UNSAID, Fact
 from burstline.reports.blocks import Block, Cell, Column, Findings, Folded, Note, Row, Side, Table, table
 from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
 from burstline.reports.figures.forest import Ratio, forest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from burstline.loadgen.record.record import in_words
-from burstline.loadgen.record.summary import Summary
+from burstline.measure.record.record import in_words
+from burstline.measure.record.summary import Summary
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note
 from burstline.reports.model.comparison import Comparison, View
 from burstline.reports.model.sweeps import sweeps_in

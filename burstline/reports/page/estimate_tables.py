@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from markupsafe import Markup, escape
 
-from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.record.summary import NamedFigure, Section, Summary
-from burstline.loadgen.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
-from burstline.loadgen.stats.estimates import ONE_RUN
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
-from burstline.loadgen.stats.serial_correlation import NARROW
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.record.summary import NamedFigure, Section, Summary
+from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
+from burstline.measure.stats.estimates import ONE_RUN
+from burstline.measure.stats.figure import Absent, Estimate, Figure
+from burstline.measure.stats.serial_correlation import NARROW
 from burstline.reports.blocks import Block, Cell, Column, Row, Table, table
 from burstline.reports.figures.first_screen import LATENCIES
 from burstline.reports.model.comparison import QUANTILES, View

@@ -18,7 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from burstline.loadgen.record.rundir import Run
+from burstline.measure.record.rundir import Run
 from burstline.reports.blocks import Block, Folded, Plot, Side
 from burstline.reports.figures.drawing import VARIABLES, witness
 from burstline.reports.formats.csv import records_csv

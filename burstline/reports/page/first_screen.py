@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.metrics.slo import parse_goal
-from burstline.loadgen.record.columns import Columns, Floats, Ints
-from burstline.loadgen.record.verdict import State
-from burstline.loadgen.stats.estimates import early_stopping_floor
-from burstline.loadgen.stats.figure import Absent, Estimate, known
+from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.verdict import State
+from burstline.measure.stats.estimates import early_stopping_floor
+from burstline.measure.stats.figure import Absent, Estimate, known
 from burstline.reports.blocks import MARKS, Banner, Numbers, Plot, Tile
 from burstline.reports.figures import first_screen, roofline, series
 from burstline.reports.figures.drawing import WIDE

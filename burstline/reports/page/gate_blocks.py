@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any, Final
 
-from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.verdict import Reason
-from burstline.loadgen.stats.estimates import Estimate
-from burstline.loadgen.stats.sequential import FALSE_ALARMS, LASTING, Look
-from burstline.loadgen.stats.significance import Answer
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.verdict import Reason
+from burstline.measure.stats.estimates import Estimate
+from burstline.measure.stats.sequential import FALSE_ALARMS, LASTING, Look
+from burstline.measure.stats.significance import Answer
 from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, table
 from burstline.reports.figures.history import RunDot, history
 from burstline.reports.formats.junit import JUnitCase

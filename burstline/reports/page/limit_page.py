@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from burstline.loadgen.metrics.slo import Goal, parse_goal
-from burstline.loadgen.record.rundir import Run
-from burstline.loadgen.record.typed_json import from_fields, plain
-from burstline.loadgen.record.verdict import QUEUE_GREW, State, Verdict
-from burstline.loadgen.stats.figure import Estimate, Result
-from burstline.loadgen.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
+from burstline.measure.metrics.slo import Goal, parse_goal
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.typed_json import from_fields, plain
+from burstline.measure.record.verdict import QUEUE_GREW, State, Verdict
+from burstline.measure.stats.figure import Estimate, Result
+from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
 from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, table
 from burstline.reports.figures.drawing import in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter

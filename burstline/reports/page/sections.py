@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from burstline.loadgen.record.columns import Floats
-from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.measure.record.columns import Floats
+from burstline.measure.stats.figure import Absent, Estimate
 from burstline.reports.blocks import Block, Note, Plot, Side, table
 from burstline.reports.figures import ecdf, run_figures, series
 from burstline.reports.figures.first_screen import Bounds

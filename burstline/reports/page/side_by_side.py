@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from burstline.loadgen.stats.across_runs import LEAST_RUNS
-from burstline.loadgen.stats.figure import Absent, Estimate
-from burstline.loadgen.stats.significance import MARGIN, Answer, Contrast
-from burstline.loadgen.verdict.certificate import Printed
+from burstline.measure.stats.across_runs import LEAST_RUNS
+from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.significance import MARGIN, Answer, Contrast
+from burstline.measure.verdict.certificate import Printed
 from burstline.reports.blocks import Block, Cell, Column, Findings, Row, Table, table
 from burstline.reports.model.comparison import (
     HEADLINES,

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from burstline.loadgen.metrics.definitions import METRICS
-from burstline.loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
-from burstline.loadgen.record.verdict import State
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure, inverse
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.metrics.slo import WHOLE_RUN, Goal, parse_goal
+from burstline.measure.record.verdict import State
+from burstline.measure.stats.figure import Absent, Estimate, Figure, inverse
 from burstline.reports.blocks import MARKS, Cell, Column, Row, Table
 from burstline.reports.model.comparison import OUTPUT
 from burstline.reports.model.sweep_load import KINDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.measure.stats.figure import Absent, Estimate
 from burstline.reports.blocks import Block, Cell, Findings, Numbers, Plot, Side, Table, table
 from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter

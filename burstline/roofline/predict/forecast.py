@@ -23,7 +23,7 @@ CONFIDENCE: Final = 0.8
 TURNAROUND_S: Final = 1e-4
 """In a closed loop a client that sends again so soon misses the step that begins meanwhile."""
 FILLED: Final = 0.95
-"""The quantile of E2E after which an open loop has filled (tests/loadgen/test_stationary.py)."""
+"""The quantile of E2E after which an open loop has filled (tests/measure/test_stationary.py)."""
 LEAST_IN_PLATEAU: Final = 11
 """As many requests as a median needs."""
 
@@ -89,7 +89,7 @@ def whole_waves(begun_s: Floats, over_s: Floats, concurrency: int) -> tuple[floa
 
 
 def steady_window(of: Simulation, concurrency: int | None) -> tuple[float, float] | None:
-    """From when until when a run's rate is measured, by the rule of `loadgen/metrics/steady_state.py`.
+    """From when until when a run's rate is measured, by the rule of `measure/metrics/steady_state.py`.
 
     An open loop counts once it has filled, for which half of it is the limit; a closed loop from its C-th
     end over whole waves of C ends, if enough requests follow. None: as in a burst, the whole run counts.

@@ -14,7 +14,7 @@ from burstline.bench import run_settings
 from burstline.bench.run_settings import server_facts
 from burstline.bench.server_session import Site, serving
 from burstline.console.server_options import ServerOptions
-from burstline.loadgen.record.manifest import Manifest
+from burstline.measure.record.manifest import Manifest
 from burstline.servers.host import container, process
 from burstline.servers.host.container import (
     Runtime,

@@ -10,22 +10,22 @@ import pynvml
 import pytest
 
 from burstline.bench.run_settings import gpu_facts
-from burstline.loadgen.record.columns import columns_of
-from burstline.loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
-from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.summary import Summary
-from burstline.loadgen.record.tables import record_table, telemetry_table
-from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import State
-from burstline.loadgen.summarize import summarize
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
+from burstline.measure.record.columns import columns_of
+from burstline.measure.record.manifest import GpuFacts, Manifest, ServerFacts
+from burstline.measure.record.rundir import RunDir
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.tables import record_table, telemetry_table
+from burstline.measure.record.telemetry import Telemetry
+from burstline.measure.record.verdict import State
+from burstline.measure.summarize import summarize
 from burstline.servers.host import gpus as module
 from burstline.servers.host.gpus import gpus, serving_gpus, shadowing
 from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.host.sources import MissingSourceError
 from burstline.servers.host.telemetry import Row, rows_of
-from tests.loadgen.making import ok
+from tests.measure.making import ok
 
 
 def test_a_machine_without_nvml_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

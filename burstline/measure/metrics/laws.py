@@ -1,0 +1,125 @@
+"""Laws that hold in every summary, whatever the server did. A violation is a bug in Burstline.
+
+Each holds between figures that are computed apart from each other, or between a figure and the plain events
+behind it. Nothing here estimates anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from burstline.measure.metrics.throughput import prompt_tok
+from burstline.measure.record.columns import Columns
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import CONTRADICTION, Reason
+from burstline.measure.stats.estimates import Absent, Figure
+
+ROUNDING: Final = 1e-6
+QUANTILES: Final = ("p50", "p90", "p95", "p99")
+NO_LATER: Final = (("ttft", "e2e"), ("ntpot", "e2e"))
+"""Pairs of metrics of which the first is never the longer for any request."""
+
+
+def broken_laws(summary: Summary, planned: Columns, concurrency: int | None) -> tuple[Reason, ...]:
+    """Contradictions in a summary of `planned`, all requests of a load.
+
+    `concurrency` is the most that may be in flight, None where nothing limits it.
+    """
+    found = [
+        *_outcomes(summary, planned),
+        *_percentiles(summary),
+        *_rates(summary, planned),
+        *_in_flight(summary, planned, concurrency),
+    ]
+    advice = "This is a defect of Burstline: please report it, with the run's folder."
+    return tuple(Reason(CONTRADICTION, text, advice) for text in found)
+
+
+def _outcomes(summary: Summary, planned: Columns) -> Iterator[str]:
+    """Every planned request has one outcome."""
+    n = sum(count for name, count in summary.counts.items() if name != "planned")
+    if not n == summary.counts["planned"] == len(planned):
+        yield f"{n:,} requests have an outcome, and {summary.counts['planned']:,} were planned."
+
+
+def _percentiles(summary: Summary) -> Iterator[str]:
+    """A higher percentile is no less than a lower one, and a part takes no longer than the whole."""
+    for name, figures in summary.metrics.items():
+        for low, high in pairwise(QUANTILES):
+            a, b = _point(figures.figure(low)), _point(figures.figure(high))
+            if a > b + ROUNDING:
+                yield f"{name.upper()} {low} is {a:.6g}, more than its {high} of {b:.6g}."
+    for part, whole in NO_LATER:
+        for p in QUANTILES:
+            a, b = (_point(summary.metrics[name].figure(p)) for name in (part, whole))
+            if a > b + ROUNDING:
+                yield f"{part.upper()} {p} is {a:.6g} s, more than {whole.upper()} {p} of {b:.6g} s."
+
+
+def _rates(summary: Summary, planned: Columns) -> Iterator[str]:
+    """A rate times its window is at most all that came; what was good is at most what was served."""
+    length_s = _point(summary.window.end_s) - _point(summary.window.start_s)
+    ok = planned.ok
+    came = {
+        "requests_per_s": float(ok.sum()),
+        "output_tok_per_s": float(
+            max(planned.event_n[planned.per_event(ok)].sum(), np.nansum(planned.output_tok[ok]))
+        ),
+        "input_tok_per_s": float(prompt_tok(planned)[ok].sum()),
+    }
+    for name, most in came.items():
+        n = _point(summary.throughput.figure(name)) * length_s
+        if n < 0 or n > most * (1 + ROUNDING):
+            yield f"{name} implies {n:,.6g} in {length_s:.6g} s, but only {most:,.6g} arrived in total."
+    for good, served in (("requests_per_s", "requests_per_s"), ("tok_per_s", "output_tok_per_s")):
+        a, b = _point(summary.goodput.figure(good)), _point(summary.throughput.figure(served))
+        if a > b * (1 + ROUNDING):
+            yield f"Goodput of {a:.6g} /s ({good}) is more than the throughput of {b:.6g} /s."
+    attainment = _point(summary.goodput.attainment)
+    if not (np.isnan(attainment) or 0 <= attainment <= 1):
+        yield f"A share of {attainment:.6g} of the requests met the criteria."
+
+
+def _in_flight(summary: Summary, planned: Columns, concurrency: int | None) -> Iterator[str]:
+    """Mean <= maximum <= what a closed loop may have; and Little's law.
+
+    Throughput times the mean stay of what ended in the window is the mean number in flight, but for what the
+    window's edges cut.
+    """
+    mean, most = _point(summary.concurrency.mean), _point(summary.concurrency.max)
+    if mean > most * (1 + ROUNDING):
+        yield f"On average {mean:.6g} requests were in flight, and never more than {most:.6g}."
+    if concurrency is not None and most > concurrency:
+        yield f"{most:.6g} requests were in flight at once, in a closed loop of {concurrency}."
+    a, b = _point(summary.window.start_s), _point(summary.window.end_s)
+    rate = _point(summary.throughput.requests_per_s)
+    if np.isnan([mean, a, b, rate]).any():
+        return
+    sent_s, last_s = planned.sent_s, planned.last_s
+    served = planned.ok & ~np.isnan(sent_s)
+    # One that was sent as the window began may have ended then, too: it stayed no time, and counts.
+    ended = served & ((last_s > a) | (sent_s >= a)) & (last_s <= b)
+    if not ended.any():
+        return
+    # Requests that came from before the window bring time that was not spent in it, and the other way round;
+    # those that brought no success were in flight too.
+    before_s = (a - sent_s)[served & (sent_s < a) & (last_s > a)].sum()
+    after_s = (b - sent_s)[served & (sent_s < b) & (last_s > b)].sum()
+    until_s = np.where(served, last_s, sent_s)
+    others_s = (planned.closed_s.clip(a, b) - until_s.clip(a, b))[~np.isnan(sent_s + planned.closed_s)].sum()
+    stay_s = (last_s - sent_s)[ended].mean()
+    in_flight = rate * stay_s + (after_s - before_s + others_s) / (b - a)
+    if abs(in_flight - mean) > 1e-3 * max(mean, 1.0):
+        yield (
+            f"By Little's law, {rate:.6g} requests/s that stay {stay_s:.6g} s mean {in_flight:.6g} "
+            f"in flight, but {mean:.6g} were measured."
+        )
+
+
+def _point(figure: Figure) -> float:
+    """NaN where there is none: what compares with it holds."""
+    return float("nan") if isinstance(figure, Absent) else figure.point

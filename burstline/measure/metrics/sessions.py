@@ -1,0 +1,157 @@
+"""Numbers of conversations: duration of whole sessions, and each turn by its position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from burstline.measure.metrics.definitions import METRICS, QUANTILES, latencies
+from burstline.measure.metrics.throughput import NO_SUCCESS, prompt_tok
+from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.record import Outcome
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.summary import Quantiles, SessionFigures, TurnFigures
+from burstline.measure.stats.estimates import Absent, Figure, label, measured
+from burstline.measure.stats.quantiles import Samples, mean, percentiles
+
+_UNFINISHED: Final = (Outcome.NOT_SENT.value, Outcome.CANCELLED.value)
+NO_CACHE_COUNTS: Final = Absent("the server does not report cached tokens by request")
+NO_FOLLOWERS: Final = Absent("no turn follows another")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """Where each planned request stands in its conversation, one entry a request.
+
+    `session` numbers the sessions from 0, `depth` is how many turns come before it on the longest way (of
+    branches that fan out together all have the same), `pause_s` is from its predecessors' end to its send.
+    The predecessors of request i are `parents[starts[i] : starts[i + 1]]`, none for the first of a session.
+    """
+
+    session: Ints
+    depth: Ints
+    pause_s: Floats
+    parents: Ints
+    starts: Ints
+
+    @property
+    def opens(self) -> NDArray[np.bool_]:
+        """Which turns are the first of their session."""
+        return np.asarray(np.diff(self.starts) == 0)
+
+    @classmethod
+    def of_plan(cls, table: pa.Table) -> Turns:
+        """From the plan's columns `session`, `after` and `pause_ns`, one row a request."""
+        after = [row or [] for row in table.column("after").to_pylist()]
+        depth = np.zeros(len(after), dtype=np.int64)
+        for k, parents in enumerate(after):  # a turn stands behind those that it follows
+            depth[k] = 1 + max((depth[j] for j in parents), default=-1)
+        _, session = np.unique(table.column("session").to_numpy(), return_inverse=True)
+        starts = np.cumsum([0, *map(len, after)], dtype=np.int64)
+        flat = np.array([j for parents in after for j in parents], dtype=np.int64)
+        pause_s = table.column("pause_ns").fill_null(0).to_numpy() / 1e9
+        return cls(session.astype(np.int64), depth, pause_s, flat, starts)
+
+
+def turns_of(run: Run) -> Turns | None:
+    """The place of each request of a run in its session; None of a run without sessions."""
+    table = run.plan_columns("session", "after", "pause_ns")
+    if table is None or table.column("session").null_count == len(table):
+        return None
+    return Turns.of_plan(table)
+
+
+def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> SessionFigures:
+    """The figures of all sessions that began at `start_s` or later (None: of all).
+
+    A session with a failed turn never ends: its makespan is infinite. Sessions that were cut off with the run
+    are left out.
+    """
+    n = int(turns.session.max(initial=-1)) + 1
+    begin_s, end_s = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(begin_s, turns.session, c.due_s)
+    np.maximum.at(end_s, turns.session, np.where(c.ok, c.last_s, np.inf))
+    unfinished = c.having("outcome", _UNFINISHED)
+    counts = np.ones(n, dtype=bool)
+    counts[turns.session[unfinished]] = False
+    counts &= begin_s >= (-np.inf if start_s is None else start_s)
+    makespans = Samples.per_request((end_s - begin_s)[counts])
+    own = counts[turns.session]
+    late_s = _late_s(c, turns)[own]
+    late_s = late_s[~np.isnan(late_s)]
+    asked_tok, earlier_tok = prompt_tok(c), _earlier_tok(c, turns)
+    whole = int(np.isfinite(end_s[counts]).sum())
+    return SessionFigures(
+        sessions=_counted(float(counts.sum()), n),
+        completed=measured(whole / counts.sum() if counts.any() else None, "1", "no session ended", n),
+        **{f"makespan_{label(p)}_s": figure for p, figure in percentiles(makespans, QUANTILES, "s").items()},
+        makespan_mean_s=mean(makespans, "s"),
+        early_turns=measured(float((late_s < 0).sum()), "turns", "", len(late_s))
+        if len(late_s)
+        else NO_FOLLOWERS,
+        pause_late_p99_s=measured(
+            float(np.quantile(late_s, 0.99)) if len(late_s) else None, "s", NO_FOLLOWERS.reason, len(late_s)
+        ),
+        earlier_fraction=_share(earlier_tok, asked_tok, c.ok),
+        by_turn=tuple(
+            _turn(c, depth, own & (turns.depth == depth), earlier_tok)
+            for depth in range(int(turns.depth[own].max(initial=-1)) + 1)
+        ),
+    )
+
+
+def _counted(n_counted: float, n: int) -> Figure:
+    figure = measured(n_counted, "sessions", "", n)
+    if n_counted == n or isinstance(figure, Absent):
+        return figure
+    return replace(figure, note=f"of {n:,}: the others began before the window, or were cut off")
+
+
+def _turn(c: Columns, depth: int, where: NDArray[np.bool_], earlier_tok: Floats) -> TurnFigures:
+    served = where & c.ok
+    asked_tok = prompt_tok(c)
+    counted = served.any() and not np.isnan(asked_tok[served]).any()
+    cached = served & ~np.isnan(c.cached_tok)
+    return TurnFigures(
+        turn=depth + 1,
+        requests=int(where.sum()),
+        ok=int(served.sum()),
+        prompt_tok_mean=measured(asked_tok[served].mean() if counted else None, "tok", NO_SUCCESS.reason),
+        earlier_fraction=_share(earlier_tok, asked_tok, served),
+        cached_fraction=_share(c.cached_tok, asked_tok, cached) if cached.any() else NO_CACHE_COUNTS,
+        **{name: _quantiles(latencies(METRICS[name], c)[where]) for name in ("ttft", "e2e")},
+    )
+
+
+def _share(part_tok: Floats, whole_tok: Floats, where: NDArray[np.bool_]) -> Figure:
+    n_tok = float(whole_tok[where].sum())
+    return measured(part_tok[where].sum() / n_tok if n_tok > 0 else None, "1", NO_SUCCESS.reason)
+
+
+def _quantiles(values: Floats) -> Quantiles:
+    figures = percentiles(Samples.per_request(values), QUANTILES, "s")
+    return Quantiles(**{label(p): figures[p] for p in QUANTILES})
+
+
+def _late_s(c: Columns, turns: Turns) -> Floats:
+    """How much later than its pause after the last predecessor's end each turn was sent; NaN of others."""
+    late_s = np.full(len(c), np.nan)
+    for k, (a, b) in enumerate(pairwise(turns.starts.tolist())):
+        if b > a:
+            late_s[k] = c.sent_s[k] - c.closed_s[turns.parents[a:b]].max() - turns.pause_s[k]
+    return late_s
+
+
+def _earlier_tok(c: Columns, turns: Turns) -> Floats:
+    """Prompt tokens of each turn that its predecessors' prompts and replies had brought; 0 of first turns."""
+    tok, asked_tok = np.zeros(len(c)), prompt_tok(c)
+    for k, (a, b) in enumerate(pairwise(turns.starts.tolist())):
+        if b > a:
+            parents = turns.parents[a:b]
+            tok[k] = asked_tok[parents[0]] + np.nansum(c.output_tok[parents])
+    return np.minimum(tok, asked_tok)

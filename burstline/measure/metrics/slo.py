@@ -1,0 +1,326 @@
+"""Service-level objectives (`--slo`) and whether a run met them: pass, fail, or inconclusive.
+
+A goal on a percentile, a mean or the whole run (`ttft.p99<=2s`, `output_tok_per_s>=1000`) is a target. One on
+single requests (`ttft<=2s`) is a criterion: goodput counts the requests that meet them all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from burstline.measure.metrics.definitions import METRICS, QUANTILES
+from burstline.measure.record.columns import Columns, Floats
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import SLOW_CLIENT, Grade, State, TargetResult, Use, time_text, withheld
+from burstline.measure.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
+from burstline.measure.stats.figure import Result, noted
+from burstline.measure.stats.shares import clopper_pearson
+from burstline.workloads.request import WorkloadError
+
+_PERCENTILES: Final = ("p50", "p90", "p95", "p99")
+STATISTICS: Final = (*_PERCENTILES, "mean")
+
+WHOLE_RUN: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "output_tok_per_s": ("throughput", "output_tok_per_s", "tok/s", ">="),
+    "input_tok_per_s": ("throughput", "input_tok_per_s", "tok/s", ">="),
+    "total_tok_per_s": ("throughput", "total_tok_per_s", "tok/s", ">="),
+    "requests_per_s": ("throughput", "requests_per_s", "1/s", ">="),
+    "goodput_per_s": ("goodput", "requests_per_s", "1/s", ">="),
+    "attainment": ("goodput", "attainment", "1", ">="),
+    "drain_s": ("burst", "drain_s", "s", "<="),
+    "server_peak_bytes": ("memory", "server_peak_bytes", "bytes", "<="),
+    "device_peak_bytes": ("memory", "device_peak_bytes", "bytes", "<="),
+}
+"""Goals on a run as a whole: where the summary has the number, its unit, and which way it may go."""
+
+UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6},
+    "1": {"": 1.0, "%": 0.01},
+    "tok/s": {"": 1.0, "tok/s": 1.0},
+    "1/s": {"": 1.0, "/s": 1.0, "req/s": 1.0},
+    "bytes": {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30},
+}
+"""By stored unit, the units that a person may write and what each is worth."""
+
+SHARES: Final = ("attainment", "goodput_per_s")
+"""Goals on the requests that meet all criteria."""
+MAY_BE_WHY: Final = {
+    State.DISTURBED: "other work on this machine may be why it is missed",
+    State.COLD: "its slow first requests may be why it is missed",
+}
+WORST_FIRST: Final = (Result.FAIL, Result.INCONCLUSIVE, Result.PASS)
+CERTAIN_MARGIN: Final = 2.0
+"""By what factor a single run must meet or miss a target: nothing is known of the noise between runs."""
+
+_GOAL = re.compile(
+    r"\s*(?P<metric>[a-z_0-9]+?)(\.(?P<statistic>p[0-9.]+|mean))?\s*(?P<op><=|>=)\s*"
+    r"(?P<value>[0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?)\s*(?P<unit>[^\s0-9]*)\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`statistic` is one of STATISTICS, None for a whole run or single requests; `bound` in stored units."""
+
+    text: str
+    metric: str
+    statistic: str | None
+    op: str
+    bound: float
+
+    @property
+    def per_request(self) -> bool:
+        """Whether it is a criterion for single requests rather than a target."""
+        return self.statistic is None and self.metric in METRICS and self.metric not in WHOLE_RUN
+
+
+def parse_goal(text: str) -> Goal:
+    """The goal in `metric[.statistic]<=value unit`; WorkloadError, naming what is known, where it is none."""
+    found = _GOAL.fullmatch(text)
+    if found is None:
+        raise WorkloadError(
+            f"--slo {text!r}: expected METRIC.PERCENTILE<=VALUE UNIT, e.g. --slo 'ttft.p99<=2s' (in quotes: "
+            "a shell takes < and > for itself)"
+        )
+    metric, statistic, op = found["metric"], found["statistic"], found["op"]
+    unit, wanted_op = _unit_and_direction(text, metric, statistic)
+    if op != wanted_op:
+        better = "lower" if wanted_op == "<=" else "higher"
+        raise WorkloadError(f"--slo {text!r}: {metric} is better {better}, expected {wanted_op}")
+    factor = UNITS[unit].get(found["unit"])
+    if factor is None:
+        known = ", ".join(name or "none" for name in UNITS[unit])
+        raise WorkloadError(f"--slo {text!r}: unit {found['unit']!r} of {metric}; expected one of {known}")
+    bound = float(found["value"]) * factor
+    if not 0 < bound < math.inf:
+        raise WorkloadError(f"--slo {text!r}: expected a value above 0, and a finite one")
+    return Goal(re.sub(r"\s+", "", text), metric, statistic, op, bound)
+
+
+def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:
+    latencies = [name for name, row in METRICS.items() if row.of or row.pooled]
+    if metric in WHOLE_RUN:
+        if statistic is not None:
+            raise WorkloadError(f"--slo {text!r}: {metric} is one number a run, it has no {statistic}")
+        return WHOLE_RUN[metric][2:]
+    if metric not in latencies:
+        raise WorkloadError(
+            f"--slo {text!r}: no metric {metric!r}; with a percentile: {', '.join(latencies)}; "
+            f"without: {', '.join(WHOLE_RUN)}"
+        )
+    if statistic is None and METRICS[metric].of is None:
+        raise WorkloadError(
+            f"--slo {text!r}: {metric} has no value per request; give a percentile, e.g. {metric}.p99"
+        )
+    if statistic is not None and statistic not in STATISTICS:
+        raise WorkloadError(f"--slo {text!r}: no {statistic}; expected one of {', '.join(STATISTICS)}")
+    return METRICS[metric].unit, "<="
+
+
+def missed(c: Columns, goals: Sequence[Goal]) -> Floats | None:
+    """Per request, its value as a share of the bound, of the criterion among `goals` that it misses most.
+
+    A request is good at 1 and below; a failure is infinitely far from it. None where that is unknown: a
+    metric that is undefined by nature (TPOT of a single token) is no criterion for that request, but one that
+    was not measured for a success, for example because its tokens were not counted, decides nothing.
+    """
+    shares = np.where(c.ok, 0.0, np.inf)
+    for goal in goals:
+        of = METRICS[goal.metric].of if goal.per_request else None
+        if of is not None:
+            values, undefined = of(c), METRICS[goal.metric].undefined(c)
+            if (np.isnan(values) & c.ok & ~undefined).any():
+                return None
+            shares = np.where(undefined, shares, np.fmax(shares, values / goal.bound))
+    return shares
+
+
+def attainment(met: NDArray[np.bool_], note: str | None = None) -> Figure:
+    """The share of planned requests that are good, without an interval."""
+    share = measured(float(met.mean()) if len(met) else None, "1", "nothing was planned", len(met))
+    return noted(share, note) if note else share
+
+
+NO_CRITERION: Final = Absent("no per-request SLO was given (such as --slo 'ttft<=2s')", "no-criterion")
+
+
+def state_decides(summary: Summary) -> bool:
+    """Whether the state of the run makes it no success, for exit codes and JUnit alike.
+
+    SLOs follow the grade of their own metric and decide alone, unless the run FAILED.
+    """
+    state = summary.verdict.state
+    return state == State.FAILED if summary.targets else state != State.VALID
+
+
+def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
+    """Every target among `goals` with what was measured."""
+    misses = missed(c, goals) if len(c) else None
+    return tuple(
+        _judge(goal, summary.figure(*_path(goal)), c, summary, misses)
+        for goal in goals
+        if not goal.per_request
+    )
+
+
+def judge_over_runs(
+    goals: Sequence[Goal], runs: Sequence[Summary], pooled: Callable[[tuple[str, ...]], Figure]
+) -> tuple[TargetResult, ...]:
+    """Every target among `goals` over several runs of one load; `pooled` is their common figure at a path.
+
+    What makes one run's result doubtful makes this one so. Where a run lacks the figure, its own result
+    counts.
+    """
+    results = []
+    for goal in (goal for goal in goals if not goal.per_request):
+        figure = pooled(_path(goal))
+        if isinstance(figure, Absent):
+            own = [row for run in runs for row in run.targets if row.target == goal.text]
+            results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
+            continue
+        result, reason = _held_against(goal, figure, None)
+        doubts = [] if result == Result.INCONCLUSIVE else [_doubt(goal, result, figure, run) for run in runs]
+        doubt = next(filter(None, doubts), None)
+        results.append(
+            TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
+        )
+    return tuple(results)
+
+
+def _missed_below(goal: Goal, summary: Summary, c: Columns) -> str:
+    """Which lower percentile misses the target already: the asked one, not known well enough, is no lower."""
+    if goal.statistic not in _PERCENTILES:
+        return ""
+    for p in _PERCENTILES[: _PERCENTILES.index(goal.statistic)]:
+        figure = summary.figure("metrics", goal.metric, p)
+        if _held_against(replace(goal, statistic=p), figure, c)[0] == Result.FAIL:
+            if not isinstance(figure, Estimate):
+                return f"too few requests to tell {goal.statistic}, but {p} misses it already"
+            value = time_text(figure.point) if figure.unit == "s" else f"{figure.point:.3g} {figure.unit}"
+            return f"too few requests to tell {goal.statistic}, but {p} is already {value}"
+    return ""
+
+
+def _path(goal: Goal) -> tuple[str, ...]:
+    """Where a summary has the goal's number."""
+    if goal.metric in WHOLE_RUN:
+        return WHOLE_RUN[goal.metric][:2]
+    return "metrics", goal.metric, str(goal.statistic)
+
+
+def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary, misses: Floats | None) -> TargetResult:
+    result, reason = _held_against(goal, figure, c, misses)
+    if result == Result.INCONCLUSIVE and (lower := _missed_below(goal, summary, c)):
+        result, reason = Result.FAIL, lower
+    doubt = None if result == Result.INCONCLUSIVE else _doubt(goal, result, figure, summary)
+    return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
+
+
+def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
+    """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
+    grade = summary.grades.get(goal.metric, {}).get(str(goal.statistic))
+    if is_spoilt(goal, summary):
+        return f"the client was too late to judge {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
+    shown = figure.point if isinstance(figure, Estimate) else math.inf
+    if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
+        return "late reads could change the result"
+    as_sent_s = grade.as_sent_s if grade is not None and grade.grade == Grade.AS_SENT else None
+    if as_sent_s is not None and (as_sent_s <= goal.bound) != (shown <= goal.bound):
+        return f"late sends change the result: counted from the send it is {as_sent_s:.4g} s"
+    state = withheld(summary.verdict, Use.MET if result == Result.PASS else Use.MISSED)
+    if state is None:
+        return None
+    why = MAY_BE_WHY.get(state)
+    return f"the run is {state}{f': {why}' if why else f', so this does not count (measured: {result})'}"
+
+
+def is_spoilt(goal: Goal, summary: Summary) -> bool:
+    """Whether the client's lateness spoilt the goal's percentile; of a share, those up to it; or the load."""
+    places = [(goal.metric, str(goal.statistic))]
+    if goal.metric in SHARES:
+        most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
+        ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
+        places = [(text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
+    graded = (summary.grades.get(metric, {}).get(p) for metric, p in places)
+    late = any(each is not None and each.grade == Grade.UNRELIABLE for each in graded)
+    late |= summary.has_late_rates and goal.metric.endswith("_per_s")
+    return late or summary.verdict.has(SLOW_CLIENT)
+
+
+def _held_against(
+    goal: Goal, figure: Figure, c: Columns | None, misses: Floats | None = None
+) -> tuple[Result, str]:
+    if isinstance(figure, Absent):
+        if c is not None and _lies_among_failures(goal, c):
+            n_failed = len(c) - int(c.ok.sum())
+            return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
+        return Result.INCONCLUSIVE, figure.reason
+    if figure.level is None:
+        return _by_margin(goal, figure, misses)
+    near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
+    sign = 1 if goal.op == "<=" else -1
+    if near is not None and sign * near <= sign * goal.bound:
+        return Result.PASS, "the whole interval meets it"
+    if far is not None and sign * far > sign * goal.bound:
+        return Result.FAIL, "the whole interval misses it"
+    if near is None:
+        # What serial correlation leaves unbounded is one observation, as a burst is.
+        result, reason = _by_margin(goal, figure)
+        decided = result == Result.PASS
+        return (result, reason) if decided else (Result.INCONCLUSIVE, figure.note or reason)
+    side = near if sign * figure.point <= sign * goal.bound else far
+    if side is None or figure.point == goal.bound:
+        return Result.INCONCLUSIVE, "the interval contains the limit: more requests would decide it"
+    # The half of an interval shrinks with the square root of the number of requests.
+    many = figure.n * ((side - figure.point) / (goal.bound - figure.point)) ** 2
+    decided_by = (
+        f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number of requests"
+    )
+    return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
+
+
+def _by_margin(goal: Goal, figure: Estimate, misses: Floats | None = None) -> tuple[Result, str]:
+    """One run is one observation: it decides where its margin exceeds how far runs of one system differ.
+
+    That is not known: identical bursts have differed by a quarter. Of a share the margin is that of the
+    latencies behind it (`misses`; without them of the rest to 1), and as many requests drawn by chance must
+    decide it too.
+    """
+    reading, n = figure.point, figure.n
+    met = reading <= goal.bound if goal.op == "<=" else reading >= goal.bound
+    result = Result.PASS if met else Result.FAIL
+    if goal.metric.endswith("_bytes"):
+        return result, "one value without an interval"
+    ends = (reading, goal.bound)
+    if goal.metric == "attainment":
+        low, high = clopper_pearson(reading * n, n)
+        if low < goal.bound <= high:
+            return Result.INCONCLUSIVE, f"{n:,} requests are too few to decide it"
+        ends = (1 - reading, 1 - goal.bound)
+        if misses is not None:
+            other = float((misses <= (1 / CERTAIN_MARGIN if met else CERTAIN_MARGIN)).mean())
+            if (other >= goal.bound) == met:
+                return result, f"one run {'meets' if met else 'misses'} it, whatever runs may differ"
+            reason = f"at {'half' if met else 'twice'} the latency bounds it is {other:.4g}"
+            return Result.INCONCLUSIVE, f"{reason}; another run may differ (use --repeats 3)"
+    low, high = min(ends), max(ends)
+    margin = f"by {high / low - 1:.0%}" if low > 0 else "entirely"
+    reason = f"one run {'meets' if met else 'misses'} it {margin}"
+    if high >= CERTAIN_MARGIN * low and low < high:
+        return result, reason
+    return Result.INCONCLUSIVE, f"{reason}; another run may not (use --repeats 3)"
+
+
+def _lies_among_failures(goal: Goal, c: Columns) -> bool:
+    """Whether enough requests failed to make the percentile infinite for certain."""
+    if goal.statistic is None or not goal.statistic.startswith("p") or not len(c):
+        return False
+    low_rank, _ = order_statistic_ranks(len(c), float(goal.statistic[1:]) / 100)
+    return low_rank is not None and low_rank > int(c.ok.sum())

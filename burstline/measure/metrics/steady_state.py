@@ -1,0 +1,412 @@
+"""Steady state: the measured part of an open or closed loop, and whether the server kept up in it.
+
+In an open loop requests come on their own schedule: where the queue grows, every latency is a function of how
+long the run was, and no property of the server. A closed loop begins with a wave of requests that start
+together, and ends when nothing is left to dispatch; in between it is on its plateau.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from burstline.measure.metrics.definitions import QUANTILES, e2e_service, tpot, ttft, ttft_service
+from burstline.measure.metrics.throughput import Lives, Window
+from burstline.measure.record.columns import Columns, Floats
+from burstline.measure.record.summary import Section
+from burstline.measure.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
+from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
+from burstline.measure.stats.quantiles import quantile_of
+from burstline.measure.stats.stationarity import (
+    MOST_COSINES,
+    N_BATCHES,
+    correlation_length,
+    mann_kendall,
+    outgrown,
+    shift,
+    theil_slope,
+    warm_up_end,
+)
+from burstline.roofline.predict.forecast import FILLED, whole_waves
+from burstline.workloads.arrivals import STEADY_PATTERNS
+
+LEAST_REQUESTS: Final = 80
+"""Eight windows of ten requests are the least a trend is looked for in."""
+ALPHA: Final = 0.01
+TESTS: Final = tuple(
+    f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
+)
+NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
+KEPT_FULL: Final = Absent("a closed loop keeps as many requests in flight as it was asked for")
+LEAST_WAVES: Final = 4
+"""Requests of a closed loop that run together share their delays: so many times as many as run at a time are
+the least that an interval is made from, and as many cosines."""
+LEAST_LENGTHS: Final = 20
+"""A shorter load, in times over which its speed stays alike, says little of other loads."""
+FLAT: Final = 1e-3
+"""A series that varies by less than a thousandth has no warm-up."""
+LEAST_BACKLOG: Final = 0.03
+"""A server falls behind where the queue takes up this share of the requests that come."""
+CHANCE: Final = 4.0
+"""In standard deviations: without a queue the number in flight is Poisson, and this is beyond chance."""
+LEAST_CHANGE: Final = {"in_flight": 0.25, "ttft": 0.25, "tpot": 0.1}
+"""A trend must also matter: how far it must move its series over the run, as a share of the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The measured part of an open loop at one rate, or of a closed loop.
+
+    `window` is from the end of the warm-up (closed loop: the C-th completion) to the last request due (closed
+    loop: a whole number of times C completions later). `warm_up` is how long that took from the first, and
+    `n_warm_up` requests were due before its end. Latencies are those of requests that were due from its start
+    on, until `counts_until_s` at most: when no new session takes the place of one that ends. `block_s` is the
+    least time over which neighbours are taken to depend on each other. In a closed loop intervals come from
+    `n_cosines`, or it is `too_short` for any. `figures` are the tests, `reasons`
+    why the run is not stationary.
+    """
+
+    window: Window
+    warm_up: Figure
+    n_warm_up: int
+    block_s: float
+    figures: Mapping[str, Figure]
+    reasons: tuple[Reason, ...]
+    n_cosines: int | None = None
+    too_short: str | None = None
+    counts_until_s: float | None = None
+
+    def counted(self, c: Columns) -> Columns:
+        later = c.due_from(self.window.start_s)
+        return later if self.counts_until_s is None else later.due_until(self.counts_until_s)
+
+
+def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
+    """A closed loop over whole waves of requests or sessions; None where no median is behind the first."""
+    waves = whole_waves(lives.begun_s, lives.end_s, concurrency)
+    if waves is None or not c.ok.any():
+        return None
+    window, last_s = Window(*waves), float(lives.begun_s.max())
+    later = (c.due_s >= window.start_s) & (c.due_s <= last_s)
+    if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
+        return None
+    counts_until_s = None if lives.session is None else last_s
+    counted = later & (c.due_s <= (counts_until_s or math.inf))
+    series = {name: _logs(c, counted, values) for name, values in (("ttft", ttft(c)), ("tpot", tpot(c)))}
+    tests = [_shifted(name, *each, concurrency) for name, each in series.items()]
+    n_ended = int(((lives.end_s > window.start_s) & (lives.start_s <= last_s)).sum())
+    n_cosines, too_short = _n_cosines([logs for logs, _ in series.values()], n_ended / concurrency, window)
+    return Steady(
+        window=window,
+        warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
+        n_warm_up=int((c.due_s < window.start_s).sum()),
+        block_s=min(_least_block_s(c, lives), window.length_s),
+        figures={**dict.fromkeys(TESTS, KEPT_FULL), **_figures(tests)},
+        reasons=_drifts(tests),
+        n_cosines=n_cosines,
+        too_short=too_short,
+        counts_until_s=counts_until_s,
+    )
+
+
+def steady_part(
+    c: Columns,
+    pattern: str | None,
+    *,
+    concurrency: int | None = None,
+    duration_s: float | None = None,
+    lives: Lives | None = None,
+) -> Steady | None:
+    """The part of a run that counts; None for bursts, rates meant to vary and loops without a plateau.
+
+    An open loop lasts as long as was asked (`duration_s`), also where its last request is due before the end.
+    It starts at an empty server: what is in flight, and what comes out, grows for as long as a request stays,
+    though no queue does. So nothing counts before the system has filled, for which half the run is the limit.
+    Of sessions the first turns come at the rate, so they last until the last one began, and fill the system
+    as long as whole sessions stay. `lives` are those of `c` if none are given.
+    """
+    lives = lives or Lives.of(c)
+    if concurrency is not None:
+        return plateau(c, lives, concurrency)
+    of_sessions = lives.session is not None
+    due_s = lives.begun_s if of_sessions else c.due_s
+    spread = float(np.ptp(due_s)) if len(due_s) else 0.0
+    if pattern not in STEADY_PATTERNS or spread <= 0 or not c.ok.any():
+        return None
+    cut_s = _warm_up_end_s(c)
+    first_s, end_s = float(due_s.min()), max(float(due_s.max()), duration_s or 0.0)
+    stays_s = lives.stays_s if of_sessions else (c.last_s - c.due_s)[c.ok]
+    fill_s = (end_s - first_s) / 2
+    if len(stays_s):
+        fill_s = min(float(np.quantile(stays_s, FILLED)), fill_s)
+    start_s = max(first_s + fill_s, cut_s or 0.0)
+    window = Window(start_s, end_s)
+    tests = _tests(c, window)
+    block_s = _least_block_s(c, lives)
+    return Steady(
+        window=window,
+        warm_up=measured(
+            None if cut_s is None else start_s - first_s, "s", "it settled only past the middle"
+        ),
+        n_warm_up=int((c.due_s < start_s).sum()),
+        block_s=min(block_s, window.length_s) if of_sessions else block_s,
+        figures=_figures(tests),
+        reasons=_queued(c) or _reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
+        counts_until_s=end_s if of_sessions else None,
+    )
+
+
+def _least_block_s(c: Columns, lives: Lives) -> float:
+    """Twice the mean stay, and 1 s: over less time neighbours depend on each other."""
+    stays_s = e2e_service(c)[c.ok] if lives.session is None else lives.stays_s
+    return max(1.0, 2 * float(np.mean(stays_s))) if len(stays_s) else 1.0
+
+
+def _warm_up_end_s(c: Columns) -> float | None:
+    """When the latest of TTFT and TPOT had settled; None where either does so only past the middle."""
+    cuts = [float(c.due_s.min())]
+    for values in (ttft(c), tpot(c)):
+        known = np.flatnonzero(c.ok & (values > 0))
+        known = known[np.argsort(c.due_s[known], kind="stable")]
+        # Logarithms: a heavy tail must not pass for a warm-up.
+        logs = np.log(values[known])
+        if len(known) < LEAST_REQUESTS or np.ptp(logs) < FLAT:
+            continue
+        cut = warm_up_end(logs)
+        if cut is None:
+            return None
+        cuts.append(float(c.due_s[known[cut]]))
+    return max(cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """Of `n` values: `change` is how far the series moves over the run, as a share of its `median`.
+
+    `p` is the chance of as clear a change where there is none, and `at_s` when it came, if at once.
+    """
+
+    name: str
+    p: float | None = None
+    n: int = 0
+    change: float = 0.0
+    median: float = 0.0
+    at_s: float | None = None
+
+    def found(self, alpha: float = ALPHA) -> bool:
+        return self.p is not None and self.p < alpha and abs(self.change) >= LEAST_CHANGE[self.name]
+
+    def reason(self) -> Reason:
+        over = "over the run" if self.at_s is None else f"{self.at_s:.3g} s into the load"
+        text = f"{self.name.upper()} drifted by {self.change:+.0%} of its median {over}."
+        if self.at_s is not None:
+            text = f"{self.name.upper()} changed by {self.change:+.0%} {over}."
+        return Reason("drifting", text, "Run longer, warm the server up first, and look for throttling.")
+
+
+def _figures(tests: Iterable[_Test]) -> dict[str, Figure]:
+    few = f"a trend needs {LEAST_REQUESTS} requests and 8 windows"
+    return {
+        f"{test.name}_{what}": measured(None if test.p is None else value, "1", few, test.n)
+        for test in tests
+        for what, value in (("trend_p", test.p), ("change_fraction", test.change))
+    }
+
+
+def _logs(c: Columns, counted: NDArray[np.bool_], values: Floats) -> tuple[Floats, Floats]:
+    """The logarithms of what is known and counted, in the order of dispatch, and when each was due."""
+    known = np.flatnonzero(counted & c.ok & (values > 0))
+    known = known[np.argsort(c.due_s[known], kind="stable")]
+    return np.log(values[known]), c.due_s[known]
+
+
+def _shifted(name: str, logs: Floats, due_s: Floats, concurrency: int) -> _Test:
+    """A drift or a step in a closed loop. Requests that run together share their delays."""
+    n = len(logs)
+    found = shift(logs, n / concurrency) if n >= LEAST_REQUESTS and np.ptp(logs) > FLAT else None
+    if found is None:
+        return _Test(name)
+    at, change, p = found
+    at_s = None if at is None else float(due_s[int(at * n)])
+    return _Test(name, p, n, math.expm1(change), math.exp(float(np.median(logs))), at_s)
+
+
+def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tuple[int | None, str | None]:
+    """From how many cosines the intervals of a closed loop come; else why there are none."""
+    alike = max(correlation_length(logs) if np.ptp(logs) > FLAT else 0.0 for logs in series if len(logs))
+    times = max(LEAST_LENGTHS * alike, LEAST_WAVES / n_waves)
+    if times > 1:
+        why = f"fewer than {LEAST_WAVES} times as many as run at a time"
+        if LEAST_LENGTHS * alike > 1:
+            why = f"the speed stays alike over {alike * window.length_s:.2g} s"
+        return None, f"1 run: {why}; for an interval run {times * window.length_s:.2g} s"
+    most = int(min(n_waves, 0.1 / max(alike, 1e-3)))
+    return max(LEAST_WAVES, min(MOST_COSINES, most)), None
+
+
+def _tests(c: Columns, window: Window) -> list[_Test]:
+    n = int((c.due_s >= window.start_s).sum())
+    if n < LEAST_REQUESTS or window.length_s <= 0:
+        return [_Test(name) for name in LEAST_CHANGE]
+    edges = np.linspace(window.start_s, window.end_s, int(np.clip(n // 20, 8, 40)) + 1)
+    return [
+        _test("in_flight", _mean_in_flight(c, edges)),
+        _test("ttft", _medians(c, np.where(c.ok, ttft(c), np.inf), edges)),
+        _test("tpot", _medians(c, tpot(c), edges)),
+    ]
+
+
+def _test(name: str, series: Floats) -> _Test:
+    series = series[~np.isnan(series)]
+    finite = series[np.isfinite(series)]
+    if not len(finite):
+        return _Test(name)
+    # Where most of a window failed it is worse than any other, by rank; how much worse is unknown.
+    series = np.where(np.isinf(series), 2 * finite.max(), series)
+    trend, median = mann_kendall(series), float(np.median(series))
+    if trend is None or median <= 0:
+        return _Test(name)
+    return _Test(name, trend[1], len(series), float(theil_slope(series)) * len(series) / median, median)
+
+
+def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
+    """The median of the requests due in each window; NaN where none is known."""
+    own = np.searchsorted(edges, c.due_s, side="right") - 1
+    groups = [values[(own == k) & ~np.isnan(values)] for k in range(len(edges) - 1)]
+    return np.array([np.median(group) if len(group) else np.nan for group in groups])
+
+
+def _mean_in_flight(c: Columns, edges: Floats) -> Floats:
+    over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)
+    spent_s = [(over_s.clip(a, b) - c.due_s.clip(a, b)).sum() / (b - a) for a, b in pairwise(edges)]
+    return np.array(spent_s)
+
+
+def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
+    """One reason is enough: where TTFT drifts, TPOT often does."""
+    return tuple(test.reason() for test in tests if test.name != "in_flight" and test.found())[:1]
+
+
+def _queued(c: Columns) -> tuple[Reason, ...]:
+    """Whether more requests wait for a first token, in the end, than at a server just at its capacity.
+
+    This takes no warm-up and fewer requests than a trend; it begins with the first that waits, when the
+    server has filled. What is in flight also grows, for as long as a reply lasts, where nothing waits.
+    """
+    due_s = np.sort(c.due_s)
+    begun_s = np.sort(np.where(c.n_events > 0, c.first_s, np.where(np.isnan(c.closed_s), np.inf, c.closed_s)))
+    waiting = np.arange(len(due_s), dtype=np.float64) - np.searchsorted(begun_s, due_s)
+    waiting = waiting[max(int(np.argmax(waiting > 0)) - 1, 0) :]
+    if len(waiting) <= N_BATCHES or not outgrown(waiting, ALPHA / 2):
+        return ()
+    text = f"The queue kept growing: {waiting[-1]:,.0f} requests waited for their first token in the end."
+    return (Reason("overloaded", text, "Lower --rate until the queue stops growing."),)
+
+
+def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]:
+    reasons = []
+    queue = next(test for test in tests if test.name == "in_flight")
+    backlog, chance = queue.change * queue.median, CHANCE * math.sqrt(max(queue.median, 0.0))
+    if queue.found() and backlog > max(LEAST_BACKLOG * n, chance):
+        text = f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies depend "
+        text += "on the length of the run."
+        reasons.append(Reason(QUEUE_GREW, text, "Lower --rate until the queue stops growing."))
+    reasons = reasons or [*_drifts(tests)]
+    if not settled and not reasons and any(test.found(0.05) for test in tests):
+        text = "Latencies settled only in the second half of the run, if at all."
+        reasons.append(Reason("never-settled", text, "Run longer, or warm the server up first."))
+    return tuple(reasons)
+
+
+SIZES: Final = (3, 5, 10, 20, 50, 100, 200, 500)
+"""How many first requests are looked at together."""
+SLOWER: Final = 0.8
+"""The share of them that must be slower than nine tenths of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """The first `n` requests had a median TTFT, from the send, that was `slower_s` above the rest's.
+
+    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `moved` are TTFT's
+    percentiles that the rest have: its value of the rest, and of all.
+    """
+
+    n: int
+    slower_s: float
+    rest_s: float
+    until_s: float
+    moved: Mapping[str, tuple[float, float]]
+
+    @property
+    def size(self) -> str:
+        return (
+            f"The first {self.n} requests waited {time_text(self.slower_s)} longer for their first token "
+            f"than the rest (median {time_text(self.rest_s)})."
+        )
+
+    def counted(self, figures: Section) -> tuple[bool, tuple[Reason, ...]]:
+        """Whether they spoil TTFT's printed `figures`, which include them, and what to say of that.
+
+        They do where they move one by more than 5% and by more than half of its interval.
+        """
+        share = {p: abs(all_s - rest_s) / rest_s for p, (rest_s, all_s) in self.moved.items()}
+        spoiled = [
+            p
+            for p, (rest_s, all_s) in self.moved.items()
+            if share[p] > MOST_SHARE and abs(all_s - rest_s) > _half_width(figures.figure(p))
+        ]
+        p = max(spoiled or share, key=share.__getitem__)
+        without, with_them = map(time_text, self.moved[p])
+        if without == with_them:
+            return False, ()
+        effect = f"They move TTFT {p} from {without} to {with_them}."
+        advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
+        return bool(spoiled), (Reason("cold", f"{self.size} {effect}", advice),)
+
+    def left_out(self) -> Reason:
+        """Of a run whose figures begin after them."""
+        text = f"COLD: {self.size} They are not measured: measurement starts at the steady state."
+        return Reason("cold", text, "Pass --warmup N to warm the server up before the run.")
+
+
+def _half_width(figure: Figure) -> float:
+    """Of the interval; 0 without one, infinite where an end is open."""
+    if isinstance(figure, Absent) or figure.level is None:
+        return 0.0
+    return math.inf if figure.low is None or figure.high is None else (figure.high - figure.low) / 2
+
+
+def cold_start(
+    c: Columns, concurrency: int | None, opening: NDArray[np.bool_] | None = None
+) -> ColdStart | None:
+    """The largest group of first requests slower by more than the scatter of the rest; None without one.
+
+    Less than the instrument may be off by is no difference. A burst has no first requests: all wait in one
+    queue. In a closed loop the first wave is left out, whose prompts are all computed at once. Of sessions
+    only the `opening` turns are alike.
+    """
+    use = c.ok if opening is None else c.ok & opening
+    due_s = c.due_s if opening is None else c.due_s[opening]
+    if concurrency is None and (not len(due_s) or not np.ptp(due_s)):
+        return None
+    order = np.argsort(c.sent_s[use], kind="stable")[concurrency or 0 :]
+    values, due_s = ttft_service(c)[use][order], c.due_s[use][order]
+    worst = None
+    for n in SIZES:
+        if 4 * n > len(values):
+            break
+        first, rest = values[:n], values[n:]
+        middle, high, scatter = np.quantile(rest, [0.5, 0.9, 0.95])
+        slower_s = float(np.median(first) - middle)
+        if slower_s > max(scatter - middle, tolerance_s(middle)) and np.mean(first > high) >= SLOWER:
+            known = [p for p in QUANTILES if len(rest) >= early_stopping_floor(p)] or [0.5]
+            moved = {label(p): (quantile_of(rest, p), quantile_of(values, p)) for p in known}
+            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), moved)
+    return worst

@@ -1,0 +1,234 @@
+"""Records by column, for the metrics. Seconds from the run's start; NaN for events that never happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from burstline.measure.record.record import Outcome
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_PER_EVENT: Final = ("event_s", "event_n", "event_lag_ns", "event_error_ns")
+_LISTS: Final = ["token_ns", "token_n", "read_lag_ns", "read_error_ns"]
+_MOMENTS: Final = ("dispatched", "connected", "headers", "closed", "answer")
+_NUMBERS: Final = (
+    "planned_prompt_tok", "planned_output_tok", "prompt_tok", "output_tok", "cached_tok", "server_queue_s",
+    "server_prefill_s", "server_first_token_s",
+)  # fmt: skip
+_KEPT: Final = (
+    "index", "outcome", "prompt_source", "output_source", "output_gap_tok", "split", "finish_reason", "error",
+    "beyond_tok",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """One entry per planned request, then one per event that carried tokens.
+
+    `table` has what no array holds: each record's index, its texts and its rare counts.
+
+    `origin_s` is from when latency counts: where all were due at once (a burst) each request's own send, for
+    the order of sending is the shape of that load; otherwise when it was due, so that nothing is omitted.
+    `first_s` and `last_s` are when the first and the last token arrived, `first_n` how many came with the
+    first, `shown_tok` how many of `output_tok` came with text. `failed` is neither served as asked nor
+    abandoned by a client that was to do so.
+
+    What begins with `event_` runs over all events of all requests in order; those of request i are
+    `starts[i] : starts[i + 1]`. A run has many millions: lags and errors have the smallest type.
+    `event_lag_ns` is how much later than the kernel our code had an event, `event_error_ns` by how much it
+    may have arrived before its stamp; -1 where that is not known.
+    """
+
+    table: pa.Table
+    ok: NDArray[np.bool_]
+    failed: NDArray[np.bool_]
+    due_s: Floats
+    origin_s: Floats
+    dispatched_s: Floats
+    connected_s: Floats
+    sent_s: Floats
+    headers_s: Floats
+    closed_s: Floats
+    answer_s: Floats
+    first_s: Floats
+    last_s: Floats
+    first_n: Floats
+    shown_tok: Floats
+    planned_prompt_tok: Floats
+    planned_output_tok: Floats
+    prompt_tok: Floats
+    output_tok: Floats
+    cached_tok: Floats
+    server_queue_s: Floats
+    server_prefill_s: Floats
+    server_first_token_s: Floats
+    event_s: Floats
+    event_n: NDArray[Any]
+    event_lag_ns: NDArray[Any]
+    event_error_ns: NDArray[Any]
+    starts: Ints
+
+    def __len__(self) -> int:
+        return len(self.ok)
+
+    @property
+    def end_s(self) -> float:
+        """When the last request was closed; 0 where none was."""
+        return float(np.nan_to_num(self.closed_s).max(initial=0.0))
+
+    @property
+    def event_error_s(self) -> Floats:
+        """`event_error_ns` in seconds; NaN where unknown."""
+        return seconds_or_nan(self.event_error_ns)
+
+    @property
+    def n_events(self) -> Ints:
+        return np.diff(self.starts)
+
+    @property
+    def follows(self) -> NDArray[np.bool_]:
+        """Of each event, whether another of its request precedes it."""
+        follows = np.ones(len(self.event_s), dtype=bool)
+        follows[self.starts[:-1][self.n_events > 0]] = False
+        return follows
+
+    def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(values, self.n_events)
+
+    def having(self, column: str, values: Iterable[str]) -> NDArray[np.bool_]:
+        """Which requests have one of `values` in a column of text."""
+        return _having(self.table, column, values)
+
+    def due_from(self, start_s: float) -> Columns:
+        later = self.due_s >= start_s
+        k = len(self) - int(np.count_nonzero(later))
+        if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
+            return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
+        return self.where(later)
+
+    def due_until(self, end_s: float) -> Columns:
+        return self.where(self.due_s <= end_s)
+
+    def without(self, outcome: Outcome) -> Columns:
+        """The requests that ended in another way."""
+        others = ~self.having("outcome", [outcome.value])
+        return self if others.all() else self.where(others)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Columns:
+        return self._of(chosen, self.per_event(chosen), self.table.filter(pa.array(chosen)))
+
+    def _of(
+        self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table
+    ) -> Columns:
+        made = {"table": table, "starts": _starts(self.n_events[requests])}
+        names = [field.name for field in fields(self) if field.name not in made]
+        kept = {name: getattr(self, name)[events if name in _PER_EVENT else requests] for name in names}
+        return Columns(**kept, **made)
+
+    def tally(self, name: str) -> dict[str, int]:
+        """How often each value of a text column occurs, most frequent first; nulls are left out."""
+        counts = pc.value_counts(self.table.column(name).drop_null()).to_pylist()
+        return {row["values"]: row["counts"] for row in sorted(counts, key=lambda row: -row["counts"])}
+
+
+def columns_of(table: pa.Table) -> Columns:
+    return joined_columns([table])
+
+
+def joined_columns(parts: Iterable[pa.Table]) -> Columns:
+    """The columns of records that come in parts: what they hold for each token is never there twice."""
+    rows: list[pa.Table] = []
+    n_events: list[Ints] = []
+    events: dict[str, list[NDArray[Any]]] = {name: [] for name in _LISTS}
+    for part in parts:
+        n_events.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
+        for name, values in events.items():
+            flat = _flat(part, name)
+            values.append(flat / 1e9 if name == "token_ns" else flat if name == "token_n" else _narrow(flat))
+        rows.append(part.drop_columns(_LISTS))
+    return _columns(pa.concat_tables(rows), _joined(n_events), *map(_joined, events.values()))
+
+
+def _columns(
+    table: pa.Table,
+    n_events: Ints,
+    event_s: Floats,
+    event_n: NDArray[Any],
+    lag_ns: NDArray[Any],
+    error_ns: NDArray[Any],
+) -> Columns:
+    def floats(name: str, scale: float = 1.0) -> Floats:
+        column = table.column(name).to_numpy().astype(np.float64)
+        return np.asarray(column / scale)
+
+    starts = _starts(n_events)
+    some = n_events > 0
+    output_tok, shown_tok = floats("output_tok"), np.full(len(some), 0.0)
+    shown_tok[some] = np.add.reduceat(event_n, starts[:-1][some]) if some.any() else 0
+    due_s, sent_s = floats("due_ns", 1e9), floats("sent_ns", 1e9)
+    is_burst = len(due_s) > 1 and float(np.ptp(due_s)) == 0.0
+    ok = _having(table, "outcome", [Outcome.OK.value])
+    return Columns(
+        table=table.select(_KEPT),
+        ok=ok,
+        failed=~ok & ~_having(table, "outcome", [Outcome.ABANDONED.value]),
+        due_s=due_s,
+        origin_s=np.where(np.isnan(sent_s), due_s, sent_s) if is_burst else due_s,
+        sent_s=sent_s,
+        **{f"{name}_s": floats(f"{name}_ns", 1e9) for name in _MOMENTS},
+        first_s=_at(event_s, starts[:-1], some),
+        last_s=_at(event_s, starts[1:] - 1, some),
+        first_n=_at(event_n, starts[:-1], some),
+        shown_tok=np.minimum(output_tok, shown_tok),
+        **{name: floats(name) for name in _NUMBERS},
+        event_s=event_s,
+        event_n=event_n,
+        event_lag_ns=lag_ns,
+        event_error_ns=error_ns,
+        starts=starts,
+    )
+
+
+def _starts(n_events: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(n_events, dtype=np.int64)])
+
+
+def _flat(table: pa.Table, name: str) -> NDArray[Any]:
+    chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
+    return _joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """In a row; `parts` is emptied. Where all are equal they take no memory."""
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts.clear()
+    return np.broadcast_to(whole[0], len(whole)) if len(whole) and (whole == whole[0]).all() else whole
+
+
+def _narrow(lags_ns: NDArray[Any]) -> NDArray[Any]:
+    return lags_ns.clip(-1).astype(np.promote_types(np.min_scalar_type(lags_ns.max(initial=0)), np.int8))
+
+
+def _having(table: pa.Table, column: str, values: Iterable[str]) -> NDArray[np.bool_]:
+    some = pc.is_in(table.column(column), value_set=pa.array(list(values), pa.string()))
+    return np.asarray(some.to_numpy())
+
+
+def seconds_or_nan(at_ns: NDArray[Any]) -> Floats:
+    seconds = at_ns / 1e9
+    seconds[at_ns < 0] = np.nan
+    return np.asarray(seconds)
+
+
+def _at(values: NDArray[Any], where: Ints, some: NDArray[np.bool_]) -> Floats:
+    found = np.full(len(some), np.nan)
+    found[some] = values[where[some]]
+    return found

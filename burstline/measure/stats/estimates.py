@@ -1,0 +1,113 @@
+"""Estimates: a number with its interval, its sample size and its unit, or the reason why there is none."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special  # scipy.stats would take as long to import as all else that a report computes
+
+from burstline.measure.stats.figure import Absent as Absent
+from burstline.measure.stats.figure import Estimate as Estimate
+from burstline.measure.stats.figure import Figure as Figure
+from burstline.measure.stats.figure import measured as measured
+
+LEVEL = 0.95
+EARLY_STOPPING_CONFIDENCE = 0.99
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+ONE_RUN = "1 run: repeat it (--repeats 3) for an interval"
+"""The note of a number that rests on one observation of the system, however many requests it had."""
+
+
+def students_t(freedom: float, tail: float = (1 - LEVEL) / 2) -> float:
+    """The quantile of Student's t that leaves `tail` above it: half the width of an interval in errors."""
+    return float(-special.stdtrit(freedom, tail))
+
+
+def binom_cdf(k: Any, n: Any, p: Any) -> Any:
+    k, n = np.asarray(k), np.asarray(n)
+    return np.where(k < n, special.betaincc(k + 1, np.maximum(n - k, 1), p), 1.0)
+
+
+def binom_ppf(q: Any, n: Any, p: Any) -> Any:
+    """The least k whose cdf is at least q."""
+    k = np.clip(np.ceil(special.bdtrik(q, n, p)), 0, n)
+    # bdtrik inverts to rounding error: k may be one too many or too few.
+    k = np.where(binom_cdf(k, n, p) < q, k + 1, k)
+    before = np.maximum(k - 1, 0)
+    return np.where(binom_cdf(before, n, p) >= q, before, k)
+
+
+def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
+    """Ranks (1-based) of the two order statistics that hold the quantile `p` with at least that probability.
+
+    For independent samples only. At most (1 - level)/2 lies beyond either rank; None where the sample is too
+    small for that side. Source: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
+    """
+    tail = (1 - level) / 2
+    low = int(binom_ppf(tail, n, p))
+    high = int(binom_ppf(1 - tail, n, p)) + 1
+    return (low if low >= 1 else None), (high if high <= n else None)
+
+
+def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING_CONFIDENCE) -> int:
+    """MLPerf's t: the largest with find_min(t) + t <= n; find_min(t) is the least h: I_p(h, t + 1) < 1 - c.
+
+    I_p(n - t, t + 1) is the probability that at most t of n samples exceed the quantile. 0 where even t = 0
+    is not reached. Source: MLCommons inference rules, "Early stopping"
+    (https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc, appendix).
+    """
+    guess = int(binom_ppf(1 - confidence, n, 1 - p))
+    while guess >= 0 and binom_cdf(guess, n, 1 - p) >= 1 - confidence:
+        guess -= 1
+    return max(guess, 0)
+
+
+@cache
+def early_stopping_floor(p: float) -> int:
+    """The fewest samples for which early stopping gives a bound: 11, 64, 130, 662, 6,636 for p50 to p99.9."""
+    low, high = 1, 2
+    while early_stopping_discards(high, p) < 1:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if early_stopping_discards(middle, p) >= 1 else (middle, high)
+    return high
+
+
+def early_stopping_bound(values: Floats, p: float, unit: str, n_effective: float | None = None) -> Figure:
+    """A value the true quantile stays below with 99% confidence: the t-th largest sample.
+
+    NaN is left out, +inf is a failed request. Dependent samples with the information of `n_effective`
+    independent ones use the sample with the same share above it as the t-th largest of `n_effective`.
+    """
+    kept = np.sort(values[~np.isnan(values)])
+    n = len(kept)
+    effective = n if n_effective is None else min(n, int(n_effective))
+    t = early_stopping_discards(effective, p) if effective else 0
+    if t < 1:
+        few = f"there are {n:,}" + (
+            f" with the information of {effective:,} independent ones" if effective < n else ""
+        )
+        return Absent(f"a bound on {label(p)} needs {early_stopping_floor(p):,} samples, {few}")
+    bound = float(kept[n - t * n // effective])
+    if math.isinf(bound):
+        return Absent(among_failures(int(np.isinf(kept).sum()), n, p))
+    return Estimate(bound, None, bound, EARLY_STOPPING_CONFIDENCE, n, unit, "one-sided upper bound")
+
+
+def label(p: float) -> str:
+    """`p99` for 0.99, `p99.9` for 0.999."""
+    return f"p{p * 100:g}"
+
+
+def among_failures(n_failed: float, n: int, p: float, *, of_tokens: bool = False) -> str:
+    """Why a percentile is absent where too many failed; `of_tokens`: n counts tokens, not requests."""
+    failed = "tokens belong to failed requests" if of_tokens else "measured requests failed"
+    return f"{n_failed:,.0f} of the {n:,} {failed} and count as infinitely late, so {label(p)} does not exist"

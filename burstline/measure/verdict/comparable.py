@@ -1,0 +1,290 @@
+"""Comparability: engines are compared only if they did the same work under the same settings.
+
+Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from burstline.measure.record.record import Outcome
+from burstline.measure.record.verdict import DECIDES, Reason, State, Use, state_of, worst
+from burstline.measure.verdict.served_work import ServedWork
+from burstline.servers.settings import EQUAL
+from burstline.workloads.options import flag_of
+
+TOLERANCE: Final = 0.01
+"""Served tokens may differ by 1% (a token that a server adds in front is 0.2% of 512), shares of requests
+and of prompt tokens by one point."""
+
+UNUSABLE: Final = tuple(state for state in State if Use.RANKED not in DECIDES[state])
+"""States of a run that spoil all of its numbers, worst first."""
+
+COMPARABLE: Final = "COMPARABLE"
+ALONE: Final = "NOTHING TO COMPARE"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing the gate looked at: what each contender has, and whether they agree (None: not known of all).
+
+    `values` are texts by contender; repeats that differ are shown as a range.
+    """
+
+    name: str
+    values: Mapping[str, str]
+    agrees: bool | None
+    tolerance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparability:
+    """`state` is COMPARABLE, NOT-COMPARABLE, the worst verdict of a run that cannot be believed, or ALONE.
+
+    `reasons` are why it is not COMPARABLE, `warnings` what could not be checked or must be known.
+    """
+
+    state: str
+    reasons: tuple[Reason, ...]
+    warnings: tuple[Reason, ...]
+    facts: tuple[Fact, ...]
+
+    @property
+    def comparable(self) -> bool:
+        return self.state == COMPARABLE
+
+
+def comparability(
+    works: Sequence[ServedWork],
+    unlike: Sequence[Reason] = (),
+    *,
+    varied: Collection[str] = (),
+    anyway: bool = False,
+) -> Comparability:
+    """The gate over all runs of all contenders; `unlike` are differences from elsewhere.
+
+    `varied` are settings that differ on purpose. With `anyway` differences and disturbed runs are warnings.
+    """
+    both = _needed_by_all(works)
+    numbers = [_judge_number(number, both if number.relative else works) for number in _NUMBERS]
+    listed = [s for s in _SETTINGS if s.usual is None or any(s.of(work) != s.usual for work in works)]
+    settings = [_judge_setting(setting, works) for setting in listed if setting.key not in varied]
+    facts = tuple(fact for fact, _ in [*numbers, *settings])
+    differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
+    reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
+    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *_unforced(works))
+    # A difference in failures says already why a run is FAILED.
+    is_said = any(reason.code == "failures" for reason in differing)
+    unbelievable = _unbelievable(works, UNUSABLE[1:] if is_said else UNUSABLE)
+    if anyway:
+        warnings = (*reasons, *unbelievable, *warnings)
+        reasons = unbelievable = ()
+    if reasons:
+        return Comparability(State.NOT_COMPARABLE, (*reasons, *unbelievable), warnings, facts)
+    if unbelievable:
+        state = str(worst(w.verdict for w in works if state_of(w.verdict) in UNUSABLE))
+        return Comparability(state, unbelievable, warnings, facts)
+    alone = len({work.label for work in works}) < 2
+    return Comparability(ALONE if alone else COMPARABLE, (), warnings, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number that must agree, absolutely or as a share of the largest."""
+
+    code: str
+    name: str
+    of: Callable[[ServedWork], float | None]
+    shown: str
+    relative: bool
+    advice: str
+
+
+_NUMBERS: Final = (
+    _Number(
+        "prompt-tokens", "Prompt tokens served, mean", lambda w: w.prompt_tok, "{:,.1f}", True,
+        "Check that all use the same tokenizer and that no server truncates or pads prompts."),
+    _Number(
+        "output-tokens", "Output tokens served, mean", lambda w: w.output_tok, "{:,.1f}", True,
+        "Force the output length, or choose a model that does not stop early."),
+    _Number(
+        "finish-reasons", "Replies that the model ended itself", lambda w: w.stopped_fraction, "{:.1%}",
+        False, "Force the output length, or choose a model that does not stop early."),
+    _Number(
+        "failures", "Requests without a complete reply", lambda w: w.failed_fraction, "{:.1%}", False,
+        "Rejected requests make the others look faster: lower the load or raise the server's limits."),
+    _Number(
+        "prefix-cache", "Prompt tokens from the prefix cache", lambda w: w.cached_fraction, "{:.1%}",
+        False, "Turn prefix caching on or off for all of them, and use a new --salt."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A setting that must be equal. One that all have at its `usual` value is not listed."""
+
+    key: str
+    code: str
+    name: str
+    advice: str
+    usual: str | None = None
+
+    def of(self, work: ServedWork) -> str | None:
+        return work.settings.get(self.key, self.usual)
+
+
+_SETTINGS: Final = (
+    _Setting("concurrency", "workload", "Concurrency", "Send every engine the same load."),
+    _Setting(
+        "abandoned", "workload", "Requests abandoned", "Give every run the same --cancel-share.", "none"
+    ),
+    _Setting("sampling", "sampling", "Sampling", "Use the same sampling for every engine."),
+    *(
+        _Setting(name, code, title, f"Start every engine with the same {flag_of(name)}.")
+        for name, (code, title) in EQUAL.items()
+    ),
+)
+
+
+def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:
+    found = [(work.label, number.of(work)) for work in works]
+    known = [(label, value) for label, value in found if value is not None]
+    shown = _shown(found, number.shown)
+    tolerance = f"{TOLERANCE:.0%}" if number.relative else f"{TOLERANCE * 100:.0f} percentage point"
+    if not known:
+        return Fact(number.name, shown, None, tolerance), None
+    (low_label, low), (high_label, high) = (pick(known, key=lambda item: item[1]) for pick in (min, max))
+    allowed = TOLERANCE * (high if number.relative else 1.0)
+    if high - low <= allowed + 1e-12:
+        return Fact(number.name, shown, True if len(known) == len(found) else None, tolerance), None
+    ends = f"{number.shown.format(low)} at {low_label}, {number.shown.format(high)} at {high_label}"
+    detail = _why_failed(works) if number.code == "failures" else ""
+    return Fact(number.name, shown, False, tolerance), Reason(
+        number.code,
+        f"{number.name}: {ends}{detail}. To be ranked, these must lie within {tolerance} of each other.",
+        number.advice,
+    )
+
+
+def _needed_by_all(works: Sequence[ServedWork]) -> Sequence[ServedWork]:
+    """The works with the requests that all of them sent: a faster server needs more of a plan."""
+    size = len(works[0].planned)
+    if any(len(work.planned) != size for work in works) or all(len(work.columns) == size for work in works):
+        return works
+    sent = ~np.any([work.planned.having("outcome", [Outcome.NOT_SENT]) for work in works], axis=0)
+    return [replace(work, columns=work.planned.where(sent)) for work in works]
+
+
+def _why_failed(works: Sequence[ServedWork]) -> str:
+    by_contender = [
+        f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
+        for work in works
+        if work.failures
+    ]
+    return f" ({'; '.join(by_contender)})"
+
+
+def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:
+    found = [(work.label, setting.of(work)) for work in works]
+    shown = _shown(found, "{}")
+    values = {value for _, value in found if value is not None}
+    if len(values) > 1:
+        stated = ", ".join(f"{value} at {label}" for label, value in shown.items() if value != UNSAID)
+        reason = Reason(setting.code, f"{setting.name}: {stated}.", setting.advice)
+        return Fact(setting.name, shown, False, "equal"), reason
+    return Fact(setting.name, shown, None if any(v is None for _, v in found) else True, "equal"), None
+
+
+UNSAID: Final = "not stated"
+
+
+def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[str, str]:
+    """Each contender's value, as text; the extremes if its repeats differ."""
+    texts: dict[str, str] = {}
+    for label in dict.fromkeys(label for label, _ in found):
+        values = [value for name, value in found if name == label and value is not None]
+        distinct = list(dict.fromkeys(shape.format(v) for v in sorted(values)))
+        texts[label] = " to ".join(distinct[:: max(len(distinct) - 1, 1)]) or UNSAID
+    return texts
+
+
+def _workload(works: Sequence[ServedWork]) -> list[Reason]:
+    """The same requests at the same times; what they say may differ, how long they are may not."""
+    first = works[0].planned
+    for work in works[1:]:
+        c = work.planned
+        same_size = len(c) == len(first)
+        if same_size and work.seed != works[0].seed and _alike(work, works[0]):
+            continue  # another seed draws other lengths and times from the same laws
+        if len(c) != len(first):
+            what = f"{len(first):,} requests were planned for {works[0].label}, {len(c):,} for {work.label}"
+        elif not np.array_equal(c.planned_prompt_tok, first.planned_prompt_tok) or not np.array_equal(
+            c.planned_output_tok, first.planned_output_tok
+        ):
+            what = f"{works[0].label} and {work.label} got requests of different lengths"
+        elif (
+            works[0].opened and work.opened and not np.allclose(work.planned_s, works[0].planned_s, atol=1e-3)
+        ):
+            what = f"{works[0].label} and {work.label} got requests at different times"
+        else:
+            continue
+        return [Reason("workload", f"{what}.", "Give every engine the same load with the same seed.")]
+    return []
+
+
+def _alike(one: ServedWork, other: ServedWork) -> bool:
+    """Whether two loads of different seeds agree in their means, to within what their sizes allow."""
+    a, b = one.planned, other.planned
+    pairs = (
+        (a.planned_prompt_tok.mean(), b.planned_prompt_tok.mean()),
+        (a.planned_output_tok.mean(), b.planned_output_tok.mean()),
+        (float(np.ptp(one.planned_s)), float(np.ptp(other.planned_s))),
+    )
+    allowed = 4 / np.sqrt(len(a))
+    return all(abs(x - y) <= allowed * max(x, y, 1e-9) for x, y in pairs)
+
+
+def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
+    """Cache hits that the plan does not explain, once per contender."""
+    first = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
+    return [Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in first.items()]
+
+
+def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
+    """Settings that an engine does not report: one sentence per contender."""
+    silent: dict[str, list[str]] = {}
+    for fact in facts:
+        if fact.agrees is None:
+            for label in (label for label, value in fact.values.items() if value == UNSAID):
+                silent.setdefault(label, []).append(fact.name[:1].lower() + fact.name[1:])
+    advice = "Unreported settings are not compared: check the engine's command line."
+    return [
+        Reason("unchecked", f"{label} does not report: {', '.join(names)}.", advice)
+        for label, names in silent.items()
+    ]
+
+
+def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
+    labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
+    advice = "Its output lengths were only checked."
+    return [Reason("unforced", f"{label} did not force the output length.", advice) for label in labels]
+
+
+def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple[Reason, ...]:
+    """One reason for each of the `states` that a run has, with all that spoilt the first such run."""
+    reasons = []
+    for state in states:
+        runs = [work for work in works if state_of(work.verdict) == state]
+        if runs:
+            who = list(dict.fromkeys(work.label for work in runs))
+            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state}"
+            many = f"{many} ({', '.join(who)})"
+            which = f"{runs[0].label}: " if len(who) > 1 and runs[0].verdict_reason else ""
+            state_text = f"The run is {state}" if len(works) == 1 else many
+            text = f"{state_text}. {which}{runs[0].verdict_reason}".rstrip()
+            reasons.append(Reason("verdict", text, runs[0].verdict_advice))
+    return tuple(reasons)

@@ -1,0 +1,162 @@
+"""The factors in which two runs can differ: engine, version, flags, model, machine.
+
+A comparison varies some of these factors on purpose (`--vary max-num-seqs`); everything else must be equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from burstline.measure.record.manifest import LoadFacts, Manifest
+from burstline.measure.verdict.served_work import quantization_of
+from burstline.servers.identity import Identity
+from burstline.servers.registry import ENGINES
+from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
+
+GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
+"""The settings that the gate checks on its own, by their factor."""
+_FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
+"""Unless set, these follow from model, device or load: only a set value is a factor."""
+_SETTINGS: Final = tuple(name for name in SETTINGS if name not in _FOLLOWING)
+NOT_STATED: Final = "not stated"
+DEFAULT: Final = "default"
+"""A setting that neither a known command line nor its server states."""
+
+
+def canonical(name: str) -> str:
+    """A factor's one name: `--max_num_seqs`, `max-num-seqs` and so on are the same."""
+    return name.strip().lower().lstrip("-").replace("_", "-")
+
+
+def factors(manifest: Manifest) -> dict[str, str]:
+    """Every factor of one run; flags that differ from start to start or follow from the load are none.
+
+    However a setting is spelled among the engine's flags, it is one factor. What the server says of it counts
+    before what its command line or its user says.
+    """
+    engine = ENGINES.get(manifest.engine)
+    passing = engine.start_flags | engine.load_flags if engine else ()
+    spellings: Mapping[str, Spelling] = engine.settings if engine else {}
+    load = manifest.load or LoadFacts()
+    identity, server = manifest.identity or Identity(manifest.engine), manifest.server
+    argv = server.command if server else ()
+    config = manifest.hardware.model_config if manifest.hardware else None
+    devices = Counter(device.name for device in manifest.devices)
+    known = {
+        "engine": manifest.engine,
+        "version": identity.version,
+        "workload": manifest.title or manifest.workload,
+        "model": server.model_name if server else None,
+        "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
+        "cpu": manifest.host.cpu,
+        "cores": manifest.host.cores_allowed or manifest.host.cores,
+        "cpu-quota": manifest.host.cpu_quota,
+        "memory-limit": manifest.host.memory_limit_bytes,
+        "governor": manifest.host.governor,
+        "smt": manifest.host.smt,
+        "numa-nodes": manifest.host.numa_nodes,
+        "image": (server.image_digest or server.image) if server else None,
+        "placement": None if server is None else ("attached" if server.attached else "same machine"),
+        "server-addresses": server.addresses if server else None,
+        "prompts": load.prompts,
+        # How many bursts an automatic warm-up needs is chance.
+        "warm-up": f"bursts of {load.warm_up[0].n}"
+        if load.warm_up
+        else sum(stage.n for stage in load.stages)
+        if manifest.load
+        else None,
+        **{canonical(name): _read(getattr(identity, name)) for name in _SETTINGS},
+        "quantization": quantization_of(identity, argv or None, config),
+    }
+    # Some settings go to a server by its environment, or by flags that adapters fit to the load.
+    asked = {canonical(row.name): row.asked for row in (server.settings if server else ()) if row.asked}
+    flags = _flags(argv[1:], passing, spellings)
+    defaults = dict.fromkeys(map(canonical, spellings), DEFAULT) if argv else {}
+    told = {name: str(value) for name, value in known.items() if value is not None}
+    return {**defaults, **asked, **flags, **told}
+
+
+def _read(value: object) -> str | None:
+    """A setting as the server says it; switches are on or off."""
+    return plain(value) if isinstance(value, bool) else None if value is None else str(value)
+
+
+def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = None) -> dict[str, list[str]]:
+    """The factors in which runs differ, with each run's value ("not stated" where it has none).
+
+    Of different engines, flags and versions differ anyway and are left out. A limit on the batch that none of
+    the runs reached is no difference (`most_in_flight`: the most requests that were in flight at once).
+    """
+    several = len({run.get("engine") for run in runs}) > 1
+    names = dict.fromkeys(name for run in runs for name in run)
+    found = {}
+    for name in names:
+        values = [run.get(name, NOT_STATED) for run in runs]
+        known = {value for value in values if value != NOT_STATED and not (several and value == DEFAULT)}
+        if several and name != "engine" and (name not in _SHARED or len(known) < 2):
+            continue
+        if len(set(values)) < 2 or not set(values) - {NOT_STATED, DEFAULT}:
+            continue
+        if name in _MAY_BE_UNKNOWN and len(known) < 2:
+            continue
+        if name == "max-num-seqs" and most_in_flight and _least(known) >= most_in_flight:
+            continue
+        found[name] = values
+    return found
+
+
+def _least(limits: Collection[str]) -> int:
+    """The lowest limit; 0 where one is not known."""
+    return min(int(limit) if limit.isdecimal() else 0 for limit in limits)
+
+
+_OF_THE_HOST: Final = ("governor", "smt", "numa-nodes")
+_SHARED: Final = frozenset(
+    {"engine", "workload", "model", "devices", "cpu", "cores", "placement", *_OF_THE_HOST, *GATED}
+)
+"""Factors that mean the same at every engine. The form of prompts and the warm-up follow from the engine."""
+_MAY_BE_UNKNOWN: Final = frozenset(
+    {*GATED, *map(canonical, _SETTINGS), *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"}
+)
+"""Some engines and kernels do not report these: only two known values differ."""
+
+
+_FLAG: Final = re.compile(r"--?[A-Za-z]")
+
+
+def _flags(
+    words: Sequence[str], passing: Collection[str], spellings: Mapping[str, Spelling]
+) -> dict[str, str]:
+    """The flags of a command line by the setting that they are, else by canonical name.
+
+    A flag without a value is "on", or "off" where it switches its setting off. Several flags of one setting
+    (a cache's type of keys and of values) are one value.
+    """
+    flags: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if not _FLAG.match(flag) or flag in passing:
+            continue
+        bare = not equals and (not following or bool(_FLAG.match(following)))
+        setting, switched = _switched(flag, spellings) if bare else (None, "")
+        if setting is None:
+            setting = next((name for name, how in spellings.items() if flag in how.flags), None)
+        value = value if equals else switched if bare else following
+        value = plain(value) if setting else value
+        name = canonical(setting or flag)
+        flags[name] = f"{flags[name]} {value}" if setting and name in flags else value
+    return flags
+
+
+def _switched(flag: str, spellings: Mapping[str, Spelling]) -> tuple[str | None, str]:
+    """The setting that a flag alone switches, and how; None and "on" where it switches none."""
+    for on in (True, False):
+        for name, how in spellings.items():
+            with suppress(ValueError):  # a setting that takes numbers
+                if how.arguments(on) == (flag,):
+                    return name, plain(on)
+    return None, plain(True)

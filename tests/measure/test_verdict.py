@@ -1,0 +1,221 @@
+import pytest
+
+from burstline.measure.record.record import lost_a_part
+from burstline.measure.record.typed_json import to_json
+from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, worst
+from burstline.measure.stats.figure import Absent, measured
+from tests.measure.making import judged
+
+
+def graded(grade="ok", read_s=0.0, send_s=0.0):
+    return PercentileGrade(Grade(grade), send_s, read_s)
+
+
+def verdict_of(**changes):
+    facts = {
+        "counts": {"planned": 1000, "ok": 1000},
+        "grades": {"ttft": {"p50": graded(), "p99": graded()}, "itl": {"p50": graded()}},
+        "server_here": True,
+    }
+    return judged(**{**facts, **changes})
+
+
+LATE = {"ttft": {"p50": graded("unreliable", 0.03), "p99": graded("unreliable", 0.3)}}
+CASES = {
+    "all is well": ({}, State.VALID, []),
+    "sent late, as graded": ({"grades": {"ttft": {"p99": graded("as-sent", 0, 0.5)}}}, State.VALID, []),
+    "read late": ({"grades": LATE}, State.CLIENT_BOUND, ["read-lag"]),
+    "read late in what is no headline": (
+        {"grades": {"ttfa": {"p99": graded("unreliable", 0.3)}}},
+        State.VALID,
+        [],
+    ),
+    "read late in a percentile that nobody reads first": (
+        {"grades": {"ttft": {"p90": graded("unreliable", 0.3)}, "itl": {"p99": graded("unreliable", 0.3)}}},
+        State.VALID,
+        [],
+    ),
+    "read late in a percentile with an SLO": (
+        {"grades": {"itl": {"p99": graded("unreliable", 0.3)}}, "decisive": {("itl", "p99")}},
+        State.CLIENT_BOUND,
+        ["read-lag"],
+    ),
+    "the canary objects": (
+        {"grades": LATE, "canary_beyond_s": 0.2},
+        State.CLIENT_BOUND,
+        ["instrument-error"],
+    ),
+    "read nobody knows how late": (
+        {"grades": {"ttft": {"p50": graded("unreliable", None), "p99": graded("unreliable", 0.3)}}},
+        State.CLIENT_BOUND,
+        ["read-unknown"],
+    ),
+    "one in a hundred failed": ({"counts": {"planned": 200, "ok": 198, "reset": 2}}, State.VALID, []),
+    "more failed": (
+        {"counts": {"planned": 200, "ok": 197, "reset": 3}},
+        State.FAILED,
+        ["too-many-failures"],
+    ),
+    "as many failed as may": (
+        {"counts": {"planned": 200, "ok": 150, "reset": 50}, "max_failures": 0.25},
+        State.VALID,
+        [],
+    ),
+    "one failed and none may": (
+        {"counts": {"planned": 200, "ok": 199, "reset": 1}, "max_failures": 0.0},
+        State.FAILED,
+        ["too-many-failures"],
+    ),
+    "interrupted with many replies": (
+        {"counts": {"planned": 1000, "ok": 324, "cancelled": 676}, "status": "interrupted"},
+        State.VALID,
+        [],
+    ),
+    "a quota of the client's own": ({"throttled_fraction": 0.02}, State.DISTURBED, ["throttled"]),
+    "the client waits for a CPU": ({"waited_fraction": 0.3}, State.DISTURBED, ["cpu-wait"]),
+    "the client waits for the one core that it shares with the server": (
+        {"waited_fraction": 0.3, "cores_allowed": 1, "server_here": True},
+        State.DISTURBED,
+        ["one-core"],
+    ),
+    "the client waits for its one core, and the server is elsewhere": (
+        {"waited_fraction": 0.3, "cores_allowed": 1, "server_here": False, "url": "http://10.0.0.5:8000"},
+        State.DISTURBED,
+        ["cpu-wait"],
+    ),
+    "an error of the client's own ends the load": (
+        {"counts": {"planned": 200, "ok": 49}, "death": "internal error", "error_code": "client-failed"},
+        State.FAILED,
+        ["client-failed"],
+    ),
+    "others take 80% of the server's machine": (
+        {"others_cpu_fraction": 0.8},
+        State.DISTURBED,
+        ["busy-machine"],
+    ),
+    "others are busy where the server is not": (
+        {"others_cpu_fraction": 0.8, "server_here": False},
+        State.VALID,
+        [],
+    ),
+    "others are busy where an attached server is watched": (
+        {"others_cpu_fraction": 0.8, "server_here": False, "server_cpu_s": measured(3.0, "s", "")},
+        State.DISTURBED,
+        ["busy-machine"],
+    ),
+    "others are busy where a server of ours is in a container that is not seen": (
+        {"others_cpu_fraction": 0.8, "server_cpu_s": Absent("not watched", "unwatched")},
+        State.VALID,
+        [],
+    ),
+    "read late where others took the CPU": (
+        {"grades": LATE, "others_cpu_fraction": 0.8},
+        State.DISTURBED,
+        ["busy-machine", "read-lag"],
+    ),
+    "no success": ({"counts": {"planned": 9, "ok": 0, "connect": 9}}, State.FAILED, ["no-success"]),
+    "ten successes of ten": ({"counts": {"planned": 10, "ok": 10}}, State.VALID, []),
+    "ten successes of twelve": (
+        {"counts": {"planned": 12, "ok": 10, "reset": 2}},
+        State.FAILED,
+        ["mostly-failed"],
+    ),
+    "half failed": ({"counts": {"planned": 100, "ok": 50, "reset": 50}}, State.FAILED, ["too-many-failures"]),
+    "two states at once": (
+        {"counts": {"planned": 9, "ok": 0, "reset": 9}, "throttled_fraction": 0.5},
+        State.FAILED,
+        ["no-success", "throttled"],
+    ),
+    "not comparable": (
+        {"others": {State.NOT_COMPARABLE: [Reason("eos", "x", "y")]}},
+        State.NOT_COMPARABLE,
+        ["eos"],
+    ),
+    "cold": ({"others": {State.COLD: [Reason("cold", "x", "y")]}}, State.COLD, ["cold"]),
+    "not stationary": (
+        {"others": {State.NOT_STATIONARY: [Reason("trend", "x", "y")]}},
+        State.NOT_STATIONARY,
+        ["trend"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "state", "codes"), CASES.values(), ids=CASES)
+def test_each_case_has_its_state_and_reasons(changes, state, codes):
+    verdict = verdict_of(**changes)
+    assert (verdict.state, [reason.code for reason in verdict.reasons]) == (state, codes)
+    assert all(reason.text and reason.advice for reason in verdict.reasons)
+
+
+def test_a_reason_names_the_worst_lag_and_what_it_spoils():
+    (reason,) = verdict_of(grades=LATE).reasons
+    assert reason.text.startswith("The client read replies late, which may have changed TTFT p99 by 300 ms.")
+    assert "Unreliable: TTFT p99, TTFT p50." in reason.text
+    (reason,) = verdict_of(grades=LATE, canary_beyond_s=0.2).reasons
+    assert "200 ms outside the client's own error bounds" in reason.text
+    assert "changed TTFT p99 by 300 ms" in reason.text
+
+
+def test_200_of_200_timed_out_is_failed_with_its_cause():
+    timed_out = {"planned": 200, "ok": 0, "timeout": 200}
+    verdict = verdict_of(counts=timed_out, cause="no end of the reply within 5 s")
+    assert verdict.state == State.FAILED
+    assert verdict.reasons[0].text == (
+        "None of 200 requests succeeded: 200 timed out. The first error: no end of the reply within 5 s."
+    )
+
+
+def test_what_an_interruption_cut_off_is_not_looked_for_in_the_servers_log():
+    counts = {"planned": 200, "ok": 3, "cancelled": 50, "not_sent": 147}
+    assert verdict_of(counts=counts, status="interrupted").reasons[0].advice == "Run it again."
+
+
+def test_others_that_take_most_of_the_servers_machine_disturb_a_run():
+    assert verdict_of(others_cpu_fraction=0.8).state == State.DISTURBED
+
+
+def test_the_states_have_one_order():
+    assert [str(state) for state in State] == [
+        "FAILED",
+        "CLIENT-BOUND",
+        "DISTURBED",
+        "NOT-STATIONARY",
+        "NOT-COMPARABLE",
+        "COLD",
+        "VALID",
+    ]
+    assert worst(["VALID", "NOT-STATIONARY", "DISTURBED"]) == State.DISTURBED
+    assert worst(["VALID", "NO SUMMARY"]) == State.FAILED
+    assert worst([]) == State.VALID
+
+
+def test_warnings_take_nothing_from_a_verdict():
+    verdict = verdict_of(warnings=(Reason("failures", "1 failed", "look"),))
+    assert to_json(verdict) == {
+        "state": "VALID",
+        "reasons": [],
+        "warnings": [{"code": "failures", "text": "1 failed", "advice": "look"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_lost"),
+    [
+        ({"truncated": 4, "http_503": 3}, True),
+        ({"reset": 1, "http_503": 30}, True),
+        ({"error_event": 2, "http_503": 2}, True),
+        ({"http_503": 3}, False),
+        ({"truncated": 4, "http_429": 3}, False),
+        ({"truncated": 4, "http_503": 3, "refused": 1}, False),
+        ({"truncated": 4}, False),
+    ],
+)
+def test_what_is_unavailable_beside_broken_streams_is_a_lost_worker(
+    failures: dict[str, int], is_lost: bool
+) -> None:
+    counts = {"planned": 83, "ok": 83 - sum(failures.values()), **failures}
+    assert lost_a_part(counts) == is_lost
+    refuses = any(kind in failures for kind in ("http_503", "http_429", "refused"))
+    advice = judged(counts).reasons[0].advice.lower()
+    assert ("lower the load" in advice) == (refuses and not is_lost)
+    assert ("read the server's log" in advice) == (is_lost or "truncated" in failures)
