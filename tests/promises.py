@@ -73,8 +73,7 @@ FIRST_SCREEN = (
     row("stops the engine,", FIVE),
     row("and writes one HTML report that works offline.", MAKE_RUN, OFFLINE),
     row(
-        "*The report of `make run`: the result, what limited it, the verdict with its reason, and the "
-        "numbers.*",
+        "*The report of `make run`: the verdict, four answers, and pictures of where the time goes.*",
         MAKE_RUN,
         OFFLINE,
     ),

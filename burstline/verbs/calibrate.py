@@ -23,6 +23,7 @@ from burstline.roofline.device.calibration import (
 )
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
+from burstline.servers.host.control_group import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
-    if args.threads < 1:
-        raise RooflineError(f"--threads {args.threads}: expected at least 1")
+    if not 1 <= args.threads <= usable_cores():
+        raise RooflineError(
+            f"--threads {args.threads}: expected 1 to {usable_cores()}, the cores that are usable"
+        )
     if args.out is not None:
         _check_out(args.out)
     if args.from_run is not None:

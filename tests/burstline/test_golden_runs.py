@@ -95,7 +95,7 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["counts"]["ok"] == 64
     assert main(["report", str(copied)]) == 0
     page = (copied / "report.html").read_text()
-    assert '<section id="requests"' in page
+    assert '<details class="section" id="requests"' in page
     header = page[page.index("<header>") : page.index("</header>")]
     assert all(f"<span>{fact}</span>" in header for fact in ("reference 0.1.0", "float32"))
     formats = ("parquet", "csv", "markdown", "junit")

@@ -123,12 +123,18 @@ def test_a_search_does_not_advise_to_search(result, burst_run, monkeypatch):
     """It has tried other loads: what is left is another server, or another SLO."""
     probes = (replace_probe(PROBES[1], 1, 2.0), replace_probe(PROBES[0], 2, 2.2))
     result = replace(result, found=replace(FOUND, probes=probes))
-    for code in ("overloaded", "load", "concurrency", "concurrency-unwatched", "one-in-flight", "too-short"):
-        told = {"load": "3", "most": "3", "n": "3", "reason": "", "waits": "", "all": "all"}
+    for code in (
+        "overloaded",
+        "load",
+        "concurrency",
+        "concurrency-unwatched",
+        "pauses",
+        "one-in-flight",
+        "too-short",
+    ):
+        told = {"load": "3", "most": "3", "n": "3", "reason": "", "waits": "", "all": "all", "mean": "2"}
         limited = (f"limit.{code}", told)
-        monkeypatch.setattr(
-            "burstline.reports.page.bottleneck._limited_by", lambda *_, one=limited, **__: one
-        )
+        monkeypatch.setattr("burstline.reports.page.bottleneck.limited_by", lambda *_, one=limited, **__: one)
         shown = text(limit_blocks(result, (burst_run, burst_run)))
         assert "Next: try a faster device, a smaller data type or more devices." in shown, code
 

@@ -272,9 +272,10 @@ def test_sixteen_bits_on_a_cpu_are_not_measured(run):
     assert "products on a CPU are not measured" in run.manifest.hardware.absent
 
 
-def test_a_calibration_that_cannot_be_made_is_refused_in_one_line(capsys):
-    assert main(["calibrate", "--threads", "0"]) == 2
-    assert "--threads 0" in capsys.readouterr().err
+@pytest.mark.parametrize("threads", ["0", "99999"])
+def test_a_calibration_that_cannot_be_made_is_refused_in_one_line(threads, capsys):
+    assert main(["calibrate", "--threads", threads]) == 2
+    assert f"--threads {threads}: expected 1 to " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_page")

@@ -335,7 +335,7 @@ MUTATIONS = (
         telemetry.Telemetry.grown_together,
         "float(last[0] - first[0])",
         "float(last[0])",
-        LOADGEN
+        MEASURE
         + "test_agreement.test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out",
     ),
     Mutation(

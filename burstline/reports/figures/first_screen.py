@@ -85,7 +85,7 @@ def over_time(
             _draw_bounds(panel, slos, scale)
             head(panel, f"{name} ({scale.unit})", named=not k)
         span = float(np.ptp(x)) or 1.0
-        panels[-1].set_xlim(min(x[0], 0) - 0.01 * span, x[-1] + 0.01 * span)
+        panels[-1].set_xlim(min(x[0], 0) - 0.01 * span, max(x[-1], x[0] + span) + 0.01 * span)
         grey(panels, greyed, x[-1])
         panels[-1].set_xlabel(label, loc="right")
         margins(figure, top=head_room(width), bottom=FOOT, left=46, right=26)

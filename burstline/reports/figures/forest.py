@@ -49,10 +49,15 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
     first, second = pair
     every = [v for r in ratios for v in (r.point, r.low, r.high, *r.runs) if v and math.isfinite(v)]
     reach = max(max(abs(math.log(v)) for v in every), math.log(1.1)) * 1.15
+    longest = max(len(text) for r in ratios for text in (r.times, _bounds(r)))
 
     def draw(drawing: str, width: float) -> Drawing:
         narrow = width < 600
-        left, right, label, word = (102, 94, LABEL_NARROW, "") if narrow else (190, 190, LABEL, " better")
+        left, right, label, word = (
+            (102, max(94, LETTER * longest + 12), LABEL_NARROW, "")
+            if narrow
+            else (190, 190, LABEL, " better")
+        )
         ends = (f"← {second} better", f"{first} better →")
         is_crowded = LETTER * len("  ".join(ends)) > width - left - right
         top = HEADING + (LINE if is_crowded else 0)
@@ -77,13 +82,12 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
         panel.tick_params(axis="y", labelcolor=INK)
         for k, ratio in enumerate(ratios):
-            bounds = ratio.interval.partition("CI ")[2]
             color = MUTED if not ratio.decided else GOOD if ratio.point > 1 else BAD
             if ratio.low and ratio.high:
                 panel.plot([ratio.low, ratio.high], [k, k], color=color, linewidth=2.4, solid_capstyle="butt")
             panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
-            words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, bounds)))
+            words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, _bounds(ratio))))
             tone = INK if ratio.decided else MUTED
             write(panel, words, (1, k), (8, 0), tone, of=("axes fraction", "data"), va="center")
         for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
@@ -101,3 +105,7 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         both(name, draw),
         table(f"{first} compared with {second}", columns, rows, text=(0, 1, 2, 3)),
     )
+
+
+def _bounds(ratio: Ratio) -> str:
+    return ratio.interval.partition("CI ")[2]
