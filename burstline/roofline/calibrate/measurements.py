@@ -16,8 +16,8 @@ from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
 from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, shared
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.shapes import Attention, Mla, ModelShape
-from burstline.roofline.predict.kernels import Amounts, Products, decode_s, prefill_s, product_s
+from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
+from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
 QUICK_S, FULL_S = 9.0, 100.0
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
@@ -131,42 +131,34 @@ def _time_products(
     return found
 
 
-def _product_rows(probe: Probe, found: Sequence[tuple[int, int, int, Timed]]) -> Rows[Products]:
+def _product_rows(probe: Probe, found: Sequence[tuple[int, int, int, Timed]]) -> Rows[Work]:
     rows, columns, depth = np.array([sizes for *sizes, _ in found], dtype=float).T
     moved = probe.element_bytes * (columns * depth + rows * depth + rows * columns)
-    work = Products(rows, columns, depth, np.ones_like(rows), moved)
-    return Rows(work, np.array([timed.seconds for *_, timed in found]))
+    bits = 8 * ELEMENT_BYTES[probe.dtype]
+    return Rows(
+        Work(rows, columns, depth, bits=bits, bytes=moved), np.array([timed.seconds for *_, timed in found])
+    )
 
 
 def _fitted(
-    model: ModelShape, probe: Probe, device: Device, products: Rows[Products], rest: "_Rest"
+    model: ModelShape, probe: Probe, device: Device, products: Rows[Work], rest: "_Rest"
 ) -> Calibration:
     """The constants that one machine's kernels can set; the others stay shared or do not apply."""
     before = shared()
     start = replace(before.constants, mixed=1.0, pad_8=0.0)
     name, *_ = start.of_products(probe.dtype)
-    rates = device.peak_flops_per_s(probe.dtype), device.bytes_per_s
-
-    def of_products(of: Constants) -> Amounts:
-        return np.asarray(product_s(of, rates, getattr(of, name), 0.0, products.work))
-
+    rates = {"peak": device.peak_flops_per_s(probe.dtype), "bytes_per_s": device.bytes_per_s}
+    of_products = seconds_of("matmul", products.work._replace(**rates))
     limits = {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}
     start = fitted(start, limits, [(of_products, products.seconds)])
     decodes, prefills = _decode_rows(model, probe, rest[0]), _prefill_rows(model, rest[1])
-
-    def of_decodes(of: Constants) -> Amounts:
-        return np.asarray(decode_s(of, device.bytes_per_s, *decodes[:3]))
-
-    def of_prefills(of: Constants) -> Amounts:
-        return np.asarray(prefill_s(of, rates[0], *prefills[:2]))
-
+    context, kv, queries = decodes[:3]
+    of_decodes = seconds_of("decode", Work(n=context, kv_bytes=kv, activation_bytes=queries, **rates))
+    of_prefills = seconds_of("prefill", Work(flops=prefills[0], keys=prefills[1], **rates))
     limits = {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)}
     start = fitted(start, limits, [(of_decodes, decodes[3]), (of_prefills, prefills[2])])
     moved, seconds = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
-
-    def of_passes(of: Constants) -> Amounts:
-        return np.asarray(of.pass_s + moved / (of.passes * device.bytes_per_s))
-
+    of_passes = seconds_of("elementwise", Work(bytes=moved, **rates))
     found = fitted(start, {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}, [(of_passes, seconds)])
     names = (slot.name for slot in fields(Constants))
     own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
@@ -185,7 +177,7 @@ def _fitted(
     )
 
 
-def _tables(dtype: str, products: Rows[Products]) -> tuple[ShapeTimes, ...]:
+def _tables(dtype: str, products: Rows[Work]) -> tuple[ShapeTimes, ...]:
     x, found = products.work, []
     for n, k in dict.fromkeys(zip(x.n.tolist(), x.k.tolist(), strict=True)):
         one = (x.n == n) & (x.k == k)

@@ -54,23 +54,16 @@ class Constants:
     sparse_s: float
     sparse_request_s: float
     exchange_s: float
-    exchange: float
     exchange_bytes_per_s: float
     shot_s: float
-    one_rank_s: float
+    rank_s: float
     one_link: float
-    two_rank_s: float
     two_link: float
-    switch_s: float
-    switch_rank_s: float
 
-    def of_products(self, dtype: str) -> tuple[str, float, float]:
-        """The name and value of the share of the peak for a dtype, and the weight of idle rows."""
-        if dtype in ("fp4", "int4"):
-            return "product_4", self.product_4, self.pad_8
-        if dtype in ("fp8", "int8"):
-            return "product_8", self.product_8, self.pad_8
-        return "product", self.product, 0.0
+    def of_products(self, dtype: str) -> tuple[str, float]:
+        """The name and value of the share of the peak for a dtype."""
+        name = {"4": "product_4", "8": "product_8"}.get(dtype[-1], "product")
+        return name, getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True)

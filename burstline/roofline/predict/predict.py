@@ -72,7 +72,7 @@ def predict(
         one_s = max(one_s, bound.seconds / op.count)  # a constant may err; the ceiling does not
     around = calibration.spread.get(_kind(op, calibration), _UNKNOWN)
     seconds, floor_s = op.count * one_s, op.count * floor_s
-    least, most, differs = difference(op, device) or (1.0, 1.0, "")
+    least, most, differs = difference(op, device)
     scaled_s = floor_s if kernel(op) in ("exchange", "index", "elementwise") else seconds
     ends_s = seconds + scaled_s * (least - 1), seconds + scaled_s * (most - 1)
     low_s, high_s = min(seconds * around.low, ends_s[0]), max(seconds * around.high, ends_s[1])
