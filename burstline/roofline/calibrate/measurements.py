@@ -17,7 +17,7 @@ from burstline.roofline.device.calibration import AGREES, Calibration, Constants
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
-from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
+from burstline.roofline.predict.kernels import Work, seconds_of
 
 QUICK_S, FULL_S = 9.0, 100.0
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
@@ -145,21 +145,26 @@ def _fitted(
 ) -> Calibration:
     """The constants that one machine's kernels can set; the others stay shared or do not apply."""
     before = shared()
-    start = replace(before.constants, mixed=1.0, pad_8=0.0)
-    name, *_ = start.of_products(probe.dtype)
+    found = replace(before.constants, mixed=1.0, pad_8=0.0)
+    name, _ = found.of_products(probe.dtype)
     rates = {"peak": device.peak_flops_per_s(probe.dtype), "bytes_per_s": device.bytes_per_s}
-    of_products = seconds_of("matmul", products.work._replace(**rates))
-    limits = {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}
-    start = fitted(start, limits, [(of_products, products.seconds)])
-    decodes, prefills = _decode_rows(model, probe, rest[0]), _prefill_rows(model, rest[1])
-    context, kv, queries = decodes[:3]
-    of_decodes = seconds_of("decode", Work(n=context, kv_bytes=kv, activation_bytes=queries, **rates))
-    of_prefills = seconds_of("prefill", Work(flops=prefills[0], keys=prefills[1], **rates))
-    limits = {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)}
-    start = fitted(start, limits, [(of_decodes, decodes[3]), (of_prefills, prefills[2])])
-    moved, seconds = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
-    of_passes = seconds_of("elementwise", Work(bytes=moved, **rates))
-    found = fitted(start, {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}, [(of_passes, seconds)])
+    moved, passes_s = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
+    rows = {
+        "matmul": (products.work, products.seconds),
+        "decode": (_decode_rows(model, probe), np.array([timed.seconds for timed in rest[0]])),
+        "prefill": (_prefill_rows(model), np.array([timed.seconds for timed in rest[1]])),
+        "elementwise": (Work(bytes=moved), passes_s),
+    }
+    known = {kind: (seconds_of(kind, x._replace(**rates)), took_s) for kind, (x, took_s) in rows.items()}
+    for kinds, limits in (
+        (["matmul"], {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}),
+        (
+            ["decode", "prefill"],
+            {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)},
+        ),
+        (["elementwise"], {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}),
+    ):
+        found = fitted(found, limits, [known[kind] for kind in kinds])
     names = (slot.name for slot in fields(Constants))
     own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
     return Calibration(
@@ -168,10 +173,8 @@ def _fitted(
         "measured by burstline calibrate",
         own,
         {
-            name: spread_of(of_products(found) / products.seconds),
-            "decode": spread_of(of_decodes(found) / decodes[3]),
-            "prefill": spread_of(of_prefills(found) / prefills[2]),
-            "elementwise": spread_of(of_passes(found) / seconds),
+            name if kind == "matmul" else kind: spread_of(of(found) / took_s)
+            for kind, (of, took_s) in known.items()
         },
         _tables(probe.dtype, products),
     )
@@ -232,20 +235,15 @@ def _heads(model: ModelShape) -> tuple[int, int, int]:
     return attention.n_heads, attention.n_heads, size
 
 
-def _decode_rows(
-    model: ModelShape, probe: Probe, timed: Sequence[Timed]
-) -> tuple[Amounts, Amounts, Amounts, Amounts]:
-    """Context, bytes of the cache, other bytes, and seconds of each."""
+def _decode_rows(model: ModelShape, probe: Probe) -> Work:
     n_heads, kv_heads, dim = _heads(model)
     batch, context = (np.array(column, dtype=float) for column in zip(*_DECODES, strict=True))
-    kv_bytes = 2.0 * batch * context * kv_heads * dim * probe.element_bytes
-    queries = 2.0 * batch * n_heads * dim * probe.element_bytes
-    return context, kv_bytes, queries, np.array([one.seconds for one in timed])
+    one = 2.0 * batch * dim * probe.element_bytes
+    return Work(n=context, kv_bytes=one * context * kv_heads, activation_bytes=one * n_heads)
 
 
-def _prefill_rows(model: ModelShape, timed: Sequence[Timed]) -> tuple[Amounts, Amounts, Amounts]:
-    """Causal FLOPs, keys that a query sees on average, and seconds of each."""
+def _prefill_rows(model: ModelShape) -> Work:
     n_heads, _, dim = _heads(model)
     tok = np.array(_PREFILLS, dtype=float)
     seen = (tok + 1) / 2
-    return 4 * n_heads * dim * tok * seen, seen, np.array([one.seconds for one in timed])
+    return Work(flops=4 * n_heads * dim * tok * seen, keys=seen)

@@ -203,9 +203,12 @@ def _moe(config: _Config, n: str, d_ff: str = "moe_intermediate_size", **other: 
 
 
 def _mixtral(config: _Config, name: str) -> ModelShape:
-    moe = _moe(config, "num_local_experts", "intermediate_size")
+    """Mixtral; MiniMax-M2 norms queries and keys over all heads."""
+    m2 = config.family == "minimax_m2"
+    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=m2)
     windows = _windows(config, lambda _: "sliding_window" in config.raw)
-    return _shape(config, name, [(_attention(config, window=w), moe) for w in windows])
+    layers = [(_attention(config, window=w, qk_norm=m2, wide_norm=m2), moe) for w in windows]
+    return _shape(config, name, layers)
 
 
 def _qwen_moe(config: _Config, name: str) -> ModelShape:
@@ -222,21 +225,12 @@ def _qwen_moe(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, layers)
 
 
-def _minimax(config: _Config, name: str) -> ModelShape:
-    """MiniMax-M2: queries and keys normed over all heads, experts in each layer."""
-    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=True)
-    attention = _attention(config, qk_norm=True, wide_norm=True)
-    return _shape(config, name, [(attention, moe)] * config.count("num_hidden_layers"))
-
-
 def _qwen3_next(config: _Config, name: str) -> ModelShape:
     """Qwen3-Next, Qwen3.5: three layers of linear attention, then one of gated attention; experts or none."""
-    moe: Dense | Moe
+    ffn: Dense | Moe = Dense(config.get("intermediate_size", 0))
     if "num_experts" in config.raw:
         shared = config.count("shared_expert_intermediate_size")
-        moe = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
-    else:
-        moe = Dense(config.count("intermediate_size"))
+        ffn = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
     full = _attention(config, qk_norm=True, gated=True)
     linear = DeltaNet(
         config.count("linear_num_key_heads"),
@@ -251,7 +245,7 @@ def _qwen3_next(config: _Config, name: str) -> ModelShape:
     ]
     if len(types) != n:
         raise RooflineError(f"config.json names {len(types)} layer_types for {n} layers")
-    return _shape(config, name, [(linear if kind == "linear_attention" else full, moe) for kind in types])
+    return _shape(config, name, [(linear if kind == "linear_attention" else full, ffn) for kind in types])
 
 
 def _gpt_oss(config: _Config, name: str) -> ModelShape:
@@ -353,13 +347,12 @@ FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, 
     **dict.fromkeys(("gemma3", "gemma3_text"), (_gemma, _GEMMA3)),
     "gpt2": (_gpt2, _TIED),
     "opt": (_opt, _TIED),
-    "mixtral": (_mixtral, {}),
+    **dict.fromkeys(("mixtral", "minimax_m2"), (_mixtral, {})),
     "qwen2_moe": (_qwen_moe, {}),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), (_qwen_moe, {"head_dim": 128})),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), (_deepseek, {})),
     "deepseek_v32": (_deepseek, _SPARSE),
     "glm_moe_dsa": (_deepseek, _SPARSE | {"index_n_heads": 32}),
-    "minimax_m2": (_minimax, {}),
     "glm4_moe": (_glm4_moe, {"head_dim": 128}),
     "gpt_oss": (_gpt_oss, {"head_dim": 64, "sliding_window": 128}),
     **dict.fromkeys(("llama4", "llama4_text"), (_llama4, _LLAMA4)),

@@ -19,18 +19,15 @@ from burstline.roofline.model.shapes import (
 )
 
 BLOCK_TOK = 16  # vLLM's default block
-
-
 _GIB = 2.0**30
 _HELD_BY_DRIVER = 0.46 * _GIB  # CUDA sees 79.19 GiB of an H100 where the driver's tool says 79.65
 _OUTSIDE_TORCH = 0.25 * _GIB, 2.1 * _GIB  # on one device, and where NCCL joins several (vLLM's logs)
+# Rows whose logits are kept and sorted, 16 bytes each: under 70 GiB (one log, RTX 4090), above (seven, H100).
 _SAMPLED_ROWS = 512, 1024
-"""Rows that vLLM's profiling run samples at once, 4 bytes of a logit and 12 of sorting it: on a card of less
-than 70 GiB (RTX 4090: 41,408 tokens of Llama-3.1-8B), and on a larger one (H100, seven logs)."""
 _STEP_TOK = 8192
+# Chosen around published reserves over `reserve_bytes`: seven of dense models (vLLM 0.19: 0.93 to 1.01),
+# six of experts (four 0.92 to 0.98; Qwen3-235B-FP8 on vLLM 0.9 1.6, gpt-oss-120b 2.4).
 _BAND = {False: (0.9, 1.1), True: (0.9, 2.4)}
-"""Published reserves over `reserve_bytes`: seven of dense models (vLLM 0.19, H100: 0.93 to 1.01), six of
-experts (four 0.92 to 0.98; Qwen3-235B-FP8 on vLLM 0.9 1.6, gpt-oss-120b 2.4)."""
 Fit = Literal["yes", "no", "within the band"]
 
 
@@ -148,6 +145,7 @@ def request_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: in
     vLLM divides layers into groups as large as the rarest kind and pads the last group of each; a window
     keeps what a step adds besides. Linear attention's state is on top.
     """
+    held = state_bytes(model, parallel)
     blocks_tok = BLOCK_TOK * math.ceil(n_tok / BLOCK_TOK)
     kinds = Counter[tuple[float, int | None]]()
     for layer in model.layers:
@@ -155,13 +153,12 @@ def request_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: in
         if per_tok:
             kinds[per_tok, layer.attention.window or layer.attention.chunk] += layer.count
     if len(kinds) < 2 or parallel.pp > 1:
-        return kv_bytes(model, quant, parallel, blocks_tok) + state_bytes(model, parallel)
+        return held + kv_bytes(model, quant, parallel, blocks_tok)
     size = min(kinds.values())
-    held = sum(
+    return held + sum(
         math.ceil(n / size) * size * per_tok * min(blocks_tok, (window or blocks_tok) - 1 + _STEP_TOK)
         for (per_tok, window), n in kinds.items()
     )
-    return held + state_bytes(model, parallel)
 
 
 def largest_batch(model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, n_tok: int) -> int:

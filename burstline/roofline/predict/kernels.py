@@ -5,6 +5,7 @@ One formula a kind, used alike by fits (arrays of measured rows) and by predicti
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def _collective(of: Any, x: Work) -> tuple[Amount, Mapping[str, Amount]]:
         "two_link": of.shot_s + 2 * ranks_s + 2 * (n - 1) / n * size / (of.two_link * rate),
         "link": np.where((x.in_switch > 0) & (n >= 4), switch_s, np.inf),
     }
-    least_s = np.minimum.reduce([*ways.values()])
+    least_s = reduce(np.minimum, ways.values())
     own = (x.link_bytes_per_s > 0) & (n > 2) & (size <= _MOST_OWN_BYTES)
     floor_s = np.where(own, np.maximum(of.launch_s, of.shot_s + ranks_s), of.launch_s)
     rest_s = np.maximum(0.0, least_s - floor_s)
@@ -100,7 +101,7 @@ def op_s(kind: str, of: Any, x: Work) -> Amount:
     floor_s, rest = parts(kind, of, x)
     if kind == "matmul":
         return floor_s + sum(part_s**4 for part_s in rest.values()) ** 0.25
-    return floor_s + np.maximum.reduce([*rest.values()])
+    return floor_s + reduce(np.maximum, rest.values())
 
 
 def seconds_of(kind: str, x: Work) -> Callable[[Constants], Amounts]:
