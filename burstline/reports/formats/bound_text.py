@@ -62,20 +62,18 @@ def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
     """One change a line, beside the request as it was asked."""
     base = rows[0]["latency_range_s"]
     header = ["What if", "latency s", "change", "output tok/s", "largest batch"]
-    lines = []
-    for row in (row for row in rows if "impossible" not in row):
+    lines, refused = [], []
+    for row in rows:
+        if "impossible" in row:
+            refused.append(f"{row['change']}: {row['impossible'].partition('. ')[0]}")
+            continue
         low, high = row["latency_range_s"]
         n_out = row["output_tok_per_s"] * row["latency_s"]
         change = "" if row is rows[0] else _to(f"{low / base[1] - 1:+.0%}", f"{high / base[0] - 1:+.0%}")
-        rate = _to(f"{n_out / high:,.0f}", f"{n_out / low:,.0f}")
-        lines.append(
-            [row["change"], _to(f"{low:.3f}", f"{high:.3f}"), change, rate, f"{row['largest_batch']:,}"]
-        )
-    refused = [
-        f"{row['change']}: {row['impossible'].partition('. ')[0]}" for row in rows if "impossible" in row
-    ]
-    found = list(dict.fromkeys(each for row in rows for each in row.get("differs", ())))
-    note = [f"Ranges: engines' kernels differ here, {'; '.join(found)}."] if found else []
+        rate, took = _to(f"{n_out / high:,.0f}", f"{n_out / low:,.0f}"), _to(f"{low:.3f}", f"{high:.3f}")
+        lines.append([row["change"], took, change, rate, f"{row['largest_batch']:,}"])
+    found = "; ".join(dict.fromkeys(each for row in rows for each in row.get("differs", ())))
+    note = [f"Ranges: engines' kernels differ here, {found}."] * bool(found)
     return "\n".join([columns([header, *lines], range(1)), *note, *refused])
 
 
@@ -85,10 +83,9 @@ def _to(low: str, high: str) -> str:
 
 
 def _differ(phase: Mapping[str, Any]) -> list[str]:
-    """Between which times a step lies with the kernels of one engine or another, where those differ."""
     low, high = map(_ms, phase["kernels_range_s"])
     sources = "; ".join(phase["differs"])
-    return [f"Engines' kernels differ here: {low} to {high} ms ({sources})."] if sources else []
+    return [f"Engines' kernels differ here: {low} to {high} ms ({sources})."] * bool(sources)
 
 
 def _constants(rows: Sequence[Mapping[str, Any]]) -> str:

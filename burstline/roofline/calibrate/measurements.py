@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from burstline.roofline.calibrate.fitting import Rows, fitted, spread_of
+from burstline.roofline.calibrate.fitting import fitted, spread_of
 from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
 from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, shared
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
-from burstline.roofline.predict.kernels import Work, seconds_of
+from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
 QUICK_S, FULL_S = 9.0, 100.0
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
@@ -55,15 +55,16 @@ def calibrate(
                 f"the two fastest rounds differ by {apart:.0%} in the {what}; on a steady machine by at most "
                 f"{most:.0%}"
             )
-    products = _product_rows(probe, timed)
-    flops = 2 * products.work.m * products.work.n * products.work.k
+    m, n, k = np.array([sizes for *sizes, _ in timed], dtype=float).T
+    products = Work(m, n, k, bytes=probe.element_bytes * (n * k + m * k + m * n))
+    products_s = np.array([one.seconds for *_, one in timed])
     rates = [size / read.seconds for size, read in zip(sizes, reads, strict=True)]
     device = Device(
         id=f"measured-{probe.dtype}-{probe.n_units}",
         name=probe.name,
         vendor="",
         arch="measured",
-        peaks={probe.dtype: float((flops / products.seconds).max())},
+        peaks={probe.dtype: float((2 * m * n * k / products_s).max())},
         levels=levels_of(sizes, rates, probe.memory_bytes),
         links=(),
         n_units=probe.n_units,
@@ -73,7 +74,7 @@ def calibrate(
         assurance=f"{'quick' if quick else 'full'} measurement, the better of two lower quartiles of repeats",
         note="peak: the fastest of the model's products; bandwidths: one pass of reads",
     )
-    calibration = _fitted(model, probe, device, products, rest)
+    calibration = _fitted(model, probe, device, (products, products_s), rest)
     return device, replace(calibration, measured_spread=measured_spread)
 
 
@@ -131,38 +132,28 @@ def _time_products(
     return found
 
 
-def _product_rows(probe: Probe, found: Sequence[tuple[int, int, int, Timed]]) -> Rows[Work]:
-    rows, columns, depth = np.array([sizes for *sizes, _ in found], dtype=float).T
-    moved = probe.element_bytes * (columns * depth + rows * depth + rows * columns)
-    bits = 8 * ELEMENT_BYTES[probe.dtype]
-    return Rows(
-        Work(rows, columns, depth, bits=bits, bytes=moved), np.array([timed.seconds for *_, timed in found])
-    )
-
-
 def _fitted(
-    model: ModelShape, probe: Probe, device: Device, products: Rows[Work], rest: "_Rest"
+    model: ModelShape, probe: Probe, device: Device, products: tuple[Work, Amounts], rest: "_Rest"
 ) -> Calibration:
     """The constants that one machine's kernels can set; the others stay shared or do not apply."""
     before = shared()
     found = replace(before.constants, mixed=1.0, pad_8=0.0)
     name, _ = found.of_products(probe.dtype)
     rates = {"peak": device.peak_flops_per_s(probe.dtype), "bytes_per_s": device.bytes_per_s}
+    rates["bits"] = 8 * ELEMENT_BYTES[probe.dtype]
     moved, passes_s = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
     rows = {
-        "matmul": (products.work, products.seconds),
+        "matmul": products,
         "decode": (_decode_rows(model, probe), np.array([timed.seconds for timed in rest[0]])),
         "prefill": (_prefill_rows(model), np.array([timed.seconds for timed in rest[1]])),
         "elementwise": (Work(bytes=moved), passes_s),
     }
     known = {kind: (seconds_of(kind, x._replace(**rates)), took_s) for kind, (x, took_s) in rows.items()}
+    share, floor = (0.005, 30.0), (0.0, 1e-2)
     for kinds, limits in (
         (["matmul"], {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}),
-        (
-            ["decode", "prefill"],
-            {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)},
-        ),
-        (["elementwise"], {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}),
+        (["decode", "prefill"], {"cache": share, "prompt": share, "attention_s": floor}),
+        (["elementwise"], {"passes": share, "pass_s": floor}),
     ):
         found = fitted(found, limits, [known[kind] for kind in kinds])
     names = (slot.name for slot in fields(Constants))
@@ -176,15 +167,15 @@ def _fitted(
             name if kind == "matmul" else kind: spread_of(of(found) / took_s)
             for kind, (of, took_s) in known.items()
         },
-        _tables(probe.dtype, products),
+        _tables(probe.dtype, *products),
     )
 
 
-def _tables(dtype: str, products: Rows[Work]) -> tuple[ShapeTimes, ...]:
-    x, found = products.work, []
+def _tables(dtype: str, x: Work, took_s: Amounts) -> tuple[ShapeTimes, ...]:
+    found = []
     for n, k in dict.fromkeys(zip(x.n.tolist(), x.k.tolist(), strict=True)):
         one = (x.n == n) & (x.k == k)
-        m, seconds = tuple(x.m[one].tolist()), tuple(products.seconds[one].tolist())
+        m, seconds = tuple(x.m[one].tolist()), tuple(took_s[one].tolist())
         found.append(ShapeTimes(dtype, int(n), int(k), m, seconds))
     return tuple(found)
 
