@@ -406,9 +406,6 @@ def fits(slots: Sequence[Slot]) -> Iterator[str]:
             yield f"{slot.cell}, {counted(n, 'GPU')}: {_fit(slot, settings, parallel)}"
 
 
-_FITS = {"yes": "fits", "no": "does not fit", "within the band": "fits or not, within the band"}
-
-
 def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
     n_tok = checked(slot.workload.spec).longest_tok
     assert slot.platform is not None
@@ -424,5 +421,6 @@ def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
     if n_tok is None:
         return f"fits, {weights}"
     most = largest_batch(model, quant, parallel, kv, n_tok)
-    fit = _FITS[capacity.fits(model, quant, parallel, kv, 1, n_tok)]
+    answer = capacity.fits(model, quant, parallel, kv, 1, n_tok)
+    fit = {"yes": "fits", "no": "does not fit"}.get(answer, "fits or not, within the band")
     return f"{fit}, {weights}, room for {counted(most, 'request')} of {n_tok:,} tokens"

@@ -88,14 +88,10 @@ def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
         )
     reader, defaults = FAMILIES[family]
     shape = reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
-    return replace(shape, vision_params=_tower_params(tower))
-
-
-def _tower_params(tower: Mapping[str, Any]) -> int:
-    """The products of a vision tower's layers; patches and the projector are a few percent of them."""
+    # The products of a vision tower's layers; patches and the projector are a few percent of them.
     width, wide = tower.get("hidden_size", 0), tower.get("intermediate_size", 0)
     n_layers = tower.get("num_hidden_layers") or tower.get("depth") or 0
-    return int(n_layers * (4 * width * width + 2 * width * wide))
+    return replace(shape, vision_params=int(n_layers * (4 * width * width + 2 * width * wide)))
 
 
 def _shape(
@@ -203,12 +199,14 @@ def _moe(config: _Config, n: str, d_ff: str = "moe_intermediate_size", **other: 
 
 
 def _mixtral(config: _Config, name: str) -> ModelShape:
-    """Mixtral; MiniMax-M2 norms queries and keys over all heads."""
-    m2 = config.family == "minimax_m2"
-    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=m2)
-    windows = _windows(config, lambda _: "sliding_window" in config.raw)
-    layers = [(_attention(config, window=w, qk_norm=m2, wide_norm=m2), moe) for w in windows]
-    return _shape(config, name, layers)
+    """Experts in each layer. MiniMax-M2 norms queries and keys over all heads; gpt-oss has biases throughout,
+    sinks, and a window in every other layer."""
+    oss, m2 = config.family == "gpt_oss", config.family == "minimax_m2"
+    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=oss or m2, expert_bias=oss)
+    bias = oss and bool(config.get("attention_bias", True))
+    flags = {"qkv_bias": bias, "out_bias": bias, "sinks": oss, "qk_norm": m2, "wide_norm": m2}
+    windows = _windows(config, lambda i: i % 2 == 0 if oss else "sliding_window" in config.raw)
+    return _shape(config, name, [(_attention(config, window=w, **flags), moe) for w in windows])
 
 
 def _qwen_moe(config: _Config, name: str) -> ModelShape:
@@ -248,15 +246,6 @@ def _qwen3_next(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, [(linear if kind == "linear_attention" else full, ffn) for kind in types])
 
 
-def _gpt_oss(config: _Config, name: str) -> ModelShape:
-    """gpt-oss: biases throughout, sinks, a window in every other layer; experts in each layer."""
-    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=True, expert_bias=True)
-    bias = bool(config.get("attention_bias", True))
-    windows = _windows(config, lambda i: i % 2 == 0)
-    layers = [(_attention(config, window=w, qkv_bias=bias, out_bias=bias, sinks=True), moe) for w in windows]
-    return _shape(config, name, layers)
-
-
 def _llama4(config: _Config, name: str) -> ModelShape:
     """Llama 4: chunked attention but in every fourth layer, which has no rotary positions; one expert a token
     and one shared by all, in every layer (Scout) or every other one (Maverick)."""
@@ -279,37 +268,21 @@ def _llama4(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, layers)
 
 
-def _glm4_moe(config: _Config, name: str) -> ModelShape:
-    """GLM-4.5: dense layers first, then experts of which some are shared; biased queries, keys, values."""
-    attention = _attention(
-        config,
-        qkv_bias=bool(config.get("attention_bias", False)),
-        qk_norm=bool(config.get("use_qk_norm", False)),
-    )
-    first = config.get("first_k_dense_replace", 0)
-    shared = config.count("moe_intermediate_size") * config.get("n_shared_experts", 0)
-    moe = _moe(config, "n_routed_experts", d_ff_shared=shared, router_bias=True)
-    dense = Dense(config.count("intermediate_size"))
-    n = config.count("num_hidden_layers")
-    return _shape(config, name, [(attention, dense if i < first else moe) for i in range(n)])
-
-
 def _deepseek(config: _Config, name: str) -> ModelShape:
-    """DeepSeek-V2, V3, Kimi-K2: latent attention, dense layers first, then experts of which some are shared.
+    """DeepSeek-V2, V3, Kimi-K2, GLM: dense layers first, then experts of which some are shared. Latent
+    attention, but in GLM-4.5.
 
     The multi-token-prediction layer that V3's checkpoint carries besides is not part of the model served.
     """
-    attention = Mla(
-        config.count("num_attention_heads"),
-        config.get("q_lora_rank"),
-        config.count("kv_lora_rank"),
-        config.count("qk_nope_head_dim"),
-        config.count("qk_rope_head_dim"),
-        config.count("v_head_dim"),
-        config.get("index_n_heads", 0),
-        config.get("index_head_dim", 0),
-        config.get("index_topk", 0),
-    )
+    attention: Attention | Mla
+    if config.family == "glm4_moe":
+        bias, qk_norm = bool(config.get("attention_bias")), bool(config.get("use_qk_norm"))
+        attention = _attention(config, qkv_bias=bias, qk_norm=qk_norm)
+    else:
+        heads, index = config.count("num_attention_heads"), ("index_n_heads", "index_head_dim", "index_topk")
+        keys = "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+        sizes: list[Any] = [config.get("q_lora_rank"), *map(config.count, keys)]
+        attention = Mla(heads, *sizes, *(config.get(key, 0) for key in index))
     shared = config.count("moe_intermediate_size") * config.get("n_shared_experts", 0)
     moe = _moe(config, "n_routed_experts", d_ff_shared=shared, router_bias=config.family != "deepseek_v2")
     first, every = config.get("first_k_dense_replace", 0), config.get("moe_layer_freq", 1)
@@ -353,8 +326,8 @@ FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, 
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), (_deepseek, {})),
     "deepseek_v32": (_deepseek, _SPARSE),
     "glm_moe_dsa": (_deepseek, _SPARSE | {"index_n_heads": 32}),
-    "glm4_moe": (_glm4_moe, {"head_dim": 128}),
-    "gpt_oss": (_gpt_oss, {"head_dim": 64, "sliding_window": 128}),
+    "glm4_moe": (_deepseek, {"head_dim": 128}),
+    "gpt_oss": (_mixtral, {"head_dim": 64, "sliding_window": 128}),
     **dict.fromkeys(("llama4", "llama4_text"), (_llama4, _LLAMA4)),
     **dict.fromkeys(_QWEN3_NEXT, (_qwen3_next, {"head_dim": 256})),
 }
