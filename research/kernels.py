@@ -14,8 +14,9 @@ import pandas as pd
 from burstline.roofline.device.calibration import Constants
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.model.shapes import ELEMENT_BYTES
 from burstline.roofline.predict.bound import CACHE_REACH
-from burstline.roofline.predict.kernels import Amounts, Products, decode_s, prefill_s, product_s
+from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
 FOLDERS = {
     "a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "h200_sxm": "h200-sxm-141g", "l40s": "l40s",
@@ -74,7 +75,7 @@ def _of(folder: Path, device: Device) -> Iterator[Table]:
     yield _decodes(folder, device)
     yield _prefills(folder, device)
     if (folder / "custom_allreduce_perf_vllm.parquet").is_file():
-        yield _all_reduces(folder, device)
+        yield from _all_reduces(folder, device)
 
 
 def _products(
@@ -82,18 +83,18 @@ def _products(
 ) -> Table:
     m, n, k, seconds = (frame[name].to_numpy(float) for name in ("m", "n", "k", "latency"))
     weights = size * n * k
-    x = Products(m, n, k, np.ones_like(m), weights + size * m * k + 2.0 * m * n)
     # Rows of 8 and 4 bits hold the kernel that quantises the input: 16 bits read, fewer written.
     quantised = (0.0 if size == 2 else 2 + size) * m * k
-    rates = device.peak_flops_per_s(dtype), device.bytes_per_s
+    rates = {"peak": device.peak_flops_per_s(dtype), "bytes_per_s": device.bytes_per_s}
+    moved, bits = weights + size * m * k + 2.0 * m * n, 8 * ELEMENT_BYTES[dtype]
+    product = seconds_of("matmul", Work(m, n, k, bits=bits, bytes=moved, **rates))
+    before = seconds_of("elementwise", Work(bytes=quantised, **rates))
 
     def predict(of: Constants) -> Amounts:
-        _, share, pad = of.of_products(dtype)
-        before = np.where(quantised > 0, of.pass_s + quantised / (of.passes * rates[1]), 0.0)
-        return np.asarray(before + product_s(of, rates, share, pad, x))
+        return np.asarray(product(of) + np.where(quantised > 0, before(of), 0.0))
 
     swept = copies * weights if np.isfinite(reach) else np.full_like(m, np.inf)
-    compute_s, memory_s = 2 * m * n * k / rates[0], x.moved_bytes / rates[1]
+    compute_s, memory_s = 2 * m * n * k / rates["peak"], moved / device.bytes_per_s
     cold = (swept > reach) | ~np.isfinite(swept)
     least_s = np.maximum(compute_s, np.where(swept > CACHE_REACH * device.cache_bytes, memory_s, 0.0))
     of_models = cold & (n >= 1024) & (k >= 1024)
@@ -128,10 +129,8 @@ def _decodes(folder: Path, device: Device) -> Table:
     queries = (4.0 * frame.batch_size * frame.num_heads * frame.head_dim).to_numpy(float)
     cold = kv > CACHE_REACH * device.cache_bytes
     least_s = np.where(cold, (kv + queries) / device.bytes_per_s, 0.0)
-
-    def predict(of: Constants) -> Amounts:
-        return np.asarray(decode_s(of, device.bytes_per_s, context, kv, queries))
-
+    x = Work(n=context, kv_bytes=kv, activation_bytes=queries, bytes_per_s=device.bytes_per_s)
+    predict = seconds_of("decode", x)
     return Table(device, "decode attention", frame.latency.to_numpy(float) * 1e-3, predict, least_s, cold)
 
 
@@ -141,27 +140,28 @@ def _prefills(folder: Path, device: Device) -> Table:
     tok = frame.isl.to_numpy(float)
     seen, peak = (tok + 1) / 2, device.peak_flops_per_s("bf16")
     flops = (4.0 * frame.num_heads * frame.head_dim * frame.batch_size).to_numpy(float) * tok * seen
-
-    def predict(of: Constants) -> Amounts:
-        return np.asarray(prefill_s(of, peak, flops, seen))
-
+    predict = seconds_of("prefill", Work(flops=flops, keys=seen, peak=peak))
     cold = np.ones(len(tok), bool)
     seconds = frame.latency.to_numpy(float) * 1e-3
     return Table(device, "prefill attention", seconds, predict, flops / peak, cold)
 
 
-def _all_reduces(folder: Path, device: Device) -> Table:
+def _all_reduces(folder: Path, device: Device) -> Iterator[Table]:
     """vLLM's own kernel in a CUDA graph; `message_size` counts elements."""
     frame = pd.read_parquet(folder / "custom_allreduce_perf_vllm.parquet")
     frame = frame[frame.backend == "vllm_graph"]
     sizes = zip(2.0 * frame.message_size, frame.num_gpus, strict=True)
+    link = device.links[0]
     ideal_s = np.array([collective_s("all_reduce", size, int(n), device.links)[0] for size, n in sizes])
-
-    def predict(of: Constants) -> Amounts:
-        return np.asarray(of.launch_s + ideal_s / of.link)
-
-    cold = np.ones(len(frame), bool)
-    return Table(device, "all-reduces", frame.latency.to_numpy(float) * 1e-3, predict, ideal_s, cold)
+    message, n = 2.0 * frame.message_size.to_numpy(float), frame.num_gpus.to_numpy(float)
+    known = {"ideal_s": ideal_s, "message_bytes": message, "n_ranks": n}
+    predict = seconds_of(
+        "collective", Work(**known, in_switch=link.in_switch, link_bytes_per_s=link.bytes_per_s)
+    )
+    seconds = frame.latency.to_numpy(float) * 1e-3
+    yield Table(device, "all-reduces", seconds, predict, ideal_s, np.ones(len(frame), bool))
+    middle = (n == 8) & (message >= 2**16) & (message <= 2**24)
+    yield Table(device, "all-reduces, 8 ranks, 64 kB to 16 MB", seconds, predict, ideal_s, middle)
 
 
 TOLERANCE = 0.02

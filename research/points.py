@@ -157,8 +157,9 @@ def _loop(row: Row) -> Load | None:
     except RooflineError:
         return None
     measured = {"TTFT": float(row["silicon_ttft_ms"]) / 1e3, "TPOT": float(row["silicon_tpot_ms"]) / 1e3}
-    measured["E2E"] = measured["TTFT"] + measured["TPOT"] * (output_tok - 1)
     asked = _asked(backend, scripted, streams, prompt_tok, output_tok)
+    mean_tok = float(np.mean([request.output_tok for request in asked]))  # of the lengths really drawn
+    measured["E2E"] = measured["TTFT"] + measured["TPOT"] * (mean_tok - 1)
     stack = "default" if recent else "synchronous"
     return Load("loop", backend, deployment, stack, asked, limits, streams, measured)
 

@@ -43,6 +43,7 @@ from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict import capacity
 from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
@@ -416,8 +417,10 @@ def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
         kv = room(model, quant, parallel, device, utilisation=settings.gpu_memory_utilization or 0.9)
     except RooflineError as error:
         return f"does not fit: {error}"
-    fit = f"fits, {kv.weight_bytes / 1e9:.1f} GB of weights a GPU"
+    weights = f"{kv.weight_bytes / 1e9:.1f} GB of weights a GPU"
     if n_tok is None:
-        return fit
+        return f"fits, {weights}"
     most = largest_batch(model, quant, parallel, kv, n_tok)
-    return f"{fit}, room for {counted(most, 'request')} of {n_tok:,} tokens"
+    answer = capacity.fits(model, quant, parallel, kv, 1, n_tok)
+    fit = {"yes": "fits", "no": "does not fit"}.get(answer, "fits or not, within the band")
+    return f"{fit}, {weights}, room for {counted(most, 'request')} of {n_tok:,} tokens"

@@ -21,6 +21,7 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
+from burstline.roofline.predict import capacity
 from burstline.roofline.predict.capacity import BLOCK_TOK, Room, check_batch, kv_bytes, largest_batch, room
 from burstline.roofline.predict.deployment import (
     Line,
@@ -28,6 +29,7 @@ from burstline.roofline.predict.deployment import (
     UniformBatch,
     decode_curve,
     host_sentence,
+    latency_ends_s,
     latency_s,
     phase_bounds,
     ridge_tok,
@@ -204,14 +206,17 @@ def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: C
         "constants": list(_moved_by(deployment, asked, known, latency["predicted"])),
         "decode_s_by_batch": _by_batch(deployment, asked, kv_room, known),
         "latency_s": latency,
+        "latency_range_s": latency_ends_s(phases),
         "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
         "memory": {
             **asdict(kv_room),
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
+            "fits": capacity.fits(model, quant, parallel, kv_room, options.batch, n_tok),
+            "windows": any(layer.attention.window or layer.attention.chunk for layer in model.layers),
         },
         "burst": _burst(options, deployment, kv_room, known) if options.simulate else None,
-        "assumed": [*_assumed(options, device), *_of_calibration(quant, known)],
+        "assumed": [*_assumed(options, device, kv_room), *_of_calibration(quant, known)],
     }
 
 
@@ -270,13 +275,16 @@ def _what_ifs(
             kv_room = room(on.model, on.quant, on.parallel, on.device, utilisation=options.utilisation)
             n_tok = asked.n_prompt_tok + asked.n_output_tok
             check_batch(on.model, on.quant, on.parallel, kv_room, asked.batch, n_tok)
-            seconds = latency_s(phase_bounds(on, asked, by))
+            bounds = phase_bounds(on, asked, by)
         except RooflineError as error:
             yield {"change": change, "impossible": str(error)}
         else:
+            seconds = latency_s(bounds)
             yield {
                 "change": change,
                 "latency_s": seconds,
+                "latency_range_s": latency_ends_s(bounds),
+                "differs": [each for phase in bounds.values() for each in phase.differs],
                 "output_tok_per_s": asked.batch * asked.n_output_tok * on.parallel.dp / seconds,
                 "largest_batch": largest_batch(on.model, on.quant, on.parallel, kv_room, n_tok),
             }
@@ -352,6 +360,8 @@ def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
         "ceiling_s": phase.ceiling_s,
         "predicted_s": phase.predicted_s,
         "range_s": phase.range_s,
+        "kernels_range_s": phase.ends_s,
+        "differs": phase.differs,
         "host_s": phase.host_s,
         "bound": phase.limit(),
         "ops": [_op_facts(line, phase, device) for line in phase.lines],
@@ -381,19 +391,21 @@ def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
     }
 
 
-def _assumed(options: BoundOptions, device: Device) -> list[str]:
+def _assumed(options: BoundOptions, device: Device, kv_room: Room) -> list[str]:
+    kept = f"{kv_room.reserved_bytes / 1e9:.1f} GB"
     said = [
         f"peaks and bandwidths are dense datasheet figures ({device.source}; {device.assurance})",
         "every request has the same length; decode is shown at its mean context",
         "the ceiling charges products, attention and cache writes; other passes are assumed to be fused",
-        f"engines take {options.utilisation:.0%} of the memory, 1.5 GB of it for activations and graphs",
+        f"engines take {options.utilisation:.0%} of the memory, {kept} of it for activations and NCCL",
+        "what they keep follows vocabulary, experts and ranks, as in vLLM 0.19 on H100",
     ]
     if options.batch * options.prompt > options.max_num_batched_tokens:
         said.append(f"prompts are computed {options.max_num_batched_tokens:,} tokens a step, then all decode")
     elif options.batch > 1:
         said.append("the whole batch is prefilled at once, then decodes together")
     if options.pp > 1:
-        said.append("one micro-batch at a time passes through the pipeline's stages")
+        said.append("each pipeline stage decodes a micro-batch; prompts and bursts pass one at a time")
     if options.tp * options.ep > 1:
         said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
     return said

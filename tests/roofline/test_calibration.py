@@ -38,7 +38,7 @@ H100 = load_device("h100")
 
 def test_there_are_few_constants_and_few_devices_have_any_of_their_own():
     host = stack_host()
-    assert len(fields(Constants)) + len([host.step_s, host.token_s, host.most_tok]) <= 15
+    assert len(fields(Constants)) + len([host.step_s, host.token_s, host.most_tok]) <= 26
     own = {device.id: load_calibration(device).own for device in bundled_devices()}
     assert not any(own[id_] for id_ in ("h100-sxm5-80g", "h200-sxm-141g", "b200-sxm", "gb200", "mi300x"))
     assert own["rtx-pro-6000"] == own["rtx-pro-6000-server"] == ("product_8",)
@@ -71,11 +71,22 @@ def test_each_prediction_names_the_constants_that_set_it():
 
 @pytest.mark.parametrize("name", [slot.name for slot in fields(Constants)])
 def test_every_constant_moves_a_step(name):
-    step = Step.of([(1, 4000, 1)] * 16 + [(3000, 3000, 1)])
-    of = [ops(LLAMA, QUANTS[quant], Parallel(tp=2), step) for quant in ("bf16", "fp8")]
+    step, b200 = Step.of([(1, 4000, 1)] * 16 + [(3000, 3000, 1)]), load_device("b200")
+    few = Step.decode(16, 1000)
+    of = [
+        *((ops(LLAMA, QUANTS[quant], Parallel(tp=2), step), H100) for quant in ("bf16", "fp8")),
+        *((ops(LLAMA, QUANTS["nvfp4"], Parallel(tp=tp), few), b200) for tp in (4, 8)),
+        *(
+            (ops(LLAMA, QUANTS["bf16"], Parallel(tp=8), Step.prefill(1, 512)), load_device(name))
+            for name in ("a100", "h100")
+        ),
+        (ops(load_model("qwen3-next-80b-a3b")[0], QUANTS["bf16"], Parallel(), step), H100),
+        (ops(*load_model("deepseek-v3.2"), Parallel(dp=8, ep=8), step), b200),
+    ]
     more = shared().changed({name: 1.2 * getattr(shared().constants, name)})
     before, after = (
-        sum(step_seconds(predict_step(each, H100, known)) for each in of) for known in (shared(), more)
+        sum(step_seconds(predict_step(each, device, known)) for each, device in of)
+        for known in (shared(), more)
     )
     assert before != after
 

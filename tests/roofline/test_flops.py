@@ -81,6 +81,37 @@ SMALL: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "pad_token_id": 0,
     },
+    "granite": GQA | {"model_type": "granite"},
+    "smollm3": GQA | {"model_type": "smollm3", "pad_token_id": 0, "tie_word_embeddings": True},
+    "seed_oss": GQA | {"model_type": "seed_oss", "pad_token_id": 0},
+    "ernie4_5": GQA | {"model_type": "ernie4_5", "tie_word_embeddings": True},
+    "exaone4": GQA
+    | {
+        "model_type": "exaone4",
+        "sliding_window": 16,
+        "sliding_window_pattern": 4,
+        "num_hidden_layers": 4,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    },
+    "olmo2": GQA | {"model_type": "olmo2", "pad_token_id": 0},
+    "olmo3": GQA
+    | {
+        "model_type": "olmo3",
+        "sliding_window": 16,
+        "pad_token_id": 0,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "cohere": GQA | {"model_type": "cohere", "pad_token_id": 0, "eos_token_id": 1},
+    "cohere2": GQA
+    | {
+        "model_type": "cohere2",
+        "sliding_window": 16,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "deepseek_v2 with whole queries": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
 }
 
@@ -197,4 +228,23 @@ def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
 )
 def test_full_size_mixtures_have_every_parameter(name):
     config = bundled(name)
+    assert n_params(build(config, "meta")) == read_config(config).params()
+
+
+HYBRID = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4, "num_hidden_layers": 4, "head_dim": 32,
+}  # fmt: skip
+COUNTED: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": GQA | HYBRID,
+    "qwen3_5_moe_text": MOE | HYBRID | {"num_experts": 8, "shared_expert_intermediate_size": 32},
+    "glm4_moe_lite": LATENT | {"q_lora_rank": 24},
+    "glm_moe_dsa": LATENT | {"q_lora_rank": 24, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8},
+    "minimax_m2": GQA | {"num_local_experts": 8, "num_experts_per_tok": 3},
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_families_whose_kernels_differ_from_torchs_have_every_parameter(name):
+    config = COUNTED[name] | {"model_type": name, "pad_token_id": 0}
     assert n_params(build(config, "meta")) == read_config(config).params()

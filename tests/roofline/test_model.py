@@ -238,8 +238,8 @@ def test_storage_of_an_unheard_of_width_is_refused():
 
 def test_only_the_experts_of_gpt_oss_are_stored_in_four_bits():
     model = read_config(bundled("gpt-oss-120b"))
-    gigabytes = weight_bytes(model, QUANTS["mxfp4"], Parallel()) / 1e9
-    assert 60 < gigabytes < 66  # its published checkpoint: 60.8 GiB
+    gibibytes = weight_bytes(model, QUANTS["mxfp4"], Parallel()) / 2**30
+    assert gibibytes == pytest.approx(64.4, rel=0.01)  # in vLLM, which pads; its published checkpoint: 60.8
     quantised = [
         op for op in ops(model, QUANTS["mxfp4"], Parallel(), Step.decode(1, 100)) if op.kind == "matmul"
     ]

@@ -8,7 +8,7 @@ from burstline.reports.number_format import prefixed
 
 
 def told(found: Mapping[str, Any]) -> str:
-    asked, device, memory = found["asked"], found["device"], found["memory"]
+    asked, device = found["asked"], found["device"]
     ranks = " ".join(f"{kind}{n}" for kind, n in found["parallel"].items() if n > 1)
     title = (
         f"{found['model']['name']} ({found['model']['params']:,} parameters, {found['quant']['weights']})"
@@ -17,17 +17,26 @@ def told(found: Mapping[str, Any]) -> str:
     )
     parts = [title, "", answer(found)]
     for name, phase in found["phases"].items():
-        parts += ["", _sentence(name, phase), "", _phase_table(phase)]
-    room = (
-        f"KV cache: {memory['kv_tok']:,} tokens ({memory['kv_bytes'] / 1e9:.1f} GB at"
-        f" {memory['kv_bytes_per_tok']:,.0f} bytes a token) beside {memory['weight_bytes'] / 1e9:.1f} GB of"
-        f" weights a device; at most {memory['largest_batch']:,} such requests at once."
-    )
-    parts += ["", _outcome(found), room, "", _what_ifs(found["what_if"]), "", _constants(found["constants"])]
+        parts += ["", _sentence(name, phase), *_differ(phase), "", _phase_table(phase)]
+    parts += ["", _outcome(found), _room(found["memory"]), ""]
+    parts += [_what_ifs(found["what_if"]), "", _constants(found["constants"])]
     if found["burst"]:
         parts += ["", _burst({device["name"]: found["burst"]})]
     parts += ["", "Assumed:", *(f"- {line}" for line in found["assumed"])]
     return "\n".join(parts)
+
+
+def _room(memory: Mapping[str, Any]) -> str:
+    """What the cache holds: requests alone where windows keep a part of each, tokens too elsewhere."""
+    low, high = (each / 1e9 for each in memory["kv_range_bytes"])
+    per_tok, size = f"{memory['kv_bytes_per_tok']:,.0f} bytes a token", f"{memory['kv_bytes'] / 1e9:.1f} GB"
+    size = size if memory["windows"] else f"{memory['kv_tok']:,} tokens ({size} at {per_tok})"
+    fits = "yes" if memory["fits"] == "yes" else "within the band, some engines refuse to start"
+    return (
+        f"KV cache: {size} beside {memory['weight_bytes'] / 1e9:.1f} GB of weights a device; at most"
+        f" {memory['largest_batch']:,} such requests at once. Fits: {fits} (reserves leave {low:.1f} to"
+        f" {high:.1f} GB)."
+    )
 
 
 def answer(found: Mapping[str, Any]) -> str:
@@ -51,23 +60,32 @@ def answer(found: Mapping[str, Any]) -> str:
 
 def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
     """One change a line, beside the request as it was asked."""
-    base = rows[0]["latency_s"]
+    base = rows[0]["latency_range_s"]
     header = ["What if", "latency s", "change", "output tok/s", "largest batch"]
-    lines = [
-        [
-            row["change"],
-            f"{row['latency_s']:.3f}",
-            "" if row is rows[0] else f"{row['latency_s'] / base - 1:+.0%}",
-            f"{row['output_tok_per_s']:,.0f}",
-            f"{row['largest_batch']:,}",
-        ]
-        for row in rows
-        if "impossible" not in row
-    ]
-    refused = [
-        f"{row['change']}: {row['impossible'].partition('. ')[0]}" for row in rows if "impossible" in row
-    ]
-    return "\n".join([columns([header, *lines], range(1)), *refused])
+    lines, refused = [], []
+    for row in rows:
+        if "impossible" in row:
+            refused.append(f"{row['change']}: {row['impossible'].partition('. ')[0]}")
+            continue
+        low, high = row["latency_range_s"]
+        n_out = row["output_tok_per_s"] * row["latency_s"]
+        change = "" if row is rows[0] else _to(f"{low / base[1] - 1:+.0%}", f"{high / base[0] - 1:+.0%}")
+        rate, took = _to(f"{n_out / high:,.0f}", f"{n_out / low:,.0f}"), _to(f"{low:.3f}", f"{high:.3f}")
+        lines.append([row["change"], took, change, rate, f"{row['largest_batch']:,}"])
+    found = "; ".join(dict.fromkeys(each for row in rows for each in row.get("differs", ())))
+    note = [f"Ranges: engines' kernels differ here, {found}."] * bool(found)
+    return "\n".join([columns([header, *lines], range(1)), *note, *refused])
+
+
+def _to(low: str, high: str) -> str:
+    """Both ends, or one text where they are the same."""
+    return low if low == high else f"{low} to {high}"
+
+
+def _differ(phase: Mapping[str, Any]) -> list[str]:
+    low, high = map(_ms, phase["kernels_range_s"])
+    sources = "; ".join(phase["differs"])
+    return [f"Engines' kernels differ here: {low} to {high} ms ({sources})."] * bool(sources)
 
 
 def _constants(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -158,10 +176,15 @@ def compared(found: Sequence[Mapping[str, Any]]) -> str:
     """Several devices side by side; those that cannot hold the model say why."""
     possible = [one for one in found if "impossible" not in one]
     parts = ["\n".join(answer(one) for one in possible), _device_table(possible)]
+    for one in possible:
+        notes = [f"{name}: {note}" for name, phase in one["phases"].items() for note in _differ(phase)]
+        parts.append("\n".join(f"{one['device']['name']}: {each}" for each in [*notes, _room(one["memory"])]))
     parts += [_bound_table(possible, name) for name in ("prefill", "decode")]
     if bursts := {one["device"]["name"]: one["burst"] for one in possible if one["burst"]}:
         parts.append(_burst(bursts))
     parts += [f"{one['device']['name']}: {one['impossible']}" for one in found if "impossible" in one]
+    assumed = list(dict.fromkeys(line for one in possible for line in one["assumed"]))
+    parts += ["\n".join(["Assumed:", *(f"- {line}" for line in assumed)])] * bool(assumed)
     return "\n\n".join(part for part in parts if part)
 
 
@@ -171,15 +194,15 @@ def _device_table(possible: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for one in possible:
         phases = [one["phases"].get(name) for name in ("prefill", "decode")]
-        seconds = [phase and phase["predicted_s"] for phase in phases]
+        times = [phase and (phase["predicted_s"], *phase["range_s"]) for phase in phases]
         rows.append(
             [
                 one["device"]["name"],
                 *(phase["bound"] if phase else "" for phase in phases),
-                *(f"{s * 1e3:,.2f}" if s else "" for s in seconds),
+                *("{} ({} to {})".format(*map(_ms, each)) if each else "" for each in times),
                 f"{one['latency_s']['predicted']:,.3f}",
                 f"{one['output_tok_per_s']['predicted']:,.0f}",
-                f"{one['memory']['kv_tok']:,}",
+                "" if one["memory"]["windows"] else f"{one['memory']['kv_tok']:,}",
                 f"{one['memory']['largest_batch']:,}",
             ]
         )
@@ -191,7 +214,7 @@ def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
     phases = [one["phases"][name] for one in possible if name in one["phases"]]
     if not phases:
         return ""
-    header = [name, *(one["device"]["name"] for one in possible)]
+    header = [f"{name}, ideal", *(one["device"]["name"] for one in possible)]
     rows = [
         [ops[0]["op"], *(f"{op['bound']} {op['ideal_us']:,.0f} µs" for op in ops)]
         for ops in zip(*(phase["ops"] for phase in phases), strict=True)

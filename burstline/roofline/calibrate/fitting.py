@@ -1,8 +1,7 @@
 """The search for constants that fit measured kernels, and how far they are off."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,23 +9,6 @@ from scipy.optimize import minimize
 
 from burstline.roofline.device.calibration import Constants, Spread
 from burstline.roofline.predict.kernels import Amounts
-
-X = TypeVar("X")
-
-
-@dataclass(frozen=True, slots=True)
-class Rows(Generic[X]):
-    """Measured rows: their amounts and seconds."""
-
-    work: X
-    seconds: Amounts
-
-    def where(self, mask: npt.NDArray[np.bool_]) -> "Rows[X]":
-        columns = {name: getattr(self.work, name)[mask] for name in self.work.__dataclass_fields__}  # type: ignore[attr-defined]
-        return Rows(type(self.work)(**columns), self.seconds[mask])
-
-    def __len__(self) -> int:
-        return len(self.seconds)
 
 
 def fitted(

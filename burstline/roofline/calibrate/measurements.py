@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from burstline.roofline.calibrate.fitting import Rows, fitted, spread_of
+from burstline.roofline.calibrate.fitting import fitted, spread_of
 from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
 from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, shared
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.shapes import Attention, Mla, ModelShape
-from burstline.roofline.predict.kernels import Amounts, Products, decode_s, prefill_s, product_s
+from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
+from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
 QUICK_S, FULL_S = 9.0, 100.0
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
@@ -55,15 +55,16 @@ def calibrate(
                 f"the two fastest rounds differ by {apart:.0%} in the {what}; on a steady machine by at most "
                 f"{most:.0%}"
             )
-    products = _product_rows(probe, timed)
-    flops = 2 * products.work.m * products.work.n * products.work.k
+    m, n, k = np.array([sizes for *sizes, _ in timed], dtype=float).T
+    products = Work(m, n, k, bytes=probe.element_bytes * (n * k + m * k + m * n))
+    products_s = np.array([one.seconds for *_, one in timed])
     rates = [size / read.seconds for size, read in zip(sizes, reads, strict=True)]
     device = Device(
         id=f"measured-{probe.dtype}-{probe.n_units}",
         name=probe.name,
         vendor="",
         arch="measured",
-        peaks={probe.dtype: float((flops / products.seconds).max())},
+        peaks={probe.dtype: float((2 * m * n * k / products_s).max())},
         levels=levels_of(sizes, rates, probe.memory_bytes),
         links=(),
         n_units=probe.n_units,
@@ -73,7 +74,7 @@ def calibrate(
         assurance=f"{'quick' if quick else 'full'} measurement, the better of two lower quartiles of repeats",
         note="peak: the fastest of the model's products; bandwidths: one pass of reads",
     )
-    calibration = _fitted(model, probe, device, products, rest)
+    calibration = _fitted(model, probe, device, (products, products_s), rest)
     return device, replace(calibration, measured_spread=measured_spread)
 
 
@@ -131,43 +132,30 @@ def _time_products(
     return found
 
 
-def _product_rows(probe: Probe, found: Sequence[tuple[int, int, int, Timed]]) -> Rows[Products]:
-    rows, columns, depth = np.array([sizes for *sizes, _ in found], dtype=float).T
-    moved = probe.element_bytes * (columns * depth + rows * depth + rows * columns)
-    work = Products(rows, columns, depth, np.ones_like(rows), moved)
-    return Rows(work, np.array([timed.seconds for *_, timed in found]))
-
-
 def _fitted(
-    model: ModelShape, probe: Probe, device: Device, products: Rows[Products], rest: "_Rest"
+    model: ModelShape, probe: Probe, device: Device, products: tuple[Work, Amounts], rest: "_Rest"
 ) -> Calibration:
     """The constants that one machine's kernels can set; the others stay shared or do not apply."""
     before = shared()
-    start = replace(before.constants, mixed=1.0, pad_8=0.0)
-    name, *_ = start.of_products(probe.dtype)
-    rates = device.peak_flops_per_s(probe.dtype), device.bytes_per_s
-
-    def of_products(of: Constants) -> Amounts:
-        return np.asarray(product_s(of, rates, getattr(of, name), 0.0, products.work))
-
-    limits = {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}
-    start = fitted(start, limits, [(of_products, products.seconds)])
-    decodes, prefills = _decode_rows(model, probe, rest[0]), _prefill_rows(model, rest[1])
-
-    def of_decodes(of: Constants) -> Amounts:
-        return np.asarray(decode_s(of, device.bytes_per_s, *decodes[:3]))
-
-    def of_prefills(of: Constants) -> Amounts:
-        return np.asarray(prefill_s(of, rates[0], *prefills[:2]))
-
-    limits = {"cache": (0.005, 30.0), "prompt": (0.005, 30.0), "attention_s": (0.0, 1e-2)}
-    start = fitted(start, limits, [(of_decodes, decodes[3]), (of_prefills, prefills[2])])
-    moved, seconds = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
-
-    def of_passes(of: Constants) -> Amounts:
-        return np.asarray(of.pass_s + moved / (of.passes * device.bytes_per_s))
-
-    found = fitted(start, {"passes": (0.005, 30.0), "pass_s": (0.0, 1e-2)}, [(of_passes, seconds)])
+    found = replace(before.constants, mixed=1.0, pad_8=0.0)
+    name, _ = found.of_products(probe.dtype)
+    rates = {"peak": device.peak_flops_per_s(probe.dtype), "bytes_per_s": device.bytes_per_s}
+    rates["bits"] = 8 * ELEMENT_BYTES[probe.dtype]
+    moved, passes_s = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
+    rows = {
+        "matmul": products,
+        "decode": (_decode_rows(model, probe), np.array([timed.seconds for timed in rest[0]])),
+        "prefill": (_prefill_rows(model), np.array([timed.seconds for timed in rest[1]])),
+        "elementwise": (Work(bytes=moved), passes_s),
+    }
+    known = {kind: (seconds_of(kind, x._replace(**rates)), took_s) for kind, (x, took_s) in rows.items()}
+    share, floor = (0.005, 30.0), (0.0, 1e-2)
+    for kinds, limits in (
+        (["matmul"], {name: (0.01, 1.3), "memory": (0.01, 30.0), "launch_s": (0.0, 1e-3)}),
+        (["decode", "prefill"], {"cache": share, "prompt": share, "attention_s": floor}),
+        (["elementwise"], {"passes": share, "pass_s": floor}),
+    ):
+        found = fitted(found, limits, [known[kind] for kind in kinds])
     names = (slot.name for slot in fields(Constants))
     own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
     return Calibration(
@@ -176,20 +164,18 @@ def _fitted(
         "measured by burstline calibrate",
         own,
         {
-            name: spread_of(of_products(found) / products.seconds),
-            "decode": spread_of(of_decodes(found) / decodes[3]),
-            "prefill": spread_of(of_prefills(found) / prefills[2]),
-            "elementwise": spread_of(of_passes(found) / seconds),
+            name if kind == "matmul" else kind: spread_of(of(found) / took_s)
+            for kind, (of, took_s) in known.items()
         },
-        _tables(probe.dtype, products),
+        _tables(probe.dtype, *products),
     )
 
 
-def _tables(dtype: str, products: Rows[Products]) -> tuple[ShapeTimes, ...]:
-    x, found = products.work, []
+def _tables(dtype: str, x: Work, took_s: Amounts) -> tuple[ShapeTimes, ...]:
+    found = []
     for n, k in dict.fromkeys(zip(x.n.tolist(), x.k.tolist(), strict=True)):
         one = (x.n == n) & (x.k == k)
-        m, seconds = tuple(x.m[one].tolist()), tuple(products.seconds[one].tolist())
+        m, seconds = tuple(x.m[one].tolist()), tuple(took_s[one].tolist())
         found.append(ShapeTimes(dtype, int(n), int(k), m, seconds))
     return tuple(found)
 
@@ -240,20 +226,15 @@ def _heads(model: ModelShape) -> tuple[int, int, int]:
     return attention.n_heads, attention.n_heads, size
 
 
-def _decode_rows(
-    model: ModelShape, probe: Probe, timed: Sequence[Timed]
-) -> tuple[Amounts, Amounts, Amounts, Amounts]:
-    """Context, bytes of the cache, other bytes, and seconds of each."""
+def _decode_rows(model: ModelShape, probe: Probe) -> Work:
     n_heads, kv_heads, dim = _heads(model)
     batch, context = (np.array(column, dtype=float) for column in zip(*_DECODES, strict=True))
-    kv_bytes = 2.0 * batch * context * kv_heads * dim * probe.element_bytes
-    queries = 2.0 * batch * n_heads * dim * probe.element_bytes
-    return context, kv_bytes, queries, np.array([one.seconds for one in timed])
+    one = 2.0 * batch * dim * probe.element_bytes
+    return Work(n=context, kv_bytes=one * context * kv_heads, activation_bytes=one * n_heads)
 
 
-def _prefill_rows(model: ModelShape, timed: Sequence[Timed]) -> tuple[Amounts, Amounts, Amounts]:
-    """Causal FLOPs, keys that a query sees on average, and seconds of each."""
+def _prefill_rows(model: ModelShape) -> Work:
     n_heads, _, dim = _heads(model)
     tok = np.array(_PREFILLS, dtype=float)
     seen = (tok + 1) / 2
-    return 4 * n_heads * dim * tok * seen, seen, np.array([one.seconds for one in timed])
+    return Work(flops=4 * n_heads * dim * tok * seen, keys=seen)

@@ -26,13 +26,14 @@ from burstline.roofline.model.step import Step
 class Constants:
     """Shares of ceilings, seconds, and weights. Names that end with `_s` are seconds.
 
-    `product`, `product_8`: the share of the dense peak that large products reach, of 8 and 4 bits the latter,
-    whose kernels compute `pad_8` of the idle rows of their tiles. `memory`: the share of the bandwidth that
-    products reach; `launch_s`: the floor of a product or a collective. `cache`: the share of the bandwidth at
-    which decode attention reads keys and values; `prompt`: the share of the peak that prefill attention
-    reaches; `attention_s`: the floor of both. `mixed`: how many times as long decode attention takes in a
-    step that prefills. `passes`: the share of the bandwidth that elementwise passes reach, above 1 where
-    caches serve them; `pass_s`: their floor. `link`: the share of a link's bandwidth that collectives reach.
+    `product`, `product_8`, `product_4`: the share of the dense peak that large products of 16, 8 and 4 bits
+    reach; kernels of the last two compute `pad_8` of the idle rows of their tiles. `memory`: the share of
+    the bandwidth that products reach; `launch_s`: the floor of a product or a collective. `cache`: the share
+    of the bandwidth at which decode attention reads keys and values; `prompt`: the share of the peak that
+    prefill attention reaches; `attention_s`: the floor of both. `mixed`: how many times as long decode
+    attention takes in a step that prefills. `passes`: the share of the bandwidth that elementwise passes
+    reach, above 1 where caches serve them; `pass_s`: their floor. `link`: the share of a link's bandwidth
+    that collectives reach. The others are costs that no count of bytes has: `kernels.parts`.
     """
 
     product: float
@@ -47,15 +48,22 @@ class Constants:
     passes: float
     pass_s: float
     link: float
+    product_4: float
+    scan_s: float
+    scan_tok_s: float
+    sparse_s: float
+    sparse_request_s: float
+    exchange_s: float
+    exchange_bytes_per_s: float
+    shot_s: float
+    rank_s: float
+    one_link: float
+    two_link: float
 
-    def of_products(self, dtype: str) -> tuple[str, float, float]:
-        """The name and value of the share of the peak for a dtype, and the weight of idle rows."""
-        if dtype in NARROW:
-            return "product_8", self.product_8, self.pad_8
-        return "product", self.product, 0.0
-
-
-NARROW = ("fp8", "int8", "fp4", "int4")
+    def of_products(self, dtype: str) -> tuple[str, float]:
+        """The name and value of the share of the peak for a dtype."""
+        name = {"4": "product_4", "8": "product_8"}.get(dtype[-1], "product")
+        return name, getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,7 @@ def read_calibration(table: Mapping[str, Any], path: object) -> Calibration:
 def _read(table: Mapping[str, Any]) -> Calibration:
     return Calibration(
         table["name"],
-        Constants(**table["constants"]),
+        replace(shared().constants, **table["constants"]),  # an older file lacks newer ones
         table["source"],
         tuple(table["own"]),
         {kind: Spread(**spread) for kind, spread in table["spread"].items()},

@@ -8,6 +8,7 @@ each rank's buffer up and its sum down once.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -52,7 +53,10 @@ def _tiers(n_ranks: int, links: Sequence[Link]) -> list[tuple[Link, int]]:
         )
     tiers = []
     for link in links:
-        tiers.append((link, min(n_ranks, link.n_devices)))
+        n = min(n_ranks, link.n_devices)
+        if link.mesh:
+            link = replace(link, bytes_per_s=link.bytes_per_s * (n - 1) / (link.n_devices - 1))
+        tiers.append((link, n))
         if link.n_devices >= n_ranks:
             break
     return tiers

@@ -36,7 +36,8 @@ class Link:
 
     `scope` is "package", "node" or "network"; up to `n_devices` reach each other over it. `bytes_per_s` is
     one direction, per device. `latency_s` is one hop's; 0 where unknown, so that a ceiling stays a ceiling.
-    `in_switch`: switches reduce what passes through them (NVLS).
+    `in_switch`: switches reduce what passes through them (NVLS). `mesh`: a link to each other device, so that
+    fewer devices use a part of the rate.
     """
 
     scope: str
@@ -45,6 +46,7 @@ class Link:
     bytes_per_s: float
     latency_s: float = 0.0
     in_switch: bool = False
+    mesh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ _KEPT = (
 _BEFORE = ("model.", "model.language_model.", "language_model.model.")
 # The modules of a checkpoint that are one product here, where they are not `self_attn.NAME_proj`.
 _MODULES = {
-    "qkv": "self_attn.q_proj", "kv_a": "self_attn.kv_a_proj_with_mqa", "qkvz": "linear_attn.in_proj_qkvz",
+    "qkv": "self_attn.q_proj", "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "qkvz": "linear_attn.in_proj_qkvz linear_attn.in_proj_qkv",
     "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk", "down": "mlp.down_proj",
     "o": "self_attn.o_proj linear_attn.out_proj", "gate_up": "mlp.gate_proj mlp.gate_up_proj",
     "experts_gate_up": "mlp.experts.0.gate_proj block_sparse_moe.experts.0.w1",

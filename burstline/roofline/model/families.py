@@ -1,6 +1,7 @@
 """Models by name, folder or config.json, as a `ModelShape`: one reader per family of architectures."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class _Config:
 
 def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
     """The shape a Hugging Face `config.json` describes; the text part of a multimodal one."""
+    tower = raw.get("vision_config") or {}
     raw = text_part(raw)
     family = str(raw.get("model_type"))
     if family not in FAMILIES:
@@ -85,7 +87,11 @@ def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
             f" it knows {', '.join(FAMILIES)}"
         )
     reader, defaults = FAMILIES[family]
-    return reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
+    shape = reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
+    # The products of a vision tower's layers; patches and the projector are a few percent of them.
+    width, wide = tower.get("hidden_size", 0), tower.get("intermediate_size", 0)
+    n_layers = tower.get("num_hidden_layers") or tower.get("depth") or 0
+    return replace(shape, vision_params=int(n_layers * (4 * width * width + 2 * width * wide)))
 
 
 def _shape(
@@ -129,29 +135,37 @@ def _windows(config: _Config, default: Callable[[int], bool]) -> list[int | None
 
 
 def _llama(config: _Config, name: str) -> ModelShape:
-    """Llama, Mistral, Phi-3: one kind of layer; Qwen2 and Qwen3 add a bias or a norm to queries and keys."""
-    qwen2, qwen3 = config.family == "qwen2", config.family == "qwen3"
-    bias = bool(config.get("attention_bias", False))
+    """Llama and its like: one kind of layer. Qwen2 and Qwen3 add a bias or a norm to queries and keys, OLMo 2
+    a norm over all heads; EXAONE 4 has windows, Seed-OSS no bias behind its heads."""
+    qwen2, qwen3 = config.family.startswith("qwen2"), config.family.startswith(("qwen3", "exaone"))
+    bias = bool(config.get("attention_bias", config.get("use_bias", False)))
+    out_bias = bool(config.get("attention_out_bias", bias))
     from_layer = config.get("max_window_layers", 0) if qwen2 or qwen3 else 0
     slides = config.get("use_sliding_window", False) if qwen2 or qwen3 else "sliding_window" in config.raw
-    ffn = Dense(config.count("intermediate_size"), bias=bool(config.get("mlp_bias", False)))
+    ffn = Dense(config.count("intermediate_size"), bias=bool(config.get("mlp_bias", config.get("use_bias"))))
+    wide = config.family.startswith("olmo")
+    norms = {"qk_norm": qwen3 or wide, "wide_norm": wide}
     layers = [
-        (_attention(config, window=w, qkv_bias=bias or qwen2, out_bias=bias, qk_norm=qwen3), ffn)
+        (_attention(config, window=w, qkv_bias=bias or qwen2, out_bias=out_bias, **norms), ffn)
         for w in _windows(config, lambda i: bool(slides) and i >= from_layer)
     ]
     return _shape(config, name, layers)
 
 
 def _gemma(config: _Config, name: str) -> ModelShape:
-    """Gemma: tied; from the second on, norms on both sides of each block and windows in most layers."""
-    first, third = config.family == "gemma", config.family.startswith("gemma3")
-    period = config.get("sliding_window_pattern", 6 if third else 2)
+    """Gemma: tied; from the second on, norms on both sides of each block and windows in most layers.
+
+    Command R: tied too; attention and feed-forward side by side behind one norm; windows from the second on.
+    """
+    cohere, third = config.family.startswith("cohere"), config.family.startswith("gemma3")
+    first = config.family in ("gemma", "cohere")
+    period = config.get("sliding_window_pattern", 6 if third else 4 if cohere else 2)
     ffn = Dense(config.count("intermediate_size"))
     layers = [
         (_attention(config, window=w, qk_norm=third), ffn)
         for w in _windows(config, lambda i: not first and (i + 1) % period != 0)
     ]
-    return _shape(config, name, layers, norms_per_layer=2 if first else 4)
+    return _shape(config, name, layers, norms_per_layer=1 if cohere else 2 if first else 4)
 
 
 def _gpt2(config: _Config, name: str) -> ModelShape:
@@ -185,9 +199,14 @@ def _moe(config: _Config, n: str, d_ff: str = "moe_intermediate_size", **other: 
 
 
 def _mixtral(config: _Config, name: str) -> ModelShape:
-    moe = _moe(config, "num_local_experts", "intermediate_size")
-    windows = _windows(config, lambda _: "sliding_window" in config.raw)
-    return _shape(config, name, [(_attention(config, window=w), moe) for w in windows])
+    """Experts in each layer. MiniMax-M2 norms queries and keys over all heads; gpt-oss has biases throughout,
+    sinks, and a window in every other layer."""
+    oss, m2 = config.family == "gpt_oss", config.family == "minimax_m2"
+    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=oss or m2, expert_bias=oss)
+    bias = oss and bool(config.get("attention_bias", True))
+    flags = {"qkv_bias": bias, "out_bias": bias, "sinks": oss, "qk_norm": m2, "wide_norm": m2}
+    windows = _windows(config, lambda i: i % 2 == 0 if oss else "sliding_window" in config.raw)
+    return _shape(config, name, [(_attention(config, window=w, **flags), moe) for w in windows])
 
 
 def _qwen_moe(config: _Config, name: str) -> ModelShape:
@@ -205,9 +224,11 @@ def _qwen_moe(config: _Config, name: str) -> ModelShape:
 
 
 def _qwen3_next(config: _Config, name: str) -> ModelShape:
-    """Qwen3-Next: three layers of linear attention, then one of gated attention; experts in each."""
-    shared = config.count("shared_expert_intermediate_size")
-    moe = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
+    """Qwen3-Next, Qwen3.5: three layers of linear attention, then one of gated attention; experts or none."""
+    ffn: Dense | Moe = Dense(config.get("intermediate_size", 0))
+    if "num_experts" in config.raw:
+        shared = config.count("shared_expert_intermediate_size")
+        ffn = _moe(config, "num_experts", d_ff_shared=shared, shared_gate=True)
     full = _attention(config, qk_norm=True, gated=True)
     linear = DeltaNet(
         config.count("linear_num_key_heads"),
@@ -222,16 +243,7 @@ def _qwen3_next(config: _Config, name: str) -> ModelShape:
     ]
     if len(types) != n:
         raise RooflineError(f"config.json names {len(types)} layer_types for {n} layers")
-    return _shape(config, name, [(linear if kind == "linear_attention" else full, moe) for kind in types])
-
-
-def _gpt_oss(config: _Config, name: str) -> ModelShape:
-    """gpt-oss: biases throughout, sinks, a window in every other layer; experts in each layer."""
-    moe = _moe(config, "num_local_experts", "intermediate_size", router_bias=True, expert_bias=True)
-    bias = bool(config.get("attention_bias", True))
-    windows = _windows(config, lambda i: i % 2 == 0)
-    layers = [(_attention(config, window=w, qkv_bias=bias, out_bias=bias, sinks=True), moe) for w in windows]
-    return _shape(config, name, layers)
+    return _shape(config, name, [(linear if kind == "linear_attention" else full, ffn) for kind in types])
 
 
 def _llama4(config: _Config, name: str) -> ModelShape:
@@ -256,37 +268,21 @@ def _llama4(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, layers)
 
 
-def _glm4_moe(config: _Config, name: str) -> ModelShape:
-    """GLM-4.5: dense layers first, then experts of which some are shared; biased queries, keys, values."""
-    attention = _attention(
-        config,
-        qkv_bias=bool(config.get("attention_bias", False)),
-        qk_norm=bool(config.get("use_qk_norm", False)),
-    )
-    first = config.get("first_k_dense_replace", 0)
-    shared = config.count("moe_intermediate_size") * config.get("n_shared_experts", 0)
-    moe = _moe(config, "n_routed_experts", d_ff_shared=shared, router_bias=True)
-    dense = Dense(config.count("intermediate_size"))
-    n = config.count("num_hidden_layers")
-    return _shape(config, name, [(attention, dense if i < first else moe) for i in range(n)])
-
-
 def _deepseek(config: _Config, name: str) -> ModelShape:
-    """DeepSeek-V2, V3, Kimi-K2: latent attention, dense layers first, then experts of which some are shared.
+    """DeepSeek-V2, V3, Kimi-K2, GLM: dense layers first, then experts of which some are shared. Latent
+    attention, but in GLM-4.5.
 
     The multi-token-prediction layer that V3's checkpoint carries besides is not part of the model served.
     """
-    attention = Mla(
-        config.count("num_attention_heads"),
-        config.get("q_lora_rank"),
-        config.count("kv_lora_rank"),
-        config.count("qk_nope_head_dim"),
-        config.count("qk_rope_head_dim"),
-        config.count("v_head_dim"),
-        config.get("index_n_heads", 0),
-        config.get("index_head_dim", 0),
-        config.get("index_topk", 0),
-    )
+    attention: Attention | Mla
+    if config.family == "glm4_moe":
+        bias, qk_norm = bool(config.get("attention_bias")), bool(config.get("use_qk_norm"))
+        attention = _attention(config, qkv_bias=bias, qk_norm=qk_norm)
+    else:
+        heads, index = config.count("num_attention_heads"), ("index_n_heads", "index_head_dim", "index_topk")
+        keys = "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+        sizes: list[Any] = [config.get("q_lora_rank"), *map(config.count, keys)]
+        attention = Mla(heads, *sizes, *(config.get(key, 0) for key in index))
     shared = config.count("moe_intermediate_size") * config.get("n_shared_experts", 0)
     moe = _moe(config, "n_routed_experts", d_ff_shared=shared, router_bias=config.family != "deepseek_v2")
     first, every = config.get("first_k_dense_replace", 0), config.get("moe_layer_freq", 1)
@@ -307,28 +303,31 @@ _GEMMA3 = {
 _LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
 _SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 
+_QWEN3_NEXT = "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"
+
 FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, Any]]] = {
-    "llama": (_llama, {}),
-    "mistral": (_llama, {}),
-    "phi3": (_llama, {}),
-    "qwen2": (_llama, {}),
-    "qwen3": (_llama, {"head_dim": 128}),
+    **dict.fromkeys(("llama", "mistral", "phi3", "granite", "exaone4", "olmo2"), (_llama, {})),
+    **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_5_vl_text"), (_llama, {})),
+    **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text"), (_llama, {"head_dim": 128})),
+    "smollm3": (_llama, _TIED),
+    "seed_oss": (_llama, {"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
+    "ernie4_5": (_llama, {"head_dim": 128, **_TIED}),
+    "olmo3": (_llama, {"sliding_window": 4096}),
+    "cohere": (_gemma, _TIED),
+    "cohere2": (_gemma, {**_TIED, "sliding_window": 4096}),
     "gemma": (_gemma, {**_TIED, "head_dim": 256}),
     "gemma2": (_gemma, {**_TIED, "head_dim": 256, "sliding_window": 4096}),
-    "gemma3": (_gemma, _GEMMA3),
-    "gemma3_text": (_gemma, _GEMMA3),
+    **dict.fromkeys(("gemma3", "gemma3_text"), (_gemma, _GEMMA3)),
     "gpt2": (_gpt2, _TIED),
     "opt": (_opt, _TIED),
-    "mixtral": (_mixtral, {}),
+    **dict.fromkeys(("mixtral", "minimax_m2"), (_mixtral, {})),
     "qwen2_moe": (_qwen_moe, {}),
-    "qwen3_moe": (_qwen_moe, {"head_dim": 128}),
-    "deepseek_v2": (_deepseek, {}),
-    "deepseek_v3": (_deepseek, {}),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), (_qwen_moe, {"head_dim": 128})),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), (_deepseek, {})),
     "deepseek_v32": (_deepseek, _SPARSE),
-    "kimi_k2": (_deepseek, {}),
-    "glm4_moe": (_glm4_moe, {"head_dim": 128}),
-    "gpt_oss": (_gpt_oss, {"head_dim": 64, "sliding_window": 128}),
-    "llama4_text": (_llama4, _LLAMA4),
-    "llama4": (_llama4, _LLAMA4),
-    "qwen3_next": (_qwen3_next, {"head_dim": 256}),
+    "glm_moe_dsa": (_deepseek, _SPARSE | {"index_n_heads": 32}),
+    "glm4_moe": (_deepseek, {"head_dim": 128}),
+    "gpt_oss": (_mixtral, {"head_dim": 64, "sliding_window": 128}),
+    **dict.fromkeys(("llama4", "llama4_text"), (_llama4, _LLAMA4)),
+    **dict.fromkeys(_QWEN3_NEXT, (_qwen3_next, {"head_dim": 256})),
 }

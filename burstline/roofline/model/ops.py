@@ -200,7 +200,8 @@ def _elementwise(
 def _attention_ops(run: _Pass, attention: Attention | Mla | DeltaNet, count: int) -> Iterator[Op]:
     tp, step = run.parallel.tp, run.step
     if isinstance(attention, DeltaNet):
-        yield _delta_rule(run, attention, count)
+        for phase, part in step.phases():
+            yield _delta_rule(run, attention, phase, part, count)
         return
     heads = attention.n_heads // tp
     kv_bytes = token_kv_bytes(attention, tp, run.quant.kv)
@@ -285,19 +286,21 @@ def _index(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Op:
     return replace(op, name="indexer", kv_element_bytes=1)
 
 
-def _delta_rule(run: _Pass, delta: DeltaNet, count: int) -> Op:
+def _delta_rule(run: _Pass, delta: DeltaNet, phase: Phase, part: Step, count: int) -> Op:
     """Each token decays its heads' states, reads them twice and adds one outer product: 6 FLOPs an element.
 
-    A state is read and written once a step, in fp32. Chunked kernels compute more and move as much.
+    A state is read and written once a step, in fp32. Chunked kernels compute more and move as much. `m`,
+    `groups` and heads are as in an attention.
     """
-    tp, n_tok = run.parallel.tp, run.step.n_tok
-    state = delta.state_elements(tp)
+    tp, n_tok = run.parallel.tp, part.n_tok
     wide = (2 * delta.n_heads * delta.key_dim + 3 * delta.n_value_heads * delta.value_dim) // tp
     flops = 6 * n_tok * delta.n_value_heads * delta.key_dim * delta.value_dim // tp
     return Op(
-        "delta_rule", "elementwise", count, run.quant.stream, m=n_tok, n=wide, flops=flops, flops_full=flops,
+        "delta_rule", "elementwise", count, run.quant.stream, m=n_tok / part.n_requests, n=wide,
+        groups=part.n_requests, flops=flops, flops_full=flops, phase=phase,
         activation_bytes=n_tok * wide * ELEMENT_BYTES[run.quant.stream],
-        kv_bytes=2 * 4 * state * run.step.n_requests,
+        kv_bytes=2 * 4 * delta.state_elements(tp) * part.n_requests,
+        n_heads=max(1, delta.n_value_heads // tp),
     )  # fmt: skip
 
 

@@ -117,6 +117,7 @@ class Attention:
 
     `chunk`: a token sees those of its own chunk of this many positions (Llama 4). `sinks`: a learned logit
     for each head (gpt-oss). `gated`: the outputs are multiplied by a gate, which the queries' product makes.
+    `wide_norm`: queries and keys are normed over all heads at once (OLMo 2).
     """
 
     n_heads: int
@@ -128,6 +129,7 @@ class Attention:
     qk_norm: bool = False
     rope: bool = True
     chunk: int | None = None
+    wide_norm: bool = False
     sinks: bool = False
     gated: bool = False
 
@@ -149,7 +151,8 @@ class Attention:
 
     @property
     def norm_params(self) -> int:
-        return (2 * self.head_dim if self.qk_norm else 0) + (self.n_heads if self.sinks else 0)
+        norms = self.n_heads + self.n_kv_heads if self.wide_norm else 2 * self.qk_norm
+        return norms * self.head_dim + (self.n_heads if self.sinks else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +326,7 @@ class ModelShape:
     """A decoder-only transformer's shape. `n_positions` counts learned positions (0: rotary).
 
     `order`: which of `layers` each of its layers is, where kinds alternate; empty: one kind after the other.
+    `vision_params`: of the tower that reads images, which takes memory and is in no other count.
     """
 
     name: str
@@ -337,6 +341,7 @@ class ModelShape:
     max_context: int | None = None
     dtype: str = "bf16"
     order: tuple[int, ...] = ()
+    vision_params: int = 0
 
     @property
     def n_layers(self) -> int:

@@ -1,7 +1,9 @@
 """Memory: whether weights, KV cache and requests fit."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 from burstline.roofline.device.device import Device
 from burstline.roofline.errors import RooflineError
@@ -11,49 +13,77 @@ from burstline.roofline.model.shapes import (
     DeltaNet,
     Layer,
     ModelShape,
+    Moe,
     Quant,
     token_kv_bytes,
 )
 
 BLOCK_TOK = 16  # vLLM's default block
+_GIB = 2.0**30
+_HELD_BY_DRIVER = 0.46 * _GIB  # CUDA sees 79.19 GiB of an H100 where the driver's tool says 79.65
+_OUTSIDE_TORCH = 0.25 * _GIB, 2.1 * _GIB  # on one device, and where NCCL joins several (vLLM's logs)
+# Rows whose logits are kept and sorted, 16 bytes each: under 70 GiB (one log, RTX 4090), above (seven, H100).
+_SAMPLED_ROWS = 512, 1024
+_STEP_TOK = 8192
+# Chosen around published reserves over `reserve_bytes`: seven of dense models (vLLM 0.19: 0.93 to 1.01),
+# six of experts (four 0.92 to 0.98; Qwen3-235B-FP8 on vLLM 0.9 1.6, gpt-oss-120b 2.4).
+_BAND = {False: (0.9, 1.1), True: (0.9, 2.4)}
+Fit = Literal["yes", "no", "within the band"]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How one device's memory divides. Where the engine prints its own block count, believe that instead."""
+    """How one device's memory divides. Where the engine prints its own block count, believe that instead.
+
+    `kv_bytes` is what the expected reserve leaves, `kv_range_bytes` what the largest and the smallest do.
+    """
 
     weight_bytes: float
     usable_bytes: float
+    reserved_bytes: float
     kv_bytes: float
+    kv_range_bytes: tuple[float, float]
     kv_tok: int
 
 
-def room(
-    model: ModelShape,
-    quant: Quant,
-    parallel: Parallel,
-    device: Device,
-    *,
-    utilisation: float = 0.9,
-    reserved_bytes: float = 1.5e9,
-) -> Room:
-    """The KV cache that the weights leave room for, in whole blocks of 16 tokens; raises where nothing is.
+def reserve_bytes(model: ModelShape, parallel: Parallel, device: Device) -> float:
+    """What an engine keeps beside weights and cache: CUDA and NCCL, the sampler's logits, experts' inputs."""
+    moes = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
+    wide = max((moe.top_k * (2 * moe.d_ff // parallel.moe_tp + model.d) for moe in moes), default=0)
+    inner, rows = 2.0 * _STEP_TOK * wide, _SAMPLED_ROWS[device.memory.capacity_bytes >= 70 * _GIB]
+    return _OUTSIDE_TORCH[parallel.n_devices > 1] + 16.0 * rows * model.vocab + inner
 
-    `utilisation` is the engine's share of the memory (vLLM's gpu_memory_utilization); `reserved_bytes` is a
-    guess at activations and CUDA graphs.
+
+def room(
+    model: ModelShape, quant: Quant, parallel: Parallel, device: Device, *, utilisation: float = 0.9
+) -> Room:
+    """The KV cache that the weights leave room for, in whole blocks of 16 tokens.
+
+    `utilisation` is the engine's share of the memory (vLLM's gpu_memory_utilization). Raises where not even
+    the smallest reserve leaves a block.
     """
     weights = weight_bytes(model, quant, parallel)
-    usable = utilisation * device.memory.capacity_bytes
-    left = usable - weights - reserved_bytes
-    per_tok = kv_bytes(model, quant, parallel, 1)
-    if left < BLOCK_TOK * per_tok:
+    usable = utilisation * (device.memory.capacity_bytes - _HELD_BY_DRIVER * (device.vendor == "nvidia"))
+    reserved = reserve_bytes(model, parallel, device)
+    has_experts = any(isinstance(layer.ffn, Moe) for layer in model.layers)
+    low, high = (max(0.0, usable - weights - share * reserved) for share in reversed(_BAND[has_experts]))
+    block = BLOCK_TOK * kv_bytes(model, quant, parallel, 1)
+    if high < block:
         raise RooflineError(
             f"{model.name} does not fit {device.name}: weights take {weights / 1e9:.1f} GB a device and"
-            f" {reserved_bytes / 1e9:.1f} GB are kept for activations, but {usable / 1e9:.1f} GB are usable"
+            f" {reserved / 1e9:.1f} GB are kept for activations, but {usable / 1e9:.1f} GB are usable"
             f" ({utilisation:.0%} of {device.memory.capacity_bytes / 1e9:.1f} GB);"
             " try more devices (--tp, --pp), fewer bits (--quant) or a larger device"
         )
-    return Room(weights, usable, left, BLOCK_TOK * int(left / (BLOCK_TOK * per_tok)))
+    left = max(0.0, usable - weights - reserved)
+    return Room(weights, usable, reserved, left, (low, high), BLOCK_TOK * int(left / block))
+
+
+def fits(model: ModelShape, quant: Quant, parallel: Parallel, of: Room, batch: int, n_tok: int) -> Fit:
+    """Whether `batch` requests of `n_tok` tokens fit at once: with any reserve, with none, with some."""
+    one = request_bytes(model, quant, parallel, n_tok)
+    low, high = (batch * one <= left for left in of.kv_range_bytes)
+    return "yes" if low else "within the band" if high else "no"
 
 
 def weight_bytes(model: ModelShape, quant: Quant, parallel: Parallel) -> float:
@@ -69,16 +99,19 @@ def weight_bytes(model: ModelShape, quant: Quant, parallel: Parallel) -> float:
     else:
         ends = embedding + head
     norm = model.norm_params * stream
-    return ends + norm + _heaviest(model, parallel.pp, per_layer)
+    return ends + norm + model.vision_params * stream + _heaviest(model, parallel.pp, per_layer)
 
 
 def _layer_bytes(model: ModelShape, layer: Layer, quant: Quant, parallel: Parallel) -> float:
     stream = ELEMENT_BYTES[quant.stream]
     norms = layer.attention.norm_params + model.norms_per_layer * model.norm_params
     linears = layer.linears(model.d, parallel.tp, parallel.moe_tp, parallel.ep)
-    return norms * stream + sum(
-        linear.params * quant.of(linear.name, linear.quantised).weight_bytes for linear in linears
-    )
+    sizes = {each.name: each.params * quant.of(each.name, each.quantised).weight_bytes for each in linears}
+    if isinstance(layer.ffn, Moe) and quant.experts_only:  # MXFP4 kernels want whole tiles of 256 columns
+        columns = layer.ffn.d_ff / parallel.moe_tp
+        for name in ("experts_gate_up", "experts_down"):
+            sizes[name] *= 256 * math.ceil(columns / 256) / columns
+    return norms * stream + sum(sizes.values())
 
 
 def _heaviest(model: ModelShape, pp: int, by_kind: list[float]) -> float:
@@ -106,23 +139,43 @@ def state_bytes(model: ModelShape, parallel: Parallel) -> float:
     return _heaviest(model, parallel.pp, per_layer)
 
 
-def largest_batch(model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, n_tok: int) -> int:
-    """How many requests of `n_tok` tokens, prompt and output, the cache holds at once."""
+def request_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int) -> float:
+    """What one request of `n_tok` tokens takes of the cache, whose blocks hold as many layers of each kind.
+
+    vLLM divides layers into groups as large as the rarest kind and pads the last group of each; a window
+    keeps what a step adds besides. Linear attention's state is on top.
+    """
+    held = state_bytes(model, parallel)
     blocks_tok = BLOCK_TOK * math.ceil(n_tok / BLOCK_TOK)
-    one = kv_bytes(model, quant, parallel, blocks_tok) + state_bytes(model, parallel)
-    return int(kv_room.kv_bytes // one)
+    kinds = Counter[tuple[float, int | None]]()
+    for layer in model.layers:
+        per_tok = token_kv_bytes(layer.attention, parallel.tp, quant.kv)
+        if per_tok:
+            kinds[per_tok, layer.attention.window or layer.attention.chunk] += layer.count
+    if len(kinds) < 2 or parallel.pp > 1:
+        return held + kv_bytes(model, quant, parallel, blocks_tok)
+    size = min(kinds.values())
+    return held + sum(
+        math.ceil(n / size) * size * per_tok * min(blocks_tok, (window or blocks_tok) - 1 + _STEP_TOK)
+        for (per_tok, window), n in kinds.items()
+    )
+
+
+def largest_batch(model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, n_tok: int) -> int:
+    """How many requests of `n_tok` tokens, prompt and output, the expected cache holds at once."""
+    return int(kv_room.kv_bytes // request_bytes(model, quant, parallel, n_tok))
 
 
 def check_batch(
     model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, batch: int, n_tok: int
 ) -> None:
-    """Raises where `batch` requests of `n_tok` tokens overflow the cache, or one the model's context."""
+    """Raises where no reserve lets `batch` requests of `n_tok` tokens fit, or one the model's context."""
     if model.max_context is not None and n_tok > model.max_context:
         raise RooflineError(
             f"{n_tok} tokens of prompt and output are more than the {model.max_context} of {model.name}"
         )
-    most = largest_batch(model, quant, parallel, kv_room, n_tok)
-    if batch > most:
+    if fits(model, quant, parallel, kv_room, batch, n_tok) == "no":
+        most = largest_batch(model, quant, parallel, kv_room, n_tok)
         raise RooflineError(
             f"batch {batch} of {n_tok} tokens does not fit the KV cache of {kv_room.kv_tok} tokens"
             f" ({kv_room.kv_bytes / 1e9:.1f} GB): at most {most}; try a smaller batch, shorter requests,"

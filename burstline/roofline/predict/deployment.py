@@ -9,7 +9,7 @@ from burstline.roofline.device.device import Limit
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, classify_step
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction, host_seconds
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, differing, host_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class UniformBatch:
         """Of a request while it decodes."""
         return self.n_prompt_tok + round(self.n_output_tok / 2)
 
-    def steps(self) -> dict[str, tuple[Step, int]]:
-        """The step of each phase and how often it runs; decode at its mean context."""
+    def steps(self, pp: int = 1) -> dict[str, tuple[Step, int]]:
+        """The step of each phase and how often it runs; decode at its mean context, a micro-batch a stage."""
         at_once, n_chunks = max(1, self.budget_tok // self.n_prompt_tok), 1
         if self.n_prompt_tok > self.budget_tok:
             n_chunks = math.ceil(self.n_prompt_tok / self.budget_tok)
@@ -48,7 +48,8 @@ class UniformBatch:
             if n and n_steps:
                 steps[name if steps else "prefill"] = (Step.prefill(n, chunk, before), n_steps * n_chunks)
         if self.n_output_tok > 1:
-            steps["decode"] = (Step.decode(self.batch, self.mean_context_tok), self.n_output_tok - 1)
+            micro = math.ceil(self.batch / pp)
+            steps["decode"] = (Step.decode(micro, self.mean_context_tok), self.n_output_tok - 1)
         return steps
 
 
@@ -92,6 +93,18 @@ class PhaseBound:
         known = [line.prediction for line in self.lines if line.prediction]
         return sum(p.low_s for p in known) + self.host_s, sum(p.high_s for p in known) + self.host_s
 
+    @property
+    def ends_s(self) -> tuple[float, float]:
+        """The least and the most with published kernels, where those differ; else as predicted, twice."""
+        ends = [line.prediction.ends_s if line.prediction else (line.seconds,) * 2 for line in self.lines]
+        low, high = map(sum, zip(*ends, strict=True))
+        return low + self.host_s, high + self.host_s
+
+    @property
+    def differs(self) -> list[str]:
+        """Whose kernels differ, each once."""
+        return differing(line.prediction for line in self.lines if line.prediction)
+
     def limit(self) -> StepLimit:
         """The class of ops that takes most of the step, or the host."""
         return classify_step(((line.limit, line.seconds) for line in self.lines), self.host_s)
@@ -102,7 +115,7 @@ def phase_bounds(
 ) -> dict[str, PhaseBound]:
     """Each phase of `asked`, op by op."""
     phases = {}
-    for name, (step, n_steps) in asked.steps().items():
+    for name, (step, n_steps) in asked.steps(deployment.parallel.pp).items():
         predictions = deployment.predict(step, calibration)
         lines = tuple(Line(p.bound, p if calibration else None) for p in predictions)
         phases[name] = PhaseBound(lines, n_steps, host_seconds(step, predictions, calibration))
@@ -112,6 +125,12 @@ def phase_bounds(
 def latency_s(phases: Mapping[str, PhaseBound], *, ceiling: bool = False) -> float:
     """Seconds from the request to its last token, as predicted or at the ceiling."""
     return sum(p.n_steps * (p.ceiling_s if ceiling else p.predicted_s) for p in phases.values())
+
+
+def latency_ends_s(phases: Mapping[str, PhaseBound]) -> tuple[float, float]:
+    """The same with the fastest and the slowest published kernels."""
+    low, high = (sum(p.n_steps * p.ends_s[i] for p in phases.values()) for i in (0, 1))
+    return low, high
 
 
 def host_sentence(calibration: Calibration) -> str:

@@ -5,6 +5,7 @@ A `Clock` does the same for a model many thousand times over, as a simulation ne
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -13,10 +14,11 @@ from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Device, Limit
 from burstline.roofline.model.ops import Op, ops
 from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ModelShape, Quant
+from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
-from burstline.roofline.predict.kernels import Products, decode_s, joined, prefill_s, product_parts
+from burstline.roofline.predict.differences import difference
+from burstline.roofline.predict.kernels import Work, op_s, parts
 
 _UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
 MEASURED = "measured shape"
@@ -27,7 +29,8 @@ class Prediction:
     """The seconds all runs of an op should take. `low` and `high` hold four of five measured cases.
 
     `floor_s` is the part that no larger op would take longer for: launches, latency of links. `by` names the
-    constants that set it: the rate's, the floor's, and "mixed" where that counts.
+    constants that set it: the rate's, the floor's, and "mixed" where that counts. `ends_s`: between which
+    published kernels lie where they differ in sign, and `differs` whose; elsewhere `seconds` twice.
     """
 
     op: Op
@@ -37,6 +40,8 @@ class Prediction:
     high_s: float
     floor_s: float
     by: tuple[str, ...] = ()
+    ends_s: tuple[float, float] = (0.0, 0.0)
+    differs: str = ""
 
     @property
     def limit(self) -> Limit:
@@ -58,21 +63,31 @@ def predict(
     """
     bound = ceiling(op, device, swept_bytes)
     if calibration is None:
-        return Prediction(op, bound, bound.seconds, bound.seconds, bound.seconds, 0.0)
+        ends_s = bound.seconds, bound.seconds
+        return Prediction(op, bound, bound.seconds, *ends_s, 0.0, ends_s=ends_s)
     one_s, floor_s, by = _one(op, device, calibration)
     if mixed and op.kind == "attention" and op.phase == "decode":
         one_s, by = one_s * calibration.constants.mixed, (*by, "mixed")
     if by != (MEASURED,) and op.kind in ("matmul", "attention"):
         one_s = max(one_s, bound.seconds / op.count)  # a constant may err; the ceiling does not
     around = calibration.spread.get(_kind(op, calibration), _UNKNOWN)
-    seconds = op.count * one_s
-    return Prediction(op, bound, seconds, seconds * around.low, seconds * around.high, op.count * floor_s, by)
+    seconds, floor_s = op.count * one_s, op.count * floor_s
+    least, most, differs = difference(op, device)
+    scaled_s = floor_s if kernel(op) in ("exchange", "index", "elementwise") else seconds
+    ends_s = seconds + scaled_s * (least - 1), seconds + scaled_s * (most - 1)
+    low_s, high_s = min(seconds * around.low, ends_s[0]), max(seconds * around.high, ends_s[1])
+    return Prediction(op, bound, seconds, low_s, high_s, floor_s, by, ends_s, differs)
 
 
 def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibration | None) -> list[Prediction]:
     phases = {op.phase for op in step_ops if op.kind == "attention"}
     swept = working_set_bytes(step_ops)
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
+
+
+def differing(predictions: Iterable[Prediction]) -> list[str]:
+    """Whose published kernels differ in these, each once."""
+    return list(dict.fromkeys(p.differs for p in predictions if p.differs))
 
 
 def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Calibration | None) -> float:
@@ -98,28 +113,48 @@ def _kind(op: Op, calibration: Calibration) -> str:
 
 def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
     """Seconds of one run, its floor, the constants that set it."""
-    of = calibration.constants
-    if op.kind == "matmul":
-        return _matmul(op, device, calibration)
-    if op.kind == "attention":
-        return _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
-    if op.kind == "collective":
-        ideal_s, _ = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
-        return of.launch_s + ideal_s / of.link, of.launch_s, ("link", "launch_s")
-    return of.pass_s + op.bytes / (of.passes * device.bytes_per_s), of.pass_s, ("passes", "pass_s")
-
-
-def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
-    of = calibration.constants
-    for shape in calibration.shapes:
-        if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k) and op.groups == 1:
+    of, kind = calibration.constants, kernel(op)
+    for shape in calibration.shapes if kind == "matmul" and op.groups == 1 else ():
+        if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k):
             return _measured_shape(shape, op.m), of.launch_s, (MEASURED,)
-    name, share, pad = of.of_products(op.dtype)
-    x = Products(op.m, op.n, op.k, op.groups, op.bytes)
-    rates = device.peak_flops_per_s(op.dtype), device.bytes_per_s
-    compute_s, memory_s = product_parts(of, rates, share, pad, x)
-    rate = name if compute_s > memory_s else "memory"
-    return float(of.launch_s + joined(compute_s, memory_s)), of.launch_s, (rate, "launch_s")
+    floor_s, rest = parts(kind, of, x := work(op, device))
+    rate = max(rest, key=lambda name: float(rest[name]))
+    rate = of.of_products(op.dtype)[0] if rate == "product" else rate
+    floor = "shot_s" if rate in ("one_link", "two_link") else _FLOORS[kind]
+    return float(op_s(kind, of, x)), float(floor_s), (rate, floor)
+
+
+_FLOORS = {
+    "matmul": "launch_s", "decode": "attention_s", "prefill": "attention_s", "index": "sparse_s",
+    "collective": "launch_s", "exchange": "exchange_s", "elementwise": "pass_s", "scan": "scan_s",
+}  # fmt: skip
+
+
+def kernel(op: Op) -> str:
+    """The kind of kernel that runs an op, as `kernels.parts` knows it."""
+    if op.name == "delta_rule" and op.phase == "prefill":
+        return "scan"
+    if op.name == "indexer" and op.phase == "decode":
+        return "index"
+    if op.kind == "attention":
+        return op.phase
+    return "exchange" if op.collective == "all_to_all" else op.kind
+
+
+def work(op: Op, device: Device) -> Work:
+    """What one run of an op does, beside the ceilings of its device."""
+    computes, links = op.kind in ("matmul", "attention"), device.links
+    keys = op.flops / (op.m * op.groups) / (4 * op.n_heads * op.k) if op.n_heads and op.k else 0.0
+    ideal_s, rate = 0.0, 0.0
+    if op.collective:
+        ideal_s, _ = collective_s(op.collective, op.link_bytes, op.n_ranks, links)
+        own = links and links[0].kind.startswith("NVLink") and op.n_ranks <= links[0].n_devices
+        rate = links[0].bytes_per_s if own and op.collective in ("all_reduce", "all_to_all") else 0.0
+    return Work(
+        op.m, op.n, op.k, op.groups, 8 * ELEMENT_BYTES[op.dtype], op.bytes, op.flops, op.kv_bytes,
+        op.activation_bytes, keys, op.n_heads, _peak(op, device) if computes else 1.0, device.bytes_per_s,
+        device.n_units or 1, ideal_s, op.link_bytes, op.n_ranks, bool(links) and links[0].in_switch, rate,
+    )  # fmt: skip
 
 
 def _measured_shape(shape: ShapeTimes, m: float) -> float:
@@ -129,28 +164,10 @@ def _measured_shape(shape: ShapeTimes, m: float) -> float:
     return float(np.interp(m, shape.m, shape.seconds))
 
 
-def _attention_peak(op: Op, device: Device) -> float:
+def _peak(op: Op, device: Device) -> float:
     """An indexer's products have 8 bits where the device multiplies those (DeepSeek-V3.2)."""
     in_8_bits = op.name == "indexer" and "fp8" in device.peaks
     return device.peak_flops_per_s("fp8" if in_8_bits else op.dtype)
-
-
-def _decode(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
-    of = calibration.constants
-    memory_s = float(decode_s(of, device.bytes_per_s, op.n, op.kv_bytes, op.activation_bytes))
-    compute_s = of.attention_s + op.flops / (of.prompt * _attention_peak(op, device))
-    by = "cache" if memory_s > compute_s else "prompt"
-    return max(memory_s, compute_s), of.attention_s, (by, "attention_s")
-
-
-def _prefill(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
-    of = calibration.constants
-    pairs = op.flops / (op.m * op.groups)  # FLOPs of one query, over all the keys it sees
-    keys = pairs / (2 * op.n_heads * op.k)
-    compute_s = float(prefill_s(of, _attention_peak(op, device), op.flops, keys / 2))
-    memory_s = of.attention_s + op.kv_bytes / (of.cache * device.bytes_per_s)
-    by = "prompt" if compute_s > memory_s else "cache"
-    return max(memory_s, compute_s), of.attention_s, (by, "attention_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +194,13 @@ class Deployment:
 class Clock:
     """Seconds of a step, for `simulate`. Without a calibration: ceilings.
 
-    Consecutive steps differ by a token for each request, so a step is remembered by the mean context of its
-    decodes.
+    `end`: at the fast or the slow end of published kernels, where those differ. Consecutive steps differ by a
+    token for each request, so a step is remembered by the mean context of its decodes.
     """
 
     deployment: Deployment
     calibration: Calibration | None
+    end: Literal[0, 1] | None = None
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> float:
@@ -199,4 +217,7 @@ class Clock:
 
     def _seconds(self, step: Step) -> float:
         predictions = self.deployment.predict(step, self.calibration)
-        return step_seconds(predictions, host_seconds(step, predictions, self.calibration))
+        host_s = host_seconds(step, predictions, self.calibration)
+        if self.end is not None:
+            return host_s + sum(p.ends_s[self.end] for p in predictions)
+        return step_seconds(predictions, host_s)
