@@ -34,7 +34,7 @@ NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
 """The variable that leaves a run's measurement of the CPU out, as --no-calibrate does."""
 LOOK_S: Final = 0.5
 """How long to look for other programs before anything is measured."""
-MOST_S: Final = 15.0
+MOST_S: Final = 17.0
 """What a run waits for the kernels at most; the host's burst takes 8 s more at most."""
 
 _OURS: Final = f"{RooflineError.__module__}.{RooflineError.__qualname__}: "

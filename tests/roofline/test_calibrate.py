@@ -1,6 +1,8 @@
 """Measuring a machine: levels out of a curve, a file that loads again, a probe that really computes."""
 
+import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -85,10 +87,10 @@ def test_a_machine_of_known_rates_is_found_as_it_is():
 
 
 class Slowing(Instant):
-    """A machine that has `share` of its speed in slow rounds: all but the first, unless told which."""
+    """A machine that has `share` of its speed in some rounds; the third is the look for the ceiling."""
 
-    def __init__(self, share, of, slow_rounds=range(1, 100)):
-        self._share, self._of, self._seen, self._slow = share, of, {}, slow_rounds
+    def __init__(self, share, of, slow_rounds):
+        self._share, self._of, self._seen, self._slow = share, of, Counter(), slow_rounds
 
     def product(self, m, n, k, copies):
         return self._in_round("peak", (m, n, k), super().product(m, n, k, copies))
@@ -97,23 +99,34 @@ class Slowing(Instant):
         return self._in_round("bandwidth", n_bytes, super().read(n_bytes))
 
     def _in_round(self, of, what, seconds):
-        k = self._seen.setdefault(what, 0)
         self._seen[what] += 1
-        return seconds / self._share if k in self._slow and of == self._of else seconds
+        return seconds / self._share if self._seen[what] in self._slow and of == self._of else seconds
+
+
+class Wandering(Slowing):
+    """A machine that reaches its ceiling twice, and otherwise this share of it."""
+
+    def _in_round(self, of, what, seconds):
+        self._seen[what] += 1
+        is_slow = of == self._of and self._seen[what] in self._slow
+        return itertools.chain([seconds] * 3, itertools.repeat(seconds / self._share)) if is_slow else seconds
+
+    def once(self, kernel, clock):
+        return kernel if isinstance(kernel, float) else next(kernel)
 
 
 @pytest.mark.parametrize(("of", "steady", "unsteady"), [("peak", 0.96, 0.94), ("bandwidth", 0.84, 0.82)])
 def test_a_machine_whose_speed_changes_while_it_is_measured_is_not_calibrated(of, steady, unsteady):
-    calibrate(REFERENCE, Slowing(steady, of), quick=True, clock=ticking())
+    calibrate(REFERENCE, Wandering(steady, of, (3,)), quick=True, clock=ticking())
     with pytest.raises(RooflineError, match=f"differ by .*% in the {of}"):
-        calibrate(REFERENCE, Slowing(unsteady, of), quick=True, clock=ticking())
+        calibrate(REFERENCE, Wandering(unsteady, of, (3,)), quick=True, clock=ticking())
 
 
 @pytest.mark.parametrize("of", ["peak", "bandwidth"])
-@pytest.mark.parametrize("slow_rounds", [(0,), (1,), tuple(range(1, 20))])
-def test_slow_rounds_say_nothing_where_two_fast_ones_agree(of, slow_rounds):
-    steady, _ = calibrate(REFERENCE, Slowing(1.0, of), quick=True, clock=ticking())
-    device, _ = calibrate(REFERENCE, Slowing(0.5, of, slow_rounds), quick=True, clock=ticking())
+@pytest.mark.parametrize("slow_round", [1, 2, 3])
+def test_a_slow_round_says_nothing_where_another_was_fast(of, slow_round):
+    steady, _ = calibrate(REFERENCE, Instant(), quick=True, clock=ticking())
+    device, _ = calibrate(REFERENCE, Slowing(0.5, of, (slow_round,)), quick=True, clock=ticking())
     assert (device.peaks, device.bytes_per_s) == (steady.peaks, steady.bytes_per_s)
 
 

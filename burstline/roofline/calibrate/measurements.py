@@ -19,7 +19,7 @@ from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
 from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
-QUICK_S, FULL_S = 9.0, 100.0
+QUICK_S, FULL_S, N_FASTEST = 7.0, 100.0, 4
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
 # may take twice as long as 4. So each small count is measured. Beyond, multiples of 16 are the best case (the
 # ceiling's), not the usual one: 13 more costs what a remainder costs on average.
@@ -34,8 +34,8 @@ def calibrate(
 ) -> tuple[Device, Calibration]:
     """The device as measured and its calibration, for the shapes of `model`.
 
-    Takes at most 15 s where `quick`, 2 minutes otherwise. Raises RooflineError where no
-    two rounds of the peak or of the bandwidth agree.
+    Takes at most 17 s where `quick`, 2 minutes otherwise. Raises RooflineError where the peak or the
+    bandwidth is not reached again and again.
     """
     rows_of = _QUICK_M if quick else _FULL_M
     shapes = _shapes(model, probe.element_bytes)
@@ -48,23 +48,27 @@ def calibrate(
     timed = _time_products(probe, timer, shapes, rows_of)
     rest = _time_rest(model, probe, timer, swept_bytes)
     measured_spread = timer.again()
-    fastest = max(timed, key=lambda each: math.prod(each[:3]) / each[3].seconds)[3]
-    for what, kernel, most in zip(("peak", "bandwidth"), (fastest, reads[-1]), AGREES, strict=True):
-        if (apart := timer.settle(kernel, most)) > most:
+    looked_at = ("peak", _fastest(probe, timed)), ("bandwidth", {reads[-1]: float(sizes[-1])})
+    ceilings = []
+    for (what, kernels), most in zip(looked_at, AGREES, strict=True):
+        ceiling, apart = timer.ceiling(kernels, most)
+        if apart > most:
             raise RooflineError(
-                f"the two fastest rounds differ by {apart:.0%} in the {what}; on a steady machine by at most "
+                f"the fastest repeats differ by {apart:.1%} in the {what}; on a steady machine by at most "
                 f"{most:.0%}"
             )
+        ceilings.append(ceiling)
     m, n, k = np.array([sizes for *sizes, _ in timed], dtype=float).T
     products = Work(m, n, k, bytes=probe.element_bytes * (n * k + m * k + m * n))
     products_s = np.array([one.seconds for *_, one in timed])
     rates = [size / read.seconds for size, read in zip(sizes, reads, strict=True)]
+    rates[-1] = max(rates[-1], ceilings[1])
     device = Device(
         id=f"measured-{probe.dtype}-{probe.n_units}",
         name=probe.name,
         vendor="",
         arch="measured",
-        peaks={probe.dtype: float((2 * m * n * k / products_s).max())},
+        peaks={probe.dtype: max(ceilings[0], float((2 * m * n * k / products_s).max()))},
         levels=levels_of(sizes, rates, probe.memory_bytes),
         links=(),
         n_units=probe.n_units,
@@ -130,6 +134,12 @@ def _time_products(
             flops_per_s = max(flops_per_s, 2 * m * n * k / timed.seconds)
             found.append((m, n, k, timed))
     return found
+
+
+def _fastest(probe: Probe, timed: Sequence[tuple[int, int, int, Timed]]) -> dict[Timed, float]:
+    """The products with the highest rates, each with one weight, and their FLOPs."""
+    fastest = sorted(timed, key=lambda each: math.prod(each[:3]) / each[3].seconds)[-N_FASTEST:]
+    return {Timed(partial(probe.product, m, n, k, 1)): 2.0 * m * n * k for m, n, k, _ in fastest}
 
 
 def _fitted(

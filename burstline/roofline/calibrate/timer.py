@@ -1,15 +1,15 @@
 """Measured durations of a device's kernels, repeated within a shared time budget."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 Kernel = Callable[[], object]
-SETTLING_S, MOST_ROUNDS = 0.1, 30
-"""A further round of a kernel whose two fastest disagree, and how many there may be."""
+LEAST_S, MOST_S, REACHED = 2.0, 4.0, 3
+"""How long a ceiling is looked for, at least and at most, and how often it must be reached."""
 
 
 class Probe(Protocol):
@@ -42,7 +42,7 @@ class Probe(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Timed:
-    """One kernel: its repeats' lower quartile, the better of both `rounds`, and how far four of five differ.
+    """One kernel: its repeats' lower quartile, the better of both rounds, and how far four of five differ.
 
     A repeat longer than a few ms is interrupted wherever another process wants the core: not the quartile.
     """
@@ -50,12 +50,7 @@ class Timed:
     make: Callable[[], Kernel]
     seconds: float = math.inf
     spread: float = 0.0
-    rounds: list[float] = field(default_factory=list)
-
-    def apart(self) -> float:
-        """By how much the second fastest round is slower than the fastest."""
-        fastest, second = sorted(self.rounds)[:2]
-        return second / fastest - 1
+    fastest: list[float] = field(default_factory=list)
 
 
 class Timer:
@@ -80,17 +75,23 @@ class Timer:
         self._round(self._all[-1])
         return self._all[-1]
 
-    def settle(self, timed: Timed, most: float) -> float:
-        """Rounds of one kernel until its two fastest differ by `most` or less; how far apart they end.
+    def ceiling(self, kernels: Mapping[Timed, float], most: float) -> tuple[float, float]:
+        """The most a second of what each kernel does so much of; how far the fastest repeats of it differ.
 
-        A ceiling is what the machine reaches twice. Others, and a hypervisor's, only ever lower a round, so
-        slow ones say nothing, and one fast round alone may be a stamp that came late.
+        Others, and a hypervisor's, only ever lower a repeat, for seconds at a time: slow ones say nothing,
+        also where they agree. A ceiling is what the machine reaches again and again. Ends once that holds to
+        `most`.
         """
-        for _ in range(MOST_ROUNDS):
-            if timed.apart() <= most:
-                break
-            self._round(timed, SETTLING_S)
-        return timed.apart()
+        made = [(timed, amount, timed.make()) for timed, amount in kernels.items()]
+        for _, _, kernel in made:
+            self._probe.once(kernel, self._clock)
+        began_s, best, apart = self._clock(), 0.0, math.inf
+        while (spent_s := self._clock() - began_s) < LEAST_S or (apart > most and spent_s < MOST_S):
+            for timed, amount, kernel in made:
+                timed.fastest = sorted([*timed.fastest, self._probe.once(kernel, self._clock)])[:REACHED]
+                if len(timed.fastest) == REACHED and amount / timed.fastest[-1] >= best:
+                    best, apart = amount / timed.fastest[-1], timed.fastest[-1] / timed.fastest[0] - 1
+        return best, apart
 
     def again(self) -> float:
         """The second round of every kernel; the median of their spreads."""
@@ -99,8 +100,8 @@ class Timer:
             self._round(timed)
         return float(np.median([timed.spread for timed in self._all]))
 
-    def _round(self, timed: Timed, share_s: float | None = None) -> None:
-        share_s, kernel = self.share_s() if share_s is None else share_s, timed.make()
+    def _round(self, timed: Timed) -> None:
+        share_s, kernel = self.share_s(), timed.make()
         seconds: list[float] = []
         self._left -= 1
         self._probe.once(kernel, self._clock)  # the first run touches its memory for the first time
@@ -110,6 +111,5 @@ class Timer:
             if len(seconds) >= 3 and self._clock() - began_s > 2 * share_s:
                 break
         low, quarter, high = np.quantile(seconds, [0.1, 0.25, 0.9])
-        timed.rounds.append(float(quarter))
         if quarter < timed.seconds:
             timed.seconds, timed.spread = float(quarter), float((high - low) / quarter)
