@@ -278,7 +278,8 @@ def figures(
     `graded` says that of each percentile; `canary_s` is how far the canary was off (p99).
     """
     if not c.ok.any() and metric.failures == "infinite":
-        return MetricFigures.absent(throughput.NO_SUCCESS)
+        after = steady is not None and steady.n_warm_up > 0
+        return MetricFigures.absent(throughput.NO_LATER_SUCCESS if after else throughput.NO_SUCCESS)
     samples = samples_of(metric, c)
     if metric.pooled is None and not np.isfinite(samples.value).any():
         return MetricFigures.absent(Absent(f"no request has this number ({metric.title})", "undefined"))

@@ -131,7 +131,7 @@ def test_a_p99_is_absent_when_more_than_one_percent_failed():
     values[:11] = np.inf
     figure = percentile(values, 0.99, "s")
     assert isinstance(figure, Absent)
-    assert "11 of the 1,000 measured requests failed" in figure.reason
+    assert "11 of the 1,000 measured requests did not succeed" in figure.reason
     assert isinstance(percentile(values, 0.9, "s"), Estimate)
 
 

@@ -418,4 +418,7 @@ def test_a_run_that_was_stopped_at_any_moment_has_a_page(n_done, tmp_path):
     folder.save_records(rows.set_column(k, rows.schema.field(k), pa.array(ended, rows.schema.field(k).type)))
     folder.finish("interrupted")
     write_json(done.path / "summary.json", summarize_run(open_run(done.path)).to_json())
-    assert "of 100 requests" in page_of(open_run(done.path))
+    html = page_of(open_run(done.path))
+    assert "of 100 requests" in html
+    assert ("no request after the warm-up succeeded" in html) == (n_done <= 15)
+    assert "no request succeeded" not in html

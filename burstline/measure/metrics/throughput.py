@@ -22,6 +22,7 @@ from burstline.measure.stats.quantiles import quantile_of
 from burstline.measure.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
 
 NO_SUCCESS = Absent("no request succeeded", "no-success")
+NO_LATER_SUCCESS = replace(NO_SUCCESS, reason="no request after the warm-up succeeded")
 NO_LENGTH = Absent("the window has no length", "no-window")
 UNCOUNTED = Absent("the server did not count its tokens", "not-counted")
 BINS_A_BLOCK: Final = 8

@@ -109,5 +109,6 @@ def label(p: float) -> str:
 
 def among_failures(n_failed: float, n: int, p: float, *, of_tokens: bool = False) -> str:
     """Why a percentile is absent where too many failed; `of_tokens`: n counts tokens, not requests."""
-    failed = "tokens belong to failed requests" if of_tokens else "measured requests failed"
-    return f"{n_failed:,.0f} of the {n:,} {failed} and count as infinitely late, so {label(p)} does not exist"
+    of = "tokens belong to requests that" if of_tokens else "measured requests"
+    late = f"{of} did not succeed and count as infinitely late"
+    return f"{n_failed:,.0f} of the {n:,} {late}, so {label(p)} does not exist"
