@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.record import Outcome, failed, in_words, outcome_words
+from burstline.measure.record.record import CUT_OFF, Outcome, failed, in_words, outcome_words
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate
@@ -122,6 +122,8 @@ def served(contender: Contender) -> str:
     }
     waits = [words[key].format(text) for key, text in shown.items() if key in words]
     text = "; ".join(filter(None, (", ".join(rates), ", ".join(waits))))
+    if not text and isinstance(none := contender.figure(*E2E.path), Absent):
+        return f"There are no figures: {none.reason}."
     return f"Served {text}." if rates else f"{text[:1].upper()}{text[1:]}."
 
 
@@ -133,6 +135,8 @@ def cause(view: View) -> str:
     if not outcomes:
         return "the plan has no requests."
     words = next((error for error in view.words("error") if error), "")
+    if _interrupted(view.summary) and set(outcomes) <= CUT_OFF:
+        return "the run was interrupted before a request had ended."
     in_log = f"the server's log says {view.log_cause.rstrip('.')}; " if view.log_cause else ""
     n = len(view.columns)
     requests = f"all {n:,} requests" if n > 1 else "the one request"
