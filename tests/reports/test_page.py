@@ -427,5 +427,5 @@ def test_a_run_that_was_stopped_at_any_moment_has_a_page(n_done, tmp_path):
     elif n_done == 19:
         assert told.startswith("There are no figures: 15 of the 17 measured requests did not succeed")
     else:
-        assert told.startswith("Served ")
+        assert told.startswith("Median first token ")
     assert ("no request succeeded" in html) == (n_done == 0)
