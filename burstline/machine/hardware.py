@@ -191,7 +191,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
             raise _UncalibratedError(
                 "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
-                f"--model {shlex.quote(model)} --threads {n_cores}` (15 s, once), "
+                f"--model {shlex.quote(model)} --threads {n_cores}` (20 s, once), "
                 f"then `burstline report {run.path} --device cpu`", config, model, n_cores,
             )  # fmt: skip
         return known, "having been measured for this model"

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="model whose matrix products to measure: a bundled name, a folder or a config.json",
     )
     add("--threads", type=int, default=1, help="number of cores, as many as the engine will use (1)")
-    add("--quick", action="store_true", help="measure for 15 seconds instead of 2 minutes")
+    add("--quick", action="store_true", help="measure for 20 seconds instead of 2 minutes")
     add(
         "--from-run",
         type=Path,

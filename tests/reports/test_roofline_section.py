@@ -144,7 +144,7 @@ def test_the_limit_stands_beside_the_answer_one_click_from_each_product(view):
 
 
 def test_what_keeps_a_run_from_its_limit_is_a_clause_on_the_first_screen_and_whole_with_the_hardware(view):
-    why = "this CPU is not calibrated (two rounds differ by 41%): run `burstline calibrate` (15 s, once)"
+    why = "this CPU is not calibrated (two rounds differ by 41%): run `burstline calibrate` (20 s, once)"
     page = render(alone(replace(view, summary=replace(view.summary, roofline=NotReconciled(why)))))
     first, rest = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL).split("</header>")
     assert "No roofline: this CPU is not calibrated." in first
