@@ -22,7 +22,7 @@ from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.training.memory import training_memory
-from burstline.roofline.training.recipe import EAGER, FUSED, MEGATRON, Kernels, Recipe
+from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, Kernels, Recipe
 from burstline.roofline.training.sharding import Sharding, State, zero
 from burstline.roofline.training.step import TrainingStep, training_step
 from burstline.verbs import study
@@ -32,9 +32,6 @@ from research.__main__ import DATA
 Rows = list[tuple[str, Recipe, float]]
 """Measured steps: a name, the recipe, seconds."""
 
-# Triton's first FlashAttention and PyTorch's own passes, set on a random half of llm-foundry's A100 runs;
-# what the allocator reserves, so that all of them fit. Its loss is fused: logits and gradient in 16 bits.
-FOUNDRY = Kernels(attention=1.7, passes=2.0, logits=4, reserved=1.1)
 SELENE = (25e9, 10e-6)  # a 200 Gb/s card for each device; NCCL's latency of a hop between nodes
 MPT = {
     "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16),
