@@ -26,7 +26,8 @@ from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, 
 from burstline.roofline.training.sharding import Sharding, State, zero
 from burstline.roofline.training.step import TrainingStep, training_step
 from burstline.verbs import study
-from burstline.verbs.study import HOST_MS, WIDER, given_of, recipe_of, without_p2p
+from burstline.verbs.study import HOST_MS, WIDER, given_of, largest_micro_batch, recipe_of, without_p2p
+from research import published
 from research.__main__ import DATA
 
 Rows = list[tuple[str, Recipe, float]]
@@ -210,9 +211,12 @@ def step_of(words: str) -> TrainingStep:
 
 @cache
 def figure(of: str, words: str) -> float:
-    """A field of the step, or the seconds of a pass or of some ops of it; "burst": of S3's burst at vLLM."""
+    """A field of the step, or seconds of a pass or some ops; "burst": of S3's; "cells": S1's mean error."""
     if of == "burst":
         return burst_s(*words.split())
+    if of == "cells":
+        off = (c.predicted_s / c.measured_s - 1 for c in published.cells() if c.device == words)
+        return float(np.mean([*map(abs, off)]))
     step, (first, *names) = step_of(words), of.split()
     if first not in ("forward", "backward"):
         return float(getattr(step, first))
@@ -250,14 +254,16 @@ def papers_study(folder: Path) -> str:
 
 
 def methods_study(folder: Path) -> str:
-    """S3: its methods on 8 devices, 350 tokens, with --recipe eager; the paper's own cells are unread."""
-    rows = [["table", "model", "device", "method", "tok/s", "GB", "fits", "paper"]]
+    """S3: its methods on 8 devices, 350 tokens, --recipe eager: at batch 1, at the largest; cells unread."""
+    rows = [["table", "model", "device", "method", "tok/s", "GB", "largest batch", "tok/s", "paper"]]
     for model, device, row in product(
         ("7b", "13b", "70b"), ("a800", "rtx4090 --no-p2p", "rtx3090"), read(folder, "paper_methods")
     ):
-        flags = f"--model llama-2-{model} --device {device} --seq 350 --recipe eager"
-        step = step_of(f"{flags} {row.flags}".removesuffix("nan"))
-        cells = [f"{step.tok_per_s:,.0f}", f"{step.memory.total / 1e9:.1f}", "yes" if step.fits else "no"]
+        flags = f"--model llama-2-{model} --device {device} --seq 350 --recipe eager {row.flags}"
+        step = step_of(flags := flags.removesuffix("nan"))
+        most = largest_micro_batch(step.recipe)
+        filled = f"{step_of(f'{flags} --micro-batch {most}').tok_per_s:,.0f}" if most else "does not fit"
+        cells = [f"{step.tok_per_s:,.0f}", f"{step.memory.total / 1e9:.1f}", str(most), filled]
         rows.append([row.tables, model, device, row.method, *cells, "unread"])
     return columns(rows, range(4))
 
