@@ -22,19 +22,17 @@ from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.training.memory import training_memory
-from burstline.roofline.training.recipe import EAGER, FUSED, MEGATRON, Kernels, Recipe
+from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, Kernels, Recipe
 from burstline.roofline.training.sharding import Sharding, State, zero
 from burstline.roofline.training.step import TrainingStep, training_step
 from burstline.verbs import study
-from burstline.verbs.study import HOST_MS, WIDER, given_of, recipe_of, without_p2p
+from burstline.verbs.study import HOST_MS, WIDER, given_of, largest_micro_batch, recipe_of, without_p2p
+from research import published
 from research.__main__ import DATA
 
 Rows = list[tuple[str, Recipe, float]]
 """Measured steps: a name, the recipe, seconds."""
 
-# Triton's first FlashAttention and PyTorch's own passes, set on a random half of llm-foundry's A100 runs;
-# what the allocator reserves, so that all of them fit. Its loss is fused: logits and gradient in 16 bits.
-FOUNDRY = Kernels(attention=1.7, passes=2.0, logits=4, reserved=1.1)
 SELENE = (25e9, 10e-6)  # a 200 Gb/s card for each device; NCCL's latency of a hop between nodes
 MPT = {
     "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16),
@@ -213,9 +211,12 @@ def step_of(words: str) -> TrainingStep:
 
 @cache
 def figure(of: str, words: str) -> float:
-    """A field of the step, or the seconds of a pass or of some ops of it; "burst": of S3's burst at vLLM."""
+    """A field of the step, or seconds of a pass or some ops; "burst": of S3's; "cells": S1's mean error."""
     if of == "burst":
         return burst_s(*words.split())
+    if of == "cells":
+        off = (c.predicted_s / c.measured_s - 1 for c in published.cells() if c.device == words)
+        return float(np.mean([*map(abs, off)]))
     step, (first, *names) = step_of(words), of.split()
     if first not in ("forward", "backward"):
         return float(getattr(step, first))
@@ -253,14 +254,16 @@ def papers_study(folder: Path) -> str:
 
 
 def methods_study(folder: Path) -> str:
-    """S3: its methods on 8 devices, 350 tokens, with --recipe eager; the paper's own cells are unread."""
-    rows = [["table", "model", "device", "method", "tok/s", "GB", "fits", "paper"]]
+    """S3: its methods on 8 devices, 350 tokens, --recipe eager: at batch 1, at the largest; cells unread."""
+    rows = [["table", "model", "device", "method", "tok/s", "GB", "largest batch", "tok/s", "paper"]]
     for model, device, row in product(
         ("7b", "13b", "70b"), ("a800", "rtx4090 --no-p2p", "rtx3090"), read(folder, "paper_methods")
     ):
-        flags = f"--model llama-2-{model} --device {device} --seq 350 --recipe eager"
-        step = step_of(f"{flags} {row.flags}".removesuffix("nan"))
-        cells = [f"{step.tok_per_s:,.0f}", f"{step.memory.total / 1e9:.1f}", "yes" if step.fits else "no"]
+        flags = f"--model llama-2-{model} --device {device} --seq 350 --recipe eager {row.flags}"
+        step = step_of(flags := flags.removesuffix("nan"))
+        most = largest_micro_batch(step.recipe)
+        filled = f"{step_of(f'{flags} --micro-batch {most}').tok_per_s:,.0f}" if most else "does not fit"
+        cells = [f"{step.tok_per_s:,.0f}", f"{step.memory.total / 1e9:.1f}", str(most), filled]
         rows.append([row.tables, model, device, row.method, *cells, "unread"])
     return columns(rows, range(4))
 
