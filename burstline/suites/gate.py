@@ -17,7 +17,7 @@ from burstline.measure.record.rundir import Run, originals
 from burstline.reports.blocks import Plot
 from burstline.reports.formats.junit import junit_suite
 from burstline.reports.formats.markdown import markdown
-from burstline.reports.model.comparison import Comparison, Member
+from burstline.reports.model.comparison import Case, Member
 from burstline.reports.model.gated import (
     BASELINE,
     CANDIDATE,
@@ -29,8 +29,7 @@ from burstline.reports.model.gated import (
     judge_series,
 )
 from burstline.reports.page.files import standalone_svg
-from burstline.reports.page.gate_blocks import gate_blocks, gate_cases, gate_json, sentence
-from burstline.reports.page.page import render
+from burstline.reports.page.gate_blocks import gate_blocks, gate_cases, gate_json, gate_page, sentence
 from burstline.servers.messages import EngineError
 from burstline.servers.secret import without_secrets
 from burstline.suites.execution import all_finished_in, called, finished_in
@@ -74,12 +73,7 @@ def run_gate(
         longest_s = max(longest_s, ended_s - began_s)
         if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
             break
-    n_counted = f"{len(stored)} stored runs" if stored else f"{judged.n_values} pairs count"
-    facts = (sentence(judged).rstrip("."), n_counted)
-    case = judged.case or compared(members, rule)
-    comparison = Comparison(f"{BASELINE} vs {CANDIDATE}: {judged.outcome}", (case,), facts)
-    (folder / "report.html").write_text(render(comparison), "utf-8")
-    return _report(folder, judged, start_s)
+    return _report(folder, judged, start_s, compared(members, rule))
 
 
 def run_history(history: Path, candidate: str | None, shared: Sequence[str], rule: Rule, out: Path) -> int:
@@ -153,9 +147,12 @@ def _new_folder(out: Path) -> Path:
     return folder
 
 
-def _report(folder: Path, judged: Judged, start_s: float) -> int:
-    """Write and print the result; its exit code."""
-    blocks = gate_blocks(judged, shlex.join(without_secrets(["burstline", *sys.argv[1:]])))
+def _report(folder: Path, judged: Judged, start_s: float, case: Case | None = None) -> int:
+    """Write and print the result; its exit code. `case` has all runs of both contenders."""
+    command = shlex.join(without_secrets(["burstline", *sys.argv[1:]]))
+    blocks = gate_blocks(judged, command)
+    page = folder / "report.html"
+    page.write_text(gate_page(judged, command, case), "utf-8")
     (folder / "summary.md").write_text(markdown(blocks), "utf-8")
     lasted_s = time.monotonic() - start_s
     suite = junit_suite("burstline gate", gate_cases(judged), lasted_s=lasted_s, timestamp="")
@@ -165,5 +162,5 @@ def _report(folder: Path, judged: Judged, start_s: float) -> int:
         if isinstance(plot, Plot):
             (folder / f"{plot.id}.svg").write_text(standalone_svg(plot), "utf-8")
     show(blocks[:-1])
-    print(f"Results: {folder}")
+    print(f"Report: {page}")
     return CODES[judged.outcome]

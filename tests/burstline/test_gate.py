@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -37,8 +38,19 @@ def servers(monkeypatch, tmp_path):
     return slower, order
 
 
-def result():
-    return json.loads(Path("runs/gate-001/gate.json").read_text())
+def result(folder="runs"):
+    """What the gate found; its page says the same."""
+    found = json.loads(Path(folder, "gate-001/gate.json").read_text())
+    page = Path(folder, "gate-001/report.html").read_text()
+    (inside,) = re.findall(r'<script type="application/json" id="summary">(.*?)</script>', page)
+    assert json.loads(inside) == found
+    shown = re.sub(r"<[^>]+>", "", page[page.index("<header>") : page.index("</header>")])
+    assert found["outcome"] in shown
+    assert unescape(shown).count(found["sentence"]) == 1
+    for outcome in {"SAME", "BETTER", "WORSE", "UNDECIDED"} - {found["outcome"]}:
+        assert outcome not in shown
+    assert not re.search(r"\dx (faster|slower)|equally fast", page)
+    return found
 
 
 def test_a_slower_candidate_fails_the_gate_and_every_file_says_so(servers, capsys):
@@ -58,7 +70,10 @@ def test_a_slower_candidate_fails_the_gate_and_every_file_says_so(servers, capsy
     summary = Path("runs/gate-001/summary.md").read_text()
     assert "✕ WORSE" in summary
     assert "| E2E p50 |" in summary
-    assert "candidate" in Path("runs/gate-001/report.html").read_text()
+    page = Path("runs/gate-001/report.html").read_text()
+    assert page.count('id="pairs-e2e-p50"') == 1
+    assert page.index('id="pairs-e2e-p50"') < page.index("</header>")
+    assert f"{len(order) // 2} pairs" in page
 
 
 @pytest.mark.slow
@@ -68,7 +83,7 @@ def test_the_same_passes_and_so_does_a_faster_one(servers):
     assert result()["outcome"] == "SAME"
     slower["candidate"] = 0.8
     assert main(["gate", *PAIR, "--out", "faster"]) == 0
-    assert json.loads(Path("faster/gate-001/gate.json").read_text())["outcome"] == "BETTER"
+    assert result("faster")["outcome"] == "BETTER"
 
 
 def test_what_the_runs_leave_open_is_an_error_of_its_own(servers, capsys):
@@ -76,6 +91,7 @@ def test_what_the_runs_leave_open_is_an_error_of_its_own(servers, capsys):
     slower["candidate"] = 1.01
     assert main(["gate", *PAIR, "--max-runs", "6", "--margin", "1"]) == 4
     assert len(order) == 6
+    assert result()["outcome"] == "UNDECIDED"
     assert "Raise --max-runs" in capsys.readouterr().out
     assert ET.parse("runs/gate-001/junit.xml").getroot().get("errors") == "1"
 
@@ -84,6 +100,7 @@ def test_a_budget_that_allows_no_second_pair_ends_after_the_first(servers):
     _, order = servers
     assert main(["gate", *PAIR, "--budget-s", "0.001"]) == 4
     assert len(order) == 2
+    assert result()["outcome"] == "UNDECIDED"
 
 
 def test_a_candidate_whose_requests_fail_is_worse(servers, capsys):
@@ -92,6 +109,7 @@ def test_a_candidate_whose_requests_fail_is_worse(servers, capsys):
     assert main(["gate", *PAIR]) == 3
     assert Counter(order) == {"baseline": 1, "candidate": 1}
     assert "Requests of the candidate failed" in capsys.readouterr().out
+    assert result()["outcome"] == "WORSE"
 
 
 def test_a_stored_baseline_is_not_run_again(servers, tmp_path):
@@ -101,6 +119,7 @@ def test_a_stored_baseline_is_not_run_again(servers, tmp_path):
     slower["candidate"] = 1.2
     assert main(["gate", "stored", PAIR[1]]) == 3
     assert set(order) == {"candidate"}
+    assert result()["outcome"] == "WORSE"
 
 
 @pytest.mark.slow
@@ -133,7 +152,7 @@ def test_a_history_names_its_first_bad_run_and_draws_the_series(servers, tmp_pat
     gate.run_in = run_in
     assert main(["gate", "--history", "nightly", PAIR[1], "--out", "judged"]) == 3
     assert order == ["candidate"]
-    found = json.loads(Path("judged/gate-001/gate.json").read_text())
+    found = result("judged")
     assert found["first_bad"]["E2E p50"] == names[11]
     drawn = Path("judged/gate-001/history-e2e-p50.svg").read_text()
     assert names[11] in drawn
@@ -146,6 +165,7 @@ def test_copies_of_runs_are_no_more_runs(tmp_path, capsys, monkeypatch):
     for k in range(7):
         shutil.copytree(run.path, tmp_path / "nightly" / f"copy-{k}")
     assert main(["gate", "--history", "nightly"]) == 4
+    assert result()["outcome"] == "UNDECIDED"
     said = capsys.readouterr()
     assert "1 runs can be used; 5 before the newest are needed" in said.out
     assert said.err.count("again: it counts once") == 7

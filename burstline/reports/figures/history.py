@@ -1,4 +1,4 @@
-"""A series of runs in the order of time, with what the earlier ones let expect of each."""
+"""A series of runs or pairs in the order of time, with what is expected of each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,17 @@ class RunDot:
     is_off: bool
 
 
-def history(name: str, title: str, unit: str, dots: Sequence[RunDot], finding: str) -> Plot:
-    """The values of all runs over their number, from 1."""
+def history(
+    name: str,
+    title: str,
+    unit: str,
+    dots: Sequence[RunDot],
+    finding: str,
+    *,
+    of: str = "run",
+    explained: str = EXPLAINED,
+) -> Plot:
+    """The values of all runs, or of what else `of` says, over their number, from 1."""
     places = range(1, len(dots) + 1)
 
     def draw(drawing: str, width: float) -> Drawing:
@@ -45,7 +54,7 @@ def history(name: str, title: str, unit: str, dots: Sequence[RunDot], finding: s
         if off:
             panel.plot(*zip(*off, strict=True), "D", color=BAD, markersize=7)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        panel.set_xlabel("run", ha="right")
+        panel.set_xlabel(of, ha="right")
         head(panel, f"{title} ({unit})", named=False)
         return drawn(figure, drawing, panel)
 
@@ -53,7 +62,7 @@ def history(name: str, title: str, unit: str, dots: Sequence[RunDot], finding: s
         [str(k), dot.name, *("–" if v is None else number(v) for v in (dot.value, dot.low, dot.high))]
         for k, dot in zip(places, dots, strict=True)
     ]
-    columns = ["Number", "Run", f"{title} ({unit})", "Expected from", "to"]
+    columns = ["Number", of.capitalize(), f"{title} ({unit})", "Expected from", "to"]
     return Plot(
-        name, title, finding, EXPLAINED, in_both_widths(name, draw), table(title, columns, rows, text=(1,))
+        name, title, finding, explained, in_both_widths(name, draw), table(title, columns, rows, text=(1,))
     )

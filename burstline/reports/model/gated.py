@@ -51,12 +51,15 @@ class Rule:
 class Number:
     """One number that is judged: the last look at it, None where nothing is known.
 
-    `series` are the looks at all runs of a series in the order of time, None for the first few.
+    `ratios` are the candidate's number over the baseline's in each pair, or over the mean of stored
+    baselines. `series` are the looks at all runs of a series, None for the first few. Both are in the order
+    of time.
     """
 
     headline: Headline
     look: Look | None = None
     series: tuple[Look | None, ...] = ()
+    ratios: tuple[float, ...] = ()
 
     @property
     def outcome(self) -> GateOutcome:
@@ -74,7 +77,7 @@ class Judged:
     """What the runs so far decide, by number and in all; `reasons` are why some or all do not count.
 
     `n_values` counts the pairs (runs of the candidate, of a series) that do. `case` compares two contenders,
-    `runs` are those of a series that count.
+    `runs` are those of a series that count, `n_stored` the stored baselines.
     """
 
     rule: Rule
@@ -84,6 +87,7 @@ class Judged:
     n_values: int
     case: Case | None = None
     runs: tuple[Run, ...] = ()
+    n_stored: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -121,15 +125,17 @@ def judge_pairs(members: Sequence[Member], rule: Rule) -> Judged:
     case = compared(kept, rule)
     if not case.gate.comparable:
         return Judged(rule, GateOutcome.UNDECIDED, unknown, (*case.gate.reasons, *reasons), n, case)
-    numbers = []
+    numbers, n_stored = [], 0
     for headline in rule.numbers:
         values, stored = _logs(candidate, headline), _logs(baseline, headline)
         if all(member.repeat is not None for member in members):
             values, stored = values - stored, stored[:0]
         found = look(values, stored, margin=rule.margin, most=rule.most, n_numbers=len(rule.numbers))
-        numbers.append(Number(headline, found))
+        n_stored = len(stored)
+        ratios = np.exp(values - stored.mean() if n_stored else values)
+        numbers.append(Number(headline, found, ratios=tuple(ratios.tolist())))
     counted = tuple(each for each in case.gate.warnings if each.code == "verdict")
-    return Judged(rule, _worst(numbers), tuple(numbers), (*reasons, *counted), n, case)
+    return Judged(rule, _worst(numbers), tuple(numbers), (*reasons, *counted), n, case, n_stored=n_stored)
 
 
 def compared(members: Sequence[Member], rule: Rule) -> Case:

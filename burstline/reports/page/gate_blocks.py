@@ -1,23 +1,28 @@
-"""The result of `burstline gate`: blocks for a terminal and a pull request, test cases for a CI, JSON."""
+"""The result of `burstline gate`: its page, blocks for a terminal and a pull request, test cases, JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import geometric_mean
 from typing import Any, Final
 
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
+from burstline.measure.stats import significance
 from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.sequential import FALSE_ALARMS, LASTING, Look
-from burstline.measure.stats.significance import Answer
-from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, table
+from burstline.reports.blocks import Answer, Banner, Block, Command, Note, Plot, Table, Tile, table
 from burstline.reports.figures.history import RunDot, history
 from burstline.reports.formats.junit import JUnitCase
-from burstline.reports.model.comparison import view_of
+from burstline.reports.model.comparison import Case, Comparison, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
-from burstline.reports.number_format import point, scale_of
+from burstline.reports.number_format import counted, point, scale_of
+from burstline.reports.page import compared
+from burstline.reports.page.page import PageSection, common_facts, document
+from burstline.reports.page.side_by_side import side_by_side
 
 STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
     GateOutcome.SAME: ("good", "✓", None),
@@ -26,19 +31,90 @@ STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
     GateOutcome.UNDECIDED: ("warn", "?", "error"),
 }
 """By outcome: its tone and mark, and what it is as a test case."""
+NEXT: Final[dict[GateOutcome, tuple[str, str]]] = {
+    GateOutcome.SAME: ("Take either", "Nothing: the newest run is as fast as those before it"),
+    GateOutcome.BETTER: ("Take the candidate", "Nothing: the newest run is better than those before it"),
+    GateOutcome.WORSE: ("Keep the baseline", "Find what changed before the first bad run"),
+    GateOutcome.UNDECIDED: ("", ""),
+}
+"""What to do by outcome: of two contenders, and of a series; "" where the reasons say it."""
+PAIRS_EXPLAINED: Final = (
+    "A dot is the candidate's number over the baseline's in one pair of runs, in the order of time. The "
+    "band is the margin: inside it the two are the same. The gate judges all pairs together, not each alone."
+)
+
+
+def gate_page(judged: Judged, command: str, case: Case | None) -> str:
+    """The page: the gate's verdict, numbers and pairs, then both contenders; `case` has all their runs."""
+    verdict, *blocks, reproduce = gate_blocks(judged, command)
+    assert isinstance(verdict, Banner)
+    plots = [each for each in blocks if isinstance(each, Plot)]
+    shown: list[Block] = [each for each in blocks if not isinstance(each, Plot)]
+    facts: tuple[str, ...] = (f"{counted(len(judged.runs), 'run')} of one series",)
+    evidence = []
+    if case is not None:
+        facts = tuple(common_facts(Comparison("", (case,))))
+        shown += [side_by_side(replace(case, contrasts={}))]  # the gate alone says which is better
+        evidence = [
+            ("differences", "Were the conditions equal?", compared.differences(case, "")),
+            ("shape", "How are the latencies distributed?", compared.shape(case, "")),
+            ("runs", "Which runs were compared?", compared.runs(case, "")),
+        ]
+    sections = [("numbers", "What was measured?", shown), *evidence, ("again", "Reproduce", [reproduce])]
+    who = f"{BASELINE} and {CANDIDATE}" if case is not None else "the newest run of a series"
+    return document(
+        title=f"Gate: {who}",
+        facts=facts,
+        answer=Answer(sentence(judged)),
+        verdict=verdict,
+        tiles=_tiles(judged),
+        pictures=plots,
+        sections=[
+            PageSection(name, "", question, partial(list, own), True) for name, question, own in sections
+        ],
+        summary=gate_json(judged),
+        digest=[verdict, *blocks, reproduce],
+        made_from="these runs",
+    )
+
+
+def _tiles(judged: Judged) -> list[Tile]:
+    changes = [(number.headline.title, *_change(look).split(" ", 1)) for number, look in judged.known]
+    value = ", ".join(f"{title} {change}" for title, change, *_ in changes)
+    ends = ", ".join(f"95% interval {interval}" for *_, interval in changes if interval.startswith("["))
+    notes = [str(look.ratio.note) for _, look in judged.known]
+    runs, of, rest = next(iter(notes), "None counts").partition(" of runs")
+    if judged.runs:
+        runs, of, rest = counted(len(judged.runs), "run"), "of the series", ""
+    step = NEXT[judged.outcome][bool(judged.runs)]
+    more = ""
+    if not step:
+        advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
+        step, _, more = advice.partition(". ")
+    tiles = [
+        Tile("What changed?", value, ends),
+        Tile("From what runs?", runs, f"{of}{rest}".strip().capitalize()),
+        Tile("What is the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
+        Tile("What next?", step.rstrip("."), more),
+    ]
+    return [tile for tile in tiles if tile.value]
+
+
+def _meant(judged: Judged) -> str:
+    return (
+        f"At most {FALSE_ALARMS:.0%} of equal contenders are called different, however often the gate looks, "
+        f"and at most {FALSE_ALARMS:.0%} of those that differ by {100 * judged.rule.margin:g}% the same."
+    )
 
 
 def gate_blocks(judged: Judged, command: str) -> list[Block]:
     """The verdict with its reasons, the numbers, how they are meant, and the command."""
     tone, mark, _ = STATES[judged.outcome]
     shown = Banner(judged.outcome, tone, mark, sentence(judged), (*judged.reasons, *_advice(judged)))
-    meant = (
-        f"At most {FALSE_ALARMS:.0%} of equal contenders are called different, however often the gate looks, "
-        f"and at most {FALSE_ALARMS:.0%} of those that differ by {100 * judged.rule.margin:g}% the same."
-    )
     tables = [_table(judged)] if judged.known else []
     plots = [figure(number, judged.runs) for number in judged.numbers if judged.runs]
-    return [shown, *tables, *plots, Note(meant), Command("Reproduce this result", command)]
+    plots += [_pairs(judged, number) for number in judged.numbers if len(number.ratios) > 1]
+    return [shown, *tables, *plots, Note(_meant(judged)), Command("Reproduce this result", command)]
 
 
 def sentence(judged: Judged) -> str:
@@ -107,9 +183,20 @@ def figure(number: Number, runs: Sequence[Run]) -> Plot:
             expected = geometric_mean(values[k : k + LASTING]) / look.ratio.point
             reach = math.sqrt(look.ratio.high / look.ratio.low)
             low, high = expected / reach, expected * reach
-        is_off = look is not None and look.answer == Answer.DIFFERENT
+        is_off = look is not None and look.answer == significance.Answer.DIFFERENT
         dots.append(RunDot(run.name, value, low, high, is_off))
     return history(f"history-{'-'.join(headline.path[1:])}", headline.title, scale.unit, dots, finding)
+
+
+def _pairs(judged: Judged, number: Number) -> Plot:
+    """The number's ratio in each pair, or of each run to the stored baselines, with the margin."""
+    of = "pair" if judged.n_stored == 0 else "run"
+    margin, title = judged.rule.margin, f"{number.headline.title}, candidate against baseline"
+    dots = [RunDot(str(k), r, 1 / (1 + margin), 1 + margin, False) for k, r in enumerate(number.ratios, 1)]
+    n_out = sum(not 1 / (1 + margin) <= ratio <= 1 + margin for ratio in number.ratios)
+    finding = f"{n_out} of {counted(len(dots), of)} {'lies' if n_out == 1 else 'lie'} outside the margin."
+    name = f"{of}s-{'-'.join(number.headline.path[1:])}"
+    return history(name, title, "ratio", dots, finding, of=of, explained=PAIRS_EXPLAINED)
 
 
 def gate_cases(judged: Judged) -> list[JUnitCase]:

@@ -145,7 +145,7 @@ def render(comparison: Comparison) -> str:
     swept = [] if view else [sweep for sweep, _ in sweeps_in(comparison.cases)]
     return document(
         title=comparison.title,
-        facts=(*comparison.facts, *(sweep.name for sweep in swept), *_common_facts(comparison)),
+        facts=(*comparison.facts, *(sweep.name for sweep in swept), *common_facts(comparison)),
         answer=answer(comparison),
         verdict=first_screen.strip(banner(comparison)) if view and view.has_served else banner(comparison),
         tiles=first_screen.tiles(view) if view and view.has_served else (),
@@ -267,7 +267,7 @@ def _of_sweep(
     yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}What was measured at each load?", folds)
 
 
-def _common_facts(comparison: Comparison) -> list[str]:
+def common_facts(comparison: Comparison) -> list[str]:
     """All engines; model, data type, devices and day, where all of several runs have the same."""
     if comparison.run is not None:
         return []
