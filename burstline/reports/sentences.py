@@ -171,9 +171,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "both loads: its first probes find the limit only roughly.",
     "highest.state-lost": "The search stopped: its last probes were repeated, and still could not decide.",
     "highest.state-none": "Even the lowest load misses an SLO.",
-    "highest.figure": "Horizontal axis: {latency} of each probe with its 95% interval. Vertical "
-    "axis: {load}. The number beside each point is the place of its probe in the search.",
-    "highest.explained": "Green is where the SLO is met; a hollow point is inconclusive.",
+    "highest.figure": "{latency} of each probe by its {load}, with its 95% interval. The number beside a "
+    "point is the place of its probe in the search.",
+    "highest.explained": "Green is where the SLO is met, grey where the limit lies; a hollow point is "
+    "inconclusive, or of another percentile.",
     "sweep.best": "Highest output that meets all SLOs",
     "sweep.none": "{labels}: no load is shown to meet all SLOs.",
     "sweep.highest": "Highest output",

@@ -17,6 +17,7 @@ from burstline.reports.figures.drawing import (
     DASHES,
     GOOD,
     INK,
+    MUTED,
     PAPER,
     SERIES,
     TEXT,
@@ -67,12 +68,17 @@ class ScatterCurve:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where targets are met: x at most (or at least) a bound, y at least one; None is no bound."""
+    """Where targets are met: x at most (or at least) a bound, y at least (or at most) one; None is no bound.
+
+    `bracket` is between which x the limit lies, where that is known.
+    """
 
     x: float | None
     x_at_most: bool
     y: float | None
     text: str
+    y_at_most: bool = False
+    bracket: tuple[float, float] | None = None
 
 
 def scatter(
@@ -82,22 +88,26 @@ def scatter(
     axes: tuple[str, str],
     region: Region | None = None,
 ) -> Drawing:
-    """The curves over `axes`, the labels of x and y: `{log}` in that of x says whether it is logarithmic.
+    """The curves over `axes`, the labels of x and y: `{log}` in one says whether it is logarithmic.
 
-    No x may be 0 where the greatest is far above the least.
+    No value on such an axis may be 0 where the greatest is far above the least.
     """
     figure, (panel,) = canvas(width, 380 if width >= WIDE else 345)
     x_label, y_label = axes
     x = [dot.x for curve in curves for dot in curve.known]
     y = [dot.y for curve in curves for dot in curve.known]
     panel.grid(visible=True, axis="x")
-    is_log = max(r.at for r in x) > LOG_FROM * min(r.at for r in x)
-    _fit(panel, x, y, is_log=is_log)
+    x_is_log, y_is_log = (
+        "{log}" in label and max(r.at for r in of) > LOG_FROM * min(r.at for r in of)
+        for label, of in ((x_label, x), (y_label, y))
+    )
+    _fit_x(panel, x, is_log=x_is_log)
+    _fit_y(panel, y, is_log=y_is_log)
     written = _shade(panel, region) if region else None
     for k, curve in enumerate(curves):
         _draw(panel, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
-    panel.set_xlabel(x_label.format(log=", log" if is_log else ""), loc="right")
-    head(panel, y_label, named=len(curves) > 1)
+    panel.set_xlabel(x_label.format(log=", log" if x_is_log else ""), loc="right")
+    head(panel, y_label.format(log=", log" if y_is_log else ""), named=len(curves) > 1)
     margins(figure, top=head_room(width) if len(curves) > 1 else HEAD_WIDE, bottom=FOOT)
     taken = [written.get_window_extent()] if written else []
     for text, at in _places(panel, curves, [(box.x0, box.y0, box.x1, box.y1) for box in taken]):
@@ -105,22 +115,33 @@ def scatter(
     return drawn(figure, name, panel)
 
 
-def _fit(panel: Axes, x: Sequence[Reach], y: Sequence[Reach], *, is_log: bool) -> None:
+def _fit_x(panel: Axes, x: Sequence[Reach], *, is_log: bool) -> None:
     """Room for all points and for their intervals, unless these reach far beyond the points."""
-    greatest = max(r.at for r in x)
-    right = min(max(_finite(r.high, r.at) for r in x), 1.5 * greatest)
+    right = min(max(_finite(r.high, r.at) for r in x), 1.5 * max(r.at for r in x))
     if is_log:
         panel.set_xscale("log")
-        least = min(r.at for r in x)
-        panel.set_xlim(max(min(_finite(r.low, r.at) for r in x), least / 1.5) / 1.25, right * 1.25)
+        panel.set_xlim(_least(x), right * 1.25)
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.xaxis.set_major_formatter(LogTicks())
     else:
         panel.set_xlim(0, right * 1.06)
         panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _fit_y(panel: Axes, y: Sequence[Reach], *, is_log: bool) -> None:
+    top = min(max(_finite(r.high, r.at) for r in y), 1.5 * max(r.at for r in y))
+    if is_log:
+        panel.set_yscale("log")
+        panel.set_ylim(_least(y), top * 1.25)
+        panel.yaxis.set_major_formatter(LogTicks())
+        return
     if all(float(r.at).is_integer() for r in y):
         panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-    panel.set_ylim(0, min(max(_finite(r.high, r.at) for r in y), 1.5 * max(r.at for r in y)) * 1.12)
+    panel.set_ylim(0, top * 1.12)
+
+
+def _least(values: Sequence[Reach]) -> float:
+    return max(min(_finite(r.low, r.at) for r in values), min(r.at for r in values) / 1.5) / 1.25
 
 
 def _shade(panel: Axes, region: Region) -> Annotation | None:
@@ -128,17 +149,21 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
     (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
     x = region.x
     first, last = (left, right) if x is None else (left, min(x, right)) if region.x_at_most else (x, right)
-    low = bottom if region.y is None else region.y
-    if first >= last or low >= top:
+    low, high = (bottom if region.y is None else region.y), top
+    if region.y is not None and region.y_at_most:
+        low, high = bottom, min(region.y, top)
+    if region.bracket is not None:
+        panel.axvspan(*region.bracket, color=MUTED, alpha=0.2, linewidth=0)
+    if first >= last or low >= high:
         return None
-    panel.fill_between([first, last], low, top, color=GOOD, alpha=0.09, linewidth=0)
+    panel.fill_between([first, last], low, high, color=GOOD, alpha=0.09, linewidth=0)
     if x is not None and left < x < right:
-        panel.plot([x, x], [low, top], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
-    if region.y is not None:
-        panel.plot([first, last], [low, low], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
+        panel.plot([x, x], [low, high], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
+    if region.y is not None and bottom < region.y < top:
+        panel.plot([first, last], [region.y] * 2, color=GOOD, linewidth=1.2, linestyle=DASHES[1])
     at_left = region.x_at_most or x is None
     at, off, side = (first, 5, "left") if at_left else (last, -5, "right")
-    return write(panel, region.text, (at, top), (off, -5), GOOD, ha=side, va="top")
+    return write(panel, region.text, (at, high), (off, -5), GOOD, ha=side, va="top")
 
 
 def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, le
 from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, table
 from burstline.reports.figures.drawing import in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from burstline.reports.model.comparison import view_of
+from burstline.reports.model.comparison import OUTPUT, Path, view_of
 from burstline.reports.model.sweep_load import KINDS, SweepLoad
 from burstline.reports.number_format import (
     Reach,
@@ -90,8 +90,7 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
     found, who = result.found, _title(result.engine)
     none = found.none_holds or found.none_seems
     looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
-    held = max((load for load, seems in looks if seems == Result.PASS), default=None)
-    missed = min((load for load, seems in looks if seems == Result.FAIL), default=None)
+    held, missed = _leanings(found)
     is_open = result.state in ("open", "lost")
     lost = Counter(probe.lost for probe in found.probes if probe.lost)
     loads = {
@@ -172,9 +171,9 @@ def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
 
 
 def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
-    plots = [plot for text in result.targets if (plot := _plot(result, parse_goal(text), runs)) is not None]
+    plots = list(_plots(result, runs))
     sections = [
-        PageSection("latency", "Latency", "How does latency grow with load?", lambda: plots),
+        PageSection("latency", "Latency", "How do latency and output grow with load?", lambda: plots),
         PageSection("probes", "Probes", "What was probed, in order?", lambda: [_probes(result)]),
     ]
     view = view_of(runs[0])
@@ -246,46 +245,71 @@ def _page(
     )
 
 
-def _plot(result: LimitResult, goal: Goal, runs: Sequence[Run]) -> Plot | None:
-    """The latency of each probe against its load; None for a goal about single requests."""
-    if goal.statistic is None:
-        return None
+def _bracket(result: LimitResult) -> tuple[float, float] | None:
+    """Between which loads the limit lies: the interval found, else the ends that the probes lean to."""
+    low, high = result.found.low, result.found.high
+    if result.state in ("open", "lost"):
+        low, high = _leanings(result.found)
+    return None if low is None or high is None or low >= high else (low, high)
+
+
+def _leanings(found: Found) -> tuple[float | None, float | None]:
+    """The highest load that seems to hold, and the lowest that seems to miss."""
+    looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
+    held = max((load for load, seems in looks if seems == Result.PASS), default=None)
+    return held, min((load for load, seems in looks if seems == Result.FAIL), default=None)
+
+
+def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
+    """Each latency with an SLO, and the output, of each probe against its load."""
+    for goal in map(parse_goal, result.targets):
+        if goal.statistic is not None:
+            paths = dict.fromkeys((("metrics", goal.metric, goal.statistic), ("metrics", goal.metric, "p50")))
+            yield from _plot(result, runs, tuple(paths), slo_words(goal), goal)
+    yield from _plot(result, runs, (OUTPUT.path,), OUTPUT.title)
+
+
+def _plot(
+    result: LimitResult, runs: Sequence[Run], paths: Sequence[Path], title: str, goal: Goal | None = None
+) -> Iterator[Plot]:
+    """The number at the first of `paths`, with the `goal` on it, and the others; none where it is unknown."""
     rows = [
-        (probe, figure)
+        (probe, figures)
         for probe, run in zip(result.found.probes, runs, strict=False)
         if run.summary is not None
-        and isinstance(figure := run.summary.figure("metrics", goal.metric, goal.statistic), Estimate)
+        and isinstance((figures := [run.summary.figure(*path) for path in paths])[0], Estimate)
     ]
     if not rows:
-        return None
-    scale, slo, load = scale_of([figure for _, figure in rows]), slo_words(goal), KINDS[result.kind][0]
-    latency, _, _ = slo.partition(" ≤")
+        return
+    scale, load = scale_of([figures[0] for _, figures in rows]), KINDS[result.kind][0]
+    names = [title.partition(" ≤")[0].partition(" ≥")[0], *(path[-1] for path in paths[1:])]
     dots: dict[str, list[Dot]] = {}
-    for probe, figure in sorted(rows, key=lambda row: row[0].load):
-        seems = leaning(probe.last, result.found.bounds)
-        x, y = reach_of(figure, scale.divisor), Reach(probe.load, probe.load, probe.load)
-        dot = Dot(str(probe.number), x, y, hollow=probe.last.judged == Result.INCONCLUSIVE)
+    for probe, figures in sorted(rows, key=lambda row: row[0].load):
+        seems, x = leaning(probe.last, result.found.bounds), Reach(probe.load, probe.load, probe.load)
         label = "all SLOs hold" if seems == Result.PASS else "an SLO is missed"
-        dots.setdefault("does not count" if probe.lost else label, []).append(dot)
+        labels = ["does not count" if probe.lost else label, *names[1:]]
+        for k, (label, figure) in enumerate(zip(labels, figures, strict=True)):
+            if isinstance(figure, Estimate):
+                hollow = k > 0 or probe.last.judged == Result.INCONCLUSIVE
+                dot = Dot("" if k else str(probe.number), x, reach_of(figure, scale.divisor), hollow=hollow)
+                dots.setdefault(label, []).append(dot)
     curves = [ScatterCurve(label, tuple(own), is_joined=False) for label, own in dots.items()]
-    axes = (f"{latency} ({scale.unit}{{log}})", load)
-    region = Region(goal.bound / scale.divisor, True, None, slo)
+    region = Region(None, True, None, "", bracket=_bracket(result))
+    if goal is not None:
+        at_most = goal.op == "<="
+        region = replace(region, y=goal.bound / scale.divisor, text=title, y_at_most=at_most)
+    axes = (f"{load}{{log}}", f"{names[0]} ({scale.unit}{{log}})")
     draw = partial(scatter, curves=curves, axes=axes, region=region)
-    columns = (load, "Probe", f"{latency} ({scale.unit})")
-    cells = [
-        (
-            _cell(probe, "load", result.load(probe.load).number),
-            str(probe.number),
-            _cell(probe, f"{goal.metric}.{goal.statistic}", with_interval(figure)),
-        )
-        for probe, figure in rows
-    ]
-    name, finding = (
-        f"limit-{goal.metric}-{goal.statistic}",
-        say("highest.figure", latency=latency, load=load.lower()),
-    )
+    columns = (load, "Probe", *(f"{name} ({scale.unit})" for name in names))
+    cells: list[list[str | Cell]] = []
+    for probe, figures in rows:
+        cells.append([_cell(probe, "load", result.load(probe.load).number), str(probe.number)])
+        pairs = zip(paths, figures, strict=True)
+        cells[-1] += [_cell(probe, ".".join(path[1:]), with_interval(figure)) for path, figure in pairs]
+    name = f"limit-{'-'.join(paths[0][1:])}".replace("_", "-")
+    finding = say("highest.figure", latency=names[0], load=load.lower())
     drawings, numbers = in_both_widths(name, draw), table(columns[2], columns, cells, text=())
-    return Plot(name, slo, finding, say("highest.explained"), drawings, numbers)
+    yield Plot(name, title, finding, say("highest.explained"), drawings, numbers)
 
 
 def _probes(result: LimitResult) -> Table:
