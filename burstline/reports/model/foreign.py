@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ _STATS: Final = (
 )
 """Our name of a statistic and each that tools have for it."""
 
+MOST_BYTES: Final = 256 << 20
+"""The longest result that is read: `vllm bench serve` writes each gap between tokens, in 20 bytes."""
 TOOLS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("tools.toml").read_text("utf-8"))
 """The rows of `tools.toml` by the tool's name."""
 
@@ -182,7 +185,9 @@ def _json_of(path: Path) -> Any:
     """A JSON file, or the list of what its lines hold; None where it is neither."""
     try:
         with path.open("rb") as file:
-            data = file.read(256 << 20)
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                raise WorkloadError(f"{path} has over {MOST_BYTES >> 20} MB; expected the result of one run")
+            data = file.read(MOST_BYTES)
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
     with suppress(ValueError, RecursionError):
