@@ -66,10 +66,10 @@ def test_the_page_says_the_answer_first_and_links_to_each_probe(result, burst_ru
     page = limit_page(result, (burst_run, burst_run))
     shown = re.sub(r"<[^>]+>", "", page)
     answer = "vLLM meets TTFT p50 ≤ 2 s and TPOT p50 ≤ 50 ms up to 2 req/s, but not at 2.2 req/s"
-    assert shown.index(answer) < shown.index("How does latency grow with load?")
+    assert shown.index(answer) < shown.index("How do latency and output grow with load?")
     assert f'href="../{burst_run.name}/report.html"' in page
     assert "the queue outgrew the server" in page
-    assert page.count("<svg") >= 4, "a figure for each SLO, wide and narrow"
+    assert page.count("<svg") >= 6, "a figure for each SLO and the output, wide and narrow"
     assert limit_page(result, (burst_run, burst_run)) == page
     assert "at most 5%." in text(limit_blocks(result))
 

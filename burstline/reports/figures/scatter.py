@@ -154,7 +154,7 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
         low, high = bottom, min(region.y, top)
     if region.bracket is not None:
         panel.axvspan(*region.bracket, color=MUTED, alpha=0.2, linewidth=0)
-    if first >= last or low >= high:
+    if first >= last or low >= high or region.x is region.y is None:
         return None
     panel.fill_between([first, last], low, high, color=GOOD, alpha=0.09, linewidth=0)
     if x is not None and left < x < right:

@@ -293,7 +293,8 @@ def _plot(
                 hollow = k > 0 or probe.last.judged == Result.INCONCLUSIVE
                 dot = Dot("" if k else str(probe.number), x, reach_of(figure, scale.divisor), hollow=hollow)
                 dots.setdefault(label, []).append(dot)
-    curves = [ScatterCurve(label, tuple(own), is_joined=False) for label, own in dots.items()]
+    labels = sorted(dots, key=lambda label: label in names)  # the other percentile last
+    curves = [ScatterCurve(label, tuple(dots[label]), is_joined=False) for label in labels]
     region = Region(None, True, None, "", bracket=_bracket(result))
     if goal is not None:
         at_most = goal.op == "<="
