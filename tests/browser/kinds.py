@@ -14,9 +14,22 @@ from burstline.machine.hints import Hints
 from burstline.measure.record.record import Outcome, Record
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.stats.figure import Result
+from burstline.measure.stats.limit_search import Found, LatencyBound, LateShare, LoadProbe, ProbeLook, Purpose
 from burstline.measure.summarize import summarize_run
-from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.model.comparison import Member, alone, view_of
 from burstline.reports.model.contenders import comparison_of
+from burstline.reports.model.gated import (
+    BASELINE,
+    CANDIDATE,
+    NUMBERS,
+    Rule,
+    compared,
+    judge_pairs,
+    judge_series,
+)
+from burstline.reports.page.gate_blocks import gate_page
+from burstline.reports.page.limit_page import LimitResult, limit_page
 from burstline.reports.page.page import render
 from burstline.suites.execution import comparison_of_suite
 from tests.reports import synthetic
@@ -190,6 +203,55 @@ def _write_suite(folder: Path, name: str, description: str, slots: list) -> None
 SUITES: dict[str, Callable[[Path], None]] = {"suite": _suite, "platforms": _platforms}
 
 
+def _gate(slower: float, n_pairs: int) -> Callable[[Path], str]:
+    def page(folder: Path) -> str:
+        members = []
+        for k in range(n_pairs):
+            for label, speed in ((BASELINE, 1.0), (CANDIDATE, slower)):
+                run = finished_run(folder, "vllm", 80, speed=speed * (0.99 + 0.01 * (k % 3)), seed=k)
+                members.append(Member(label, run, "", k))
+        rule = Rule((NUMBERS["e2e.p50"], NUMBERS["ttft.p50"]), 0.05, 20)
+        judged = judge_pairs(members, rule)
+        return gate_page(judged, "burstline gate 'run a' 'run b'", compared(members, rule))
+
+    return page
+
+
+def _series(folder: Path) -> str:
+    runs = [
+        finished_run(folder, "vllm", 60, speed=1.2 if k > 8 else 1 + k % 3 / 99, seed=k) for k in range(12)
+    ]
+    return gate_page(judge_series(runs, Rule((NUMBERS["e2e.p50"],), 0.05, 20)), "burstline gate", None)
+
+
+def _limit(folder: Path) -> str:
+    """The load that holds is found between 20 and 24 requests a second."""
+    loads = (2, 8, 32, 20, 24)
+    runs = [finished_run(folder, "vllm", 200, rate=load, targets=("ttft.p90<=20ms",)) for load in loads]
+    looks = [
+        ProbeLook(
+            Result.PASS if load <= 20 else Result.FAIL, 200, (LateShare(0.01 if load <= 20 else 0.4, 200.0),)
+        )
+        for load in loads
+    ]
+    probes = [
+        LoadProbe(k, float(load), Purpose.SCOUT, look)
+        for k, (load, look) in enumerate(zip(loads, looks, strict=True), 1)
+    ]
+    found = Found(20.0, 24.0, 0.05, tuple(probes), (LatencyBound("ttft.p90<=20ms", 0.9, 0.02),), best=21.0)
+    names = tuple(run.name for run in runs)
+    return limit_page(LimitResult("vllm", "rate", ("ttft.p90<=20ms",), 600.0, found, None, names), runs)
+
+
+DECISIONS: dict[str, Callable[[Path], str]] = {
+    "gate": _gate(1.2, 4),
+    "undecided": _gate(1.02, 1),
+    "series": _series,
+    "limit": _limit,
+}
+"""Pages of a gate and of a search, as HTML."""
+
+
 class Pages(Mapping[str, Path]):
     """The page of each kind, made under `folder` when it is first asked for."""
 
@@ -203,10 +265,10 @@ class Pages(Mapping[str, Path]):
         return path
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*RUNS, *COMPARISONS, *SUITES))
+        return iter((*RUNS, *COMPARISONS, *SUITES, *DECISIONS))
 
     def __len__(self) -> int:
-        return len(RUNS) + len(COMPARISONS) + len(SUITES)
+        return len(list(iter(self)))
 
 
 def _html(name: str, folder: Path) -> str:
@@ -219,6 +281,8 @@ def _html(name: str, folder: Path) -> str:
             return render(alone(view))
     if name in COMPARISONS:
         return render(comparison_of(COMPARISONS[name](folder), folder))
+    if name in DECISIONS:
+        return DECISIONS[name](folder)
     SUITES[name](folder)
     comparison = comparison_of_suite(folder)
     assert comparison is not None

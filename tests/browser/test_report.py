@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.browser.kinds import COMPARISONS, RUNS, SUITES
+from tests.browser.kinds import COMPARISONS, DECISIONS, RUNS, SUITES
 from tests.browser.looking import (
     THEMES,
     WIDTHS,
@@ -22,7 +22,7 @@ from tests.browser.looking import (
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("kind", [*RUNS, *COMPARISONS, *SUITES])
+@pytest.mark.parametrize("kind", [*RUNS, *COMPARISONS, *SUITES, *DECISIONS])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_page_is_quiet_offline_whole_and_fits(browser, pages, kind, width, theme):
@@ -228,7 +228,9 @@ def test_without_javascript_everything_is_there(browser, pages):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.mark.parametrize("kind", ["burst", "lossy", "hopeless", "three", "sweep", "unequal", "suite"])
+@pytest.mark.parametrize(
+    "kind", ["burst", "lossy", "hopeless", "three", "sweep", "unequal", "suite", "gate", "limit"]
+)
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", [390, 1600])
 def test_axe_finds_nothing(browser, pages, axe, kind, theme, width):
