@@ -48,7 +48,7 @@ def calibrate(
     timed = _time_products(probe, timer, shapes, rows_of)
     rest = _time_rest(model, probe, timer, swept_bytes)
     measured_spread = timer.again()
-    looked_at = ("peak", _fastest(probe, timed)), ("bandwidth", {reads[-1]: float(sizes[-1])})
+    looked_at = ("peak", _fastest(probe, timed)), ("bandwidth", [(reads[-1].make, float(sizes[-1]))])
     ceilings = []
     for (what, kernels), most in zip(looked_at, AGREES, strict=True):
         ceiling, apart = timer.ceiling(kernels, most)
@@ -136,10 +136,12 @@ def _time_products(
     return found
 
 
-def _fastest(probe: Probe, timed: Sequence[tuple[int, int, int, Timed]]) -> dict[Timed, float]:
+def _fastest(
+    probe: Probe, timed: Sequence[tuple[int, int, int, Timed]]
+) -> list[tuple[Callable[[], Kernel], float]]:
     """The products with the highest rates, each with one weight, and their FLOPs."""
     fastest = sorted(timed, key=lambda each: math.prod(each[:3]) / each[3].seconds)[-N_FASTEST:]
-    return {Timed(partial(probe.product, m, n, k, 1)): 2.0 * m * n * k for m, n, k, _ in fastest}
+    return [(partial(probe.product, m, n, k, 1), 2.0 * m * n * k) for m, n, k, _ in fastest]
 
 
 def _fitted(

@@ -1,8 +1,8 @@
 """Measured durations of a device's kernels, repeated within a shared time budget."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -50,7 +50,6 @@ class Timed:
     make: Callable[[], Kernel]
     seconds: float = math.inf
     spread: float = 0.0
-    fastest: list[float] = field(default_factory=list)
 
 
 class Timer:
@@ -75,22 +74,24 @@ class Timer:
         self._round(self._all[-1])
         return self._all[-1]
 
-    def ceiling(self, kernels: Mapping[Timed, float], most: float) -> tuple[float, float]:
+    def ceiling(
+        self, kernels: Sequence[tuple[Callable[[], Kernel], float]], most: float
+    ) -> tuple[float, float]:
         """The most a second of what each kernel does so much of; how far the fastest repeats of it differ.
 
         Others, and a hypervisor's, only ever lower a repeat, for seconds at a time: slow ones say nothing,
         also where they agree. A ceiling is what the machine reaches again and again. Ends once that holds to
         `most`.
         """
-        made = [(timed, amount, timed.make()) for timed, amount in kernels.items()]
-        for _, _, kernel in made:
+        made = [(amount, make(), list[float]()) for make, amount in kernels]
+        for _, kernel, _ in made:
             self._probe.once(kernel, self._clock)
         began_s, best, apart = self._clock(), 0.0, math.inf
         while (spent_s := self._clock() - began_s) < LEAST_S or (apart > most and spent_s < MOST_S):
-            for timed, amount, kernel in made:
-                timed.fastest = sorted([*timed.fastest, self._probe.once(kernel, self._clock)])[:REACHED]
-                if len(timed.fastest) == REACHED and amount / timed.fastest[-1] >= best:
-                    best, apart = amount / timed.fastest[-1], timed.fastest[-1] / timed.fastest[0] - 1
+            for amount, kernel, fastest in made:
+                fastest[:] = sorted([*fastest, self._probe.once(kernel, self._clock)])[:REACHED]
+                if len(fastest) == REACHED and amount / fastest[-1] >= best:
+                    best, apart = amount / fastest[-1], fastest[-1] / fastest[0] - 1
         return best, apart
 
     def again(self) -> float:
