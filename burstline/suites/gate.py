@@ -73,7 +73,7 @@ def run_gate(
         longest_s = max(longest_s, ended_s - began_s)
         if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
             break
-    return _report(folder, judged, start_s, compared(members, rule))
+    return _report(folder, judged, start_s, judged.case or compared(members, rule))
 
 
 def run_history(history: Path, candidate: str | None, shared: Sequence[str], rule: Rule, out: Path) -> int:
@@ -148,11 +148,10 @@ def _new_folder(out: Path) -> Path:
 
 
 def _report(folder: Path, judged: Judged, start_s: float, case: Case | None = None) -> int:
-    """Write and print the result; its exit code. `case` has all runs of both contenders."""
-    command = shlex.join(without_secrets(["burstline", *sys.argv[1:]]))
-    blocks = gate_blocks(judged, command)
+    """Write and print the result; its exit code. `case` compares the two contenders."""
+    blocks = gate_blocks(judged, shlex.join(without_secrets(["burstline", *sys.argv[1:]])))
     page = folder / "report.html"
-    page.write_text(gate_page(judged, command, case), "utf-8")
+    page.write_text(gate_page(judged, blocks, case), "utf-8")
     (folder / "summary.md").write_text(markdown(blocks), "utf-8")
     lasted_s = time.monotonic() - start_s
     suite = junit_suite("burstline gate", gate_cases(judged), lasted_s=lasted_s, timestamp="")

@@ -28,7 +28,7 @@ from burstline.reports.model.gated import (
     judge_pairs,
     judge_series,
 )
-from burstline.reports.page.gate_blocks import gate_page
+from burstline.reports.page.gate_blocks import gate_blocks, gate_page
 from burstline.reports.page.limit_page import LimitResult, limit_page
 from burstline.reports.page.page import render
 from burstline.suites.execution import comparison_of_suite
@@ -212,7 +212,8 @@ def _gate(slower: float, n_pairs: int) -> Callable[[Path], str]:
                 members.append(Member(label, run, "", k))
         rule = Rule((NUMBERS["e2e.p50"], NUMBERS["ttft.p50"]), 0.05, 20)
         judged = judge_pairs(members, rule)
-        return gate_page(judged, "burstline gate 'run a' 'run b'", compared(members, rule))
+        blocks = gate_blocks(judged, "burstline gate 'run a' 'run b'")
+        return gate_page(judged, blocks, compared(members, rule))
 
     return page
 
@@ -221,7 +222,8 @@ def _series(folder: Path) -> str:
     runs = [
         finished_run(folder, "vllm", 60, speed=1.2 if k > 8 else 1 + k % 3 / 99, seed=k) for k in range(12)
     ]
-    return gate_page(judge_series(runs, Rule((NUMBERS["e2e.p50"],), 0.05, 20)), "burstline gate", None)
+    judged = judge_series(runs, Rule((NUMBERS["e2e.p50"],), 0.05, 20))
+    return gate_page(judged, gate_blocks(judged, "burstline gate"), None)
 
 
 def _limit(folder: Path) -> str:
@@ -268,7 +270,7 @@ class Pages(Mapping[str, Path]):
         return iter((*RUNS, *COMPARISONS, *SUITES, *DECISIONS))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(tuple(self))
 
 
 def _html(name: str, folder: Path) -> str:

@@ -77,7 +77,7 @@ class Judged:
     """What the runs so far decide, by number and in all; `reasons` are why some or all do not count.
 
     `n_values` counts the pairs (runs of the candidate, of a series) that do. `case` compares two contenders,
-    `runs` are those of a series that count, `n_stored` the stored baselines.
+    `runs` are those of a series that count. `is_paired`: no baseline was stored before.
     """
 
     rule: Rule
@@ -87,7 +87,7 @@ class Judged:
     n_values: int
     case: Case | None = None
     runs: tuple[Run, ...] = ()
-    n_stored: int = 0
+    is_paired: bool = True
 
     @property
     def is_over(self) -> bool:
@@ -125,17 +125,16 @@ def judge_pairs(members: Sequence[Member], rule: Rule) -> Judged:
     case = compared(kept, rule)
     if not case.gate.comparable:
         return Judged(rule, GateOutcome.UNDECIDED, unknown, (*case.gate.reasons, *reasons), n, case)
-    numbers, n_stored = [], 0
+    numbers, is_paired = [], all(member.repeat is not None for member in members)
     for headline in rule.numbers:
         values, stored = _logs(candidate, headline), _logs(baseline, headline)
-        if all(member.repeat is not None for member in members):
+        if is_paired:
             values, stored = values - stored, stored[:0]
         found = look(values, stored, margin=rule.margin, most=rule.most, n_numbers=len(rule.numbers))
-        n_stored = len(stored)
-        ratios = np.exp(values - stored.mean() if n_stored else values)
+        ratios = np.exp(values if is_paired else values - stored.mean())
         numbers.append(Number(headline, found, ratios=tuple(ratios.tolist())))
     counted = tuple(each for each in case.gate.warnings if each.code == "verdict")
-    return Judged(rule, _worst(numbers), tuple(numbers), (*reasons, *counted), n, case, n_stored=n_stored)
+    return Judged(rule, _worst(numbers), tuple(numbers), (*reasons, *counted), n, case, is_paired=is_paired)
 
 
 def compared(members: Sequence[Member], rule: Rule) -> Case:

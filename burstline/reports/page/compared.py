@@ -28,7 +28,7 @@ from burstline.reports.model.comparison import (
 from burstline.reports.number_format import interval, number, point, scale_of
 from burstline.reports.page.answer import pair_numbers, pair_words
 from burstline.reports.page.bottleneck import limits_of
-from burstline.reports.page.sections import NO_DISTRIBUTION, distributions
+from burstline.reports.page.sections import distributions, side_of
 from burstline.reports.page.side_by_side import side_by_side, times_of
 from burstline.reports.sentences import say
 
@@ -108,9 +108,8 @@ def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
 def shape(case: Case, prefix: str) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, one curve a contender."""
     keys = [case.key(label, ()) for label in case.labels]
-    plots = tuple(distributions(case.contenders, keys, "ttft", "tpot", "e2e", prefix=prefix))
     explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
-    return [Side(plots, explained)] if plots else [Note(NO_DISTRIBUTION)]
+    return side_of(distributions(case.contenders, keys, "ttft", "tpot", "e2e", prefix=prefix), explained)
 
 
 def platforms(comparison: Comparison) -> list[Block]:

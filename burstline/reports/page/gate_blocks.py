@@ -44,9 +44,9 @@ PAIRS_EXPLAINED: Final = (
 )
 
 
-def gate_page(judged: Judged, command: str, case: Case | None) -> str:
-    """The page: the gate's verdict, numbers and pairs, then both contenders; `case` has all their runs."""
-    verdict, *blocks, reproduce = gate_blocks(judged, command)
+def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
+    """The page of what `gate_blocks` made: verdict, numbers and pairs, then both contenders of `case`."""
+    verdict, *blocks, reproduce = made
     assert isinstance(verdict, Banner)
     plots = [each for each in blocks if isinstance(each, Plot)]
     shown: list[Block] = [each for each in blocks if not isinstance(each, Plot)]
@@ -73,7 +73,7 @@ def gate_page(judged: Judged, command: str, case: Case | None) -> str:
             PageSection(name, "", question, partial(list, own), True) for name, question, own in sections
         ],
         summary=gate_json(judged),
-        digest=[verdict, *blocks, reproduce],
+        digest=made,
         made_from="these runs",
     )
 
@@ -190,10 +190,10 @@ def figure(number: Number, runs: Sequence[Run]) -> Plot:
 
 def _pairs(judged: Judged, number: Number) -> Plot:
     """The number's ratio in each pair, or of each run to the stored baselines, with the margin."""
-    of = "pair" if judged.n_stored == 0 else "run"
-    margin, title = judged.rule.margin, f"{number.headline.title}, candidate against baseline"
-    dots = [RunDot(str(k), r, 1 / (1 + margin), 1 + margin, False) for k, r in enumerate(number.ratios, 1)]
-    n_out = sum(not 1 / (1 + margin) <= ratio <= 1 + margin for ratio in number.ratios)
+    of = "pair" if judged.is_paired else "run"
+    most, title = 1 + judged.rule.margin, f"{number.headline.title}, candidate against baseline"
+    dots = [RunDot(str(k), ratio, 1 / most, most, False) for k, ratio in enumerate(number.ratios, 1)]
+    n_out = sum(not 1 / most <= ratio <= most for ratio in number.ratios)
     finding = f"{n_out} of {counted(len(dots), of)} {'lies' if n_out == 1 else 'lie'} outside the margin."
     name = f"{of}s-{'-'.join(number.headline.path[1:])}"
     return history(name, title, "ratio", dots, finding, of=of, explained=PAIRS_EXPLAINED)

@@ -89,8 +89,8 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
     """The interval in one sentence, what it rests on, and what limited the lowest load that misses."""
     found, who = result.found, _title(result.engine)
     none = found.none_holds or found.none_seems
-    looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
-    held, missed = _leanings(found)
+    looks = _looks(found)
+    held, missed = _leanings(looks)
     is_open = result.state in ("open", "lost")
     lost = Counter(probe.lost for probe in found.probes if probe.lost)
     loads = {
@@ -249,13 +249,17 @@ def _bracket(result: LimitResult) -> tuple[float, float] | None:
     """Between which loads the limit lies: the interval found, else the ends that the probes lean to."""
     low, high = result.found.low, result.found.high
     if result.state in ("open", "lost"):
-        low, high = _leanings(result.found)
+        low, high = _leanings(_looks(result.found))
     return None if low is None or high is None or low >= high else (low, high)
 
 
-def _leanings(found: Found) -> tuple[float | None, float | None]:
+def _looks(found: Found) -> list[tuple[float, Result]]:
+    """Each probe's load, and what it leans to."""
+    return [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
+
+
+def _leanings(looks: Sequence[tuple[float, Result]]) -> tuple[float | None, float | None]:
     """The highest load that seems to hold, and the lowest that seems to miss."""
-    looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
     held = max((load for load, seems in looks if seems == Result.PASS), default=None)
     return held, min((load for load, seems in looks if seems == Result.FAIL), default=None)
 

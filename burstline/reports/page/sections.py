@@ -92,8 +92,13 @@ def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
     contender = Contender(view.manifest.engine, (view,))
-    plots = tuple(distributions([contender], [""], *shown, slos=bounds_of(view)))
-    return [Side(plots, ecdf.EXPLAINED)] if plots else [Note(NO_DISTRIBUTION)]
+    return side_of(distributions([contender], [""], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
+
+
+def side_of(distributions: Iterator[Plot], explained: str) -> list[Block]:
+    """The figures side by side, or that there are none."""
+    plots = tuple(distributions)
+    return [Side(plots, explained)] if plots else [Note(NO_DISTRIBUTION)]
 
 
 def when(view: View) -> list[Block]:
