@@ -304,6 +304,7 @@ ROUTES: dict[str, dict[str, str]] = {
     "tgi": {"/generate": "tgi", "/generate_stream": "tgi", "/": "tgi"},
     "lightllm": {"/generate": "lightllm", "/generate_stream": "lightllm"},
     "sglang": {"/generate": "sglang"},
+    "vllm": {},
 }
 """The native paths of each engine."""
 

@@ -1,5 +1,6 @@
 """What replies wait for: a queue with a textbook answer, and a prefix cache that remembers every prompt."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapreplace
@@ -57,6 +58,7 @@ class Queue:
     seed: int = 0
     _free_ns: list[int] = field(init=False)
     _services_s: Iterator[float] = field(init=False)
+    _starts_ns: deque[int] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.n_servers < 1 or self.mean_s <= 0 or self.cv < 0:
@@ -74,13 +76,21 @@ class Queue:
         """Empties the queue and starts the service times anew."""
         self._free_ns = [0] * self.n_servers
         self._services_s = service_times(self.mean_s, self.cv, self.seed)
+        self._starts_ns = deque()
 
     def admit(self, arrival_ns: int) -> tuple[int, int]:
         """When this arrival's service starts, and when it departs."""
         start_ns = max(arrival_ns, self._free_ns[0])
         departure_ns = start_ns + round(next(self._services_s) * 1e9)
         heapreplace(self._free_ns, departure_ns)
+        self._starts_ns.append(start_ns)
         return start_ns, departure_ns
+
+    def waiting(self, now_ns: int) -> int:
+        """How many have arrived and not started: they start in the order in which they came."""
+        while self._starts_ns and self._starts_ns[0] <= now_ns:
+            self._starts_ns.popleft()
+        return len(self._starts_ns)
 
 
 BLOCK_TOK = 16

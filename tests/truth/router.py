@@ -35,7 +35,8 @@ class TruthSetup(ProductSetup):
     the share `counters_lost` of the replies never (LightLLM's monitor queue); 0 counts each token as it is
     sent. The share `swaps_in_batch` of the replies to requests that are not alone, and `swaps_alone` of the
     others, have another token at their fourth place. `max_in_flight` requests are served at once, others
-    refused with `shed_status`; None: no limit. `speed` stretches the times of every reply.
+    refused with `shed_status`; None: no limit. `speed` stretches the times of every reply. The KV cache
+    of which "vllm" shows the use has room for `kv_requests`.
     """
 
     scripts: tuple[Script, ...] = (Script(),)
@@ -49,6 +50,7 @@ class TruthSetup(ProductSetup):
     counters_lost: float = 0.0
     swaps_in_batch: float = 0.0
     swaps_alone: float = 0.0
+    kv_requests: int = 1000
 
     def __post_init__(self) -> None:
         if self.native not in ROUTES:
@@ -147,6 +149,8 @@ class ScriptedRouter(Router):
             self.counters = replace(at_once, prompt_tok=late.prompt_tok, output_tok=late.output_tok)
         try:
             own = super().metrics() + _native_metrics(self.counters, self.setup.native)
+            if self.setup.native == "vllm":
+                own += _vllm_metrics(self.counters, self.setup)
         finally:
             self.counters = at_once
         names = _LATENCIES.get(self.setup.native, _LATENCIES["openai"])
@@ -196,7 +200,11 @@ class ScriptedRouter(Router):
 
     def pages(self) -> dict[str, Any]:
         own = {"/info": _info(self.setup), "/get_server_info": _lightllm_info(self.setup)}
-        return super().pages() | own
+        pages = super().pages()
+        if self.setup.native == "vllm":
+            pages["/v1/models"]["data"][0]["owned_by"] = "vllm"
+            pages["/version"] = {"version": "0.33.0"}
+        return pages | own
 
 
 def _info(setup: TruthSetup) -> dict[str, Any]:
@@ -243,6 +251,23 @@ _NATIVE_ROWS = {
         "lightllm_generation_tokens_total",
     ),
 }
+
+
+def _vllm_metrics(counters: TruthCounters, setup: TruthSetup) -> str:
+    """vLLM's gauges: what is served, what waits for it, and the share of the KV cache in use."""
+    waiting = setup.queue.waiting(time.monotonic_ns()) if setup.queue else 0
+    running = max(0, counters.running - waiting)
+    values = {
+        "num_requests_running": running,
+        "num_requests_waiting": waiting,
+        "kv_cache_usage_perc": min(1.0, running / setup.kv_requests),
+        "num_preemptions_total": 0,
+        "prompt_tokens_total": counters.prompt_tok,
+        "generation_tokens_total": counters.output_tok,
+    }
+    return "".join(f"vllm:{name} {value}\n" for name, value in values.items())
+
+
 _TTFT, _E2E = "truth:time_to_first_token_seconds", "truth:e2e_request_latency_seconds"
 _LATENCIES = {
     "openai": {"ttft": (_TTFT,), "e2e": (_E2E,)},
