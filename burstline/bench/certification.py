@@ -34,12 +34,11 @@ from burstline.reports.model.foreign import foreign_results, printed_of, read_nu
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.host.wishes import allowed_cores, keep_to
-from burstline.servers.redact import redacted
-from burstline.servers.secret import without_secrets
-from burstline.servers.truth.exchanges import from_jsonl, to_jsonl
+from burstline.servers.redact import redacted, without_secrets
+from burstline.servers.truth.replies import Script
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
-from burstline.servers.truth.script import Script
+from burstline.servers.truth.serve import from_jsonl, to_jsonl
 from burstline.workloads.options import given, words_of
 from burstline.workloads.request import WorkloadError
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from burstline.servers.destination import Destination
 from burstline.servers.host.process import free_port
 from burstline.servers.messages import Call, EngineError
-from burstline.servers.protocol.destination import Destination
-from burstline.servers.secret import Secret
+from burstline.servers.redact import Secret
 
 
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:

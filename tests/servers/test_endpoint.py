@@ -11,8 +11,8 @@ from burstline.servers.engines import endpoint
 from burstline.servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
-from burstline.servers.secret import Secret
 from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
 from tests.servers.golden import http_reply

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.servers.messages import Event, HttpReply, Kind, Reply, Target
-from burstline.servers.protocol.openai import count_in, encode_completion, tokenize_call
-from burstline.servers.secret import Secret
+from burstline.servers.openai import count_in, encode_completion, tokenize_call
+from burstline.servers.redact import Secret
 from burstline.workloads.request import Request, Sampling
 from tests.servers.golden import decode_completion, golden_reply
 

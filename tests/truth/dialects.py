@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import burstline.servers.truth.openai as product
-from burstline.servers.truth.openai import Json, Portion, Prompt
+import burstline.servers.truth.replies as product
+from burstline.servers.truth.replies import Json, Portion, Prompt
 from burstline.workloads.request import WorkloadError
 from tests.truth.script import Script
 

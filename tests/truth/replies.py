@@ -7,9 +7,10 @@ from functools import lru_cache
 
 import orjson
 
-from burstline.servers.truth.openai import Json, Portion
 from burstline.servers.truth.replies import (
+    Json,
     Mark,
+    Portion,
     TimedReply,
     Write,
     joined,

@@ -31,7 +31,7 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.host.control_group import usable_cores
 from burstline.servers.messages import EngineError, HttpReply
-from burstline.servers.protocol.replies import answers_in, understood
+from burstline.servers.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from burstline.workloads.request import Request
 

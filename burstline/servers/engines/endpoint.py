@@ -15,11 +15,11 @@ import orjson
 
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity
+from burstline.servers.introspection import first_model, json_at
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import WITH_TOKENS, Ask, Call, EngineError, Event, Get, Reply, Target
-from burstline.servers.protocol.introspection import first_model, json_at
-from burstline.servers.protocol.openai import COMPLETION_LIMIT, post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.openai import COMPLETION_LIMIT, post
+from burstline.servers.replies import Tally
 from burstline.workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"

@@ -7,9 +7,7 @@ from typing import Any
 
 from burstline.servers.host.installation import PackagedEngine
 from burstline.servers.identity import Capabilities, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, Kind, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     MIB,
     Mean,
     first_model,
@@ -22,8 +20,10 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     value_of,
 )
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, Kind, Target
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.servers.settings import Spelling, among, switch, valued
 from burstline.workloads.request import Request
 

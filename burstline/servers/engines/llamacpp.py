@@ -8,9 +8,7 @@ from typing import Any
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     MIB,
     Mean,
     drafts,
@@ -23,8 +21,10 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     value_of,
 )
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.servers.settings import Spelling, switch, valued
 from burstline.workloads.request import Request
 

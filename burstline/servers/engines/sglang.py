@@ -14,9 +14,7 @@ from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.identity import Admission, Gauges, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     GIB,
     Mean,
     first_model,
@@ -28,8 +26,10 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     samples_at,
 )
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.servers.settings import Spelling, among, switch, valued
 from burstline.workloads.request import Request
 

@@ -18,11 +18,11 @@ import huggingface_hub as hub
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import free_ports
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
+from burstline.servers.introspection import Mean, json_at, logged, mean_of, number, option_of
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Event, Get, Kind, Target
-from burstline.servers.protocol.introspection import Mean, json_at, logged, mean_of, number, option_of
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.servers.settings import Spelling, among, valued
 from burstline.workloads.model_files import read_json
 from burstline.workloads.request import Request

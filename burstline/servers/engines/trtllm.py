@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.identity import Admission, Identity, Sign
+from burstline.servers.introspection import Mean, drafts, first_model, json_at, mean_of, owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import Mean, drafts, first_model, json_at, mean_of, owned_by
-from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.openai import encode_completion
 from burstline.servers.settings import Spelling, valued
 from burstline.workloads.request import Request
 

@@ -8,10 +8,10 @@ import orjson
 
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity, Sign
+from burstline.servers.introspection import owned_by
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import owned_by
-from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.openai import encode_completion
 from burstline.workloads.request import Request
 
 # One token at once, whatever the server's own script would do; it uses up none of a list of scripts.

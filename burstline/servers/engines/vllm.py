@@ -13,9 +13,7 @@ from burstline.servers.engine import Profiler
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Admission, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     GIB,
     Mean,
     drafts,
@@ -29,7 +27,9 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     samples_at,
 )
-from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Get, Target
+from burstline.servers.openai import encode_completion
 from burstline.servers.settings import Spelling, among, switch, valued
 from burstline.workloads.request import Request
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 import orjson
 
+from burstline.servers.destination import Destination, dressed
 from burstline.servers.engine import Engine
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
+from burstline.servers.introspection import json_at, log_message
 from burstline.servers.launch import StartStage
 from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
-from burstline.servers.protocol.destination import Destination, dressed
-from burstline.servers.protocol.introspection import json_at, log_message
-from burstline.servers.protocol.openai import path_under
-from burstline.servers.protocol.replies import refusal, understood
+from burstline.servers.openai import path_under
+from burstline.servers.replies import refusal, understood
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""

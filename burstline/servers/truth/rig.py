@@ -9,9 +9,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.messages import EngineError
-from burstline.servers.truth.exchanges import Served, from_jsonl
 from burstline.servers.truth.router import Router, TruthSetup
-from burstline.servers.truth.serve import TruthServer, prepare_process
+from burstline.servers.truth.serve import Served, TruthServer, from_jsonl, prepare_process
 
 _TIMEOUT_S = 10.0
 _opener = build_opener(ProxyHandler({}))

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Kind, Target
-from burstline.servers.protocol.openai import count_in, tokenize_call, tokens_in
+from burstline.servers.openai import count_in, tokenize_call, tokens_in
 from burstline.servers.reference import __main__ as reference_server
 from burstline.servers.reference.serve import serve
 from burstline.servers.reference.steplog import load_steps

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import orjson
 
 from burstline.servers.messages import Call, EngineError, Target
-from burstline.servers.secret import Secret
+from burstline.servers.redact import Secret
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {

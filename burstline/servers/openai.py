@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from burstline.servers.messages import WITH_TOKENS, Call, Event, HttpReply, Kind, ReplyContent, Target
-from burstline.servers.protocol.replies import REASONING, Tally, answers_in, loads, text_of, words_in
+from burstline.servers.replies import REASONING, Tally, answers_in, loads, text_of, words_in
 from burstline.workloads.request import Request, RequestKind
 
 COMPLETION_LIMIT = "max_completion_tokens"

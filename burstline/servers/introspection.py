@@ -9,7 +9,7 @@ import orjson
 
 from burstline.servers.identity import Gauges
 from burstline.servers.messages import EngineError, Get
-from burstline.servers.protocol.replies import loads
+from burstline.servers.replies import loads
 
 MIB, GIB = 2**20, 2**30
 
