@@ -21,7 +21,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def wanted_of(dialect, model, stream=True, n_prompt_tok=3, n_output_tok=5, details=False):
-    return Wanted(model, n_prompt_tok, n_output_tok, details, stream=stream, dialect=dialect)
+    chat = dialect == "chat"
+    return Wanted(model, n_prompt_tok, n_output_tok, details, stream, chat, dialect=dialect)
 
 
 ASKED = wanted_of("completions", "m", stream=True, n_prompt_tok=3, n_output_tok=5)

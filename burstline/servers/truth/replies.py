@@ -161,60 +161,44 @@ def error(message: str, status: int) -> Json:
     return {"error": {"message": message, "type": "scripted_error", "param": None, "code": status}}
 
 
-def completion(wanted: Wanted, *choices: Json) -> Json:
-    names = {"id": "cmpl-truth", "object": "text_completion", "created": 0, "model": wanted.model}
-    return {**names, "choices": list(choices)}
-
-
-def chat(wanted: Wanted, *choices: Json, kind: str = "chat.completion.chunk") -> Json:
-    names = {"id": "chatcmpl-truth", "object": kind, "created": 0, "model": wanted.model}
+def answer(wanted: Wanted, *choices: Json) -> Json:
+    """The object around choices, in the words of a chat or of a completion."""
+    name, kind = "cmpl", "text_completion"
+    if wanted.chat:
+        name, kind = "chatcmpl", "chat.completion.chunk" if wanted.stream else "chat.completion"
+    names = {"id": f"{name}-truth", "object": kind, "created": 0, "model": wanted.model}
     return {**names, "choices": list(choices)}
 
 
 def chat_role(wanted: Wanted) -> Json:
     delta = {"role": "assistant", "content": ""}
-    return chat(wanted, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+    return answer(wanted, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
 
 
-def chat_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
-    choice: Json = {
-        "index": 0,
-        "delta": {"content": script.text * portion.n},
-        "logprobs": None,
-        "finish_reason": "length" if portion.last else None,
-    }
+def token(wanted: Wanted, script: Script, portion: Portion) -> Json:
+    """The event of some tokens; a completion also names what it has nothing to say of."""
+    text = script.text * portion.n
+    content: Json = {"delta": {"content": text}} if wanted.chat else {"text": text}
+    choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length" if portion.last else None}
+    if not wanted.chat:
+        choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": None}
     if wanted.details:
         choice["token_ids"] = portion.ids
-    return chat(wanted, choice)
+    return answer(wanted, choice)
 
 
-def completion_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
-    choice = {"index": 0, "text": script.text * n_tok, "logprobs": None, "finish_reason": "length"}
-    return {**completion(wanted, choice), "usage": usage_of(wanted, n_tok)}
-
-
-def chat_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
-    message = {"role": "assistant", "content": script.text * n_tok}
-    choice = {"index": 0, "message": message, "finish_reason": "length"}
-    whole = chat(wanted, choice, kind="chat.completion")
+def plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
+    """A whole reply that is not streamed."""
+    text = script.text * n_tok
+    content: Json = {"text": text, "logprobs": None}
+    if wanted.chat:
+        content = {"message": {"role": "assistant", "content": text}}
+    whole = answer(wanted, {"index": 0, **content, "finish_reason": "length"})
     return {**whole, "usage": usage_of(wanted, n_tok)}
 
 
-def completion_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
-    choice = {
-        "index": 0,
-        "text": script.text * portion.n,
-        "logprobs": None,
-        "finish_reason": "length" if portion.last else None,
-        "stop_reason": None,
-        "prompt_token_ids": None,
-        "token_ids": portion.ids if wanted.details else None,
-    }
-    return completion(wanted, choice)
-
-
 def usage_event(wanted: Wanted, n_tok: int) -> Json:
-    return {**(chat if wanted.chat else completion)(wanted), "usage": usage_of(wanted, n_tok)}
+    return {**answer(wanted), "usage": usage_of(wanted, n_tok)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +300,13 @@ class Replies:
         times_ns = [at_ns + wait_ns for at_ns in token_offsets_ns(script, n_events)]
         end_ns = times_ns[-1] if times_ns else to_ns(script.ttft_s)
         if not wanted.stream:
-            whole = (chat_plain if wanted.chat else completion_plain)(wanted, script, n_tok)
-            return plain_reply(200, orjson.dumps(whole), at_ns=end_ns, n_tok=n_tok)
+            return plain_reply(200, orjson.dumps(plain(wanted, script, n_tok)), at_ns=end_ns, n_tok=n_tok)
         tokens = track.writes[:n_events]
         if n_events:
             before = track.befores[n_events - 1]
             tokens[-1] = track.event(n_events - 1, Portion(before, n_tok - before, last=True))
         if n_events and (wanted.chat or script.role_s is not None):
-            none = Portion(0, 0, last=False)
-            empty = chat_role(wanted) if wanted.chat else completion_token(wanted, script, none)
+            empty = chat_role(wanted) if wanted.chat else token(wanted, script, Portion(0, 0, last=False))
             role = event(stamped(empty, 0), Mark("role"))
             if script.role_s is None:
                 tokens[0] = joined([role, tokens[0]])
@@ -371,5 +353,4 @@ class _Track:
         return bisect_left(self.befores, n_tok)
 
     def event(self, i: int, portion: Portion) -> Write:
-        payload = (chat_token if self.wanted.chat else completion_token)(self.wanted, self.script, portion)
-        return event(stamped(payload, i), Mark("token", portion.n))
+        return event(stamped(token(self.wanted, self.script, portion), i), Mark("token", portion.n))

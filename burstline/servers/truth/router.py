@@ -124,7 +124,6 @@ class TruthCounters:
     prompt_tok: int = 0
     cached_tok: int = 0
     output_tok: int = 0
-    events: int = 0
 
 
 class Router:
@@ -207,7 +206,6 @@ class Router:
             ("truth:prompt_tokens_total", "counter", counters.prompt_tok),
             ("truth:prefix_cache_hit_tokens_total", "counter", counters.cached_tok),
             ("truth:generation_tokens_total", "counter", counters.output_tok),
-            ("truth:events_total", "counter", counters.events),
             ("process_cpu_seconds_total", "counter", time.process_time()),
         ]
         return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)

@@ -135,36 +135,27 @@ class Served:
 
 def served(exchange: Serving) -> Served:
     """The row of one exchange, as far as it went."""
-    kinds: list[str] = []
-    n_toks, due_ns, sent_ns = array("q"), array("q"), array("q")
     reply, wanted = exchange.answer.reply, exchange.answer.wanted
-    for write, offset_ns, at_ns in zip(reply.writes, reply.offsets_ns, exchange.stamps_ns, strict=False):
-        for mark in write.marks:
-            kinds.append(mark.kind)
-            n_toks.append(mark.n_tok)
-            due_ns.append(exchange.arrival_ns + offset_ns)
-            sent_ns.append(at_ns)
+    sent = zip(reply.writes, reply.offsets_ns, exchange.stamps_ns, strict=False)
+    events = [(mark, offset_ns, at_ns) for write, offset_ns, at_ns in sent for mark in write.marks]
     return Served(
-        number=exchange.number,
-        index=exchange.index,
-        path=exchange.path,
+        **{name: getattr(exchange, name) for name in _OF_THE_EXCHANGE},
         status=reply.status,
-        first_byte_ns=exchange.first_byte_ns,
-        arrival_ns=exchange.arrival_ns,
-        read_ns=exchange.read_ns,
-        kernel_stamps=exchange.kernel_stamps,
-        ended_ns=exchange.ended_ns,
-        ended=exchange.ended,
         n_prompt_tok=wanted.n_prompt_tok if wanted else None,
-        event_kind=kinds,
-        event_tok=n_toks.tolist(),
-        event_due_ns=due_ns.tolist(),
-        event_ns=sent_ns.tolist(),
+        event_kind=[mark.kind for mark, _, _ in events],
+        event_tok=[mark.n_tok for mark, _, _ in events],
+        event_due_ns=[exchange.arrival_ns + offset_ns for _, offset_ns, _ in events],
+        event_ns=[at_ns for _, _, at_ns in events],
         connection=exchange.connection_number,
-        body_hash=exchange.body_hash,
         text=exchange.answer.text,
         n_output_tok=wanted.n_output_tok if wanted else None,
     )
+
+
+_OF_THE_EXCHANGE = (
+    *("number", "index", "path", "first_byte_ns", "arrival_ns", "read_ns", "kernel_stamps"),
+    *("ended_ns", "ended", "body_hash"),
+)
 
 
 def to_jsonl(rows: Iterable[Served]) -> bytes:
@@ -262,7 +253,6 @@ class TruthServer:
                 counters.output_tok += mark.n_tok
                 if exchange.connection is not None:
                     counters.kv_tok += mark.n_tok
-            counters.events += 1
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
 
