@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ class InferenceEngine:
         last_rows = np.cumsum([share.n for share in shares]) - 1
         rows = [int(row) for row, share in zip(last_rows, shares, strict=True) if share.samples]
         sampled = [share.sequence for share in shares if share.samples]
-        chosen = choose(self.model.logits(hidden[rows]), sampled, self.model.config.eos_ids) if rows else []
+        chosen = choose(self.model.logits(hidden[rows]), sampled) if rows else []
         return list(zip(sampled, chosen, strict=True))
 
     def _accept(self, sequence: Sequence, token: int, now_ns: int) -> Output:
@@ -149,11 +149,8 @@ class InferenceEngine:
         }
 
 
-def choose(logits: Array, sequences: Rows[Sequence], eos_ids: Collection[int]) -> list[int]:
-    """One id a row of `logits` (sequences, vocabulary); overwrites it where `min_tokens` forbids EOS."""
-    for row, sequence in zip(logits, sequences, strict=True):
-        if sequence.n_output < sequence.min_tokens:
-            row[list(eos_ids)] = -np.inf
+def choose(logits: Array, sequences: Rows[Sequence]) -> list[int]:
+    """One id a row of `logits` (sequences, vocabulary)."""
     chosen: list[int] = logits.argmax(axis=1).tolist()
     for i, sequence in enumerate(sequences):
         how = sequence.sampling

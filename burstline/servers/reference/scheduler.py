@@ -89,7 +89,6 @@ class Sequence:
 
     ids: list[int]
     max_tokens: int
-    min_tokens: int = 0
     ignore_eos: bool = False
     sampling: Sampling = GREEDY
     rng: np.random.Generator | None = None
