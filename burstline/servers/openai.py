@@ -55,11 +55,8 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
 
 
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
-    """A POST of JSON to a path of the server, with the user's key where there is one."""
-    headers = [("content-type", "application/json")]
-    if target.api_key:
-        headers.append(("authorization", f"Bearer {target.api_key.reveal()}"))
-    return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
+    """A POST of JSON to a path of the server."""
+    return Call("POST", path_under(target.url, path), orjson.dumps(fields))
 
 
 def tokenize_call(text: str, target: Target) -> Call:
