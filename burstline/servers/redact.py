@@ -8,6 +8,7 @@ the length of its text.
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import shlex
@@ -171,8 +172,7 @@ def _encodings(secret: str) -> set[str]:
     lower = {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in percent}
     slashes = {form.replace("/", "\\/") for form in as_json}
     in_base64 = {base64.b64encode(secret.encode()).decode()} if ":" in secret else set()
-    escapes = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
-    as_html = {secret.translate(escapes), secret.translate(escapes | {ord("'"): "&#x27;"})}
+    as_html = {html.escape(secret), html.escape(secret).replace("&#x27;", "'")}
     return {secret, *as_json, *slashes, *percent, *lower, *as_html, *in_base64}
 
 

@@ -51,6 +51,11 @@ class Tally:
     is_all_text: bool = True
     times: ServerTimes | None = None
 
+    def grow(self, n_output: int, n_prompt: int) -> int:
+        """Take over the server's totals so far; how many tokens are new."""
+        before, self.n_output_usage, self.n_prompt_tok = self.n_output_usage or 0, n_output, n_prompt
+        return n_output - before
+
     def reply(self) -> Reply:
         """The reply; a count of no tokens where there is text, or of a prompt, is no count."""
         if self.n_output_usage == 0 and any(event.kind in WITH_TOKENS for event in self.events):

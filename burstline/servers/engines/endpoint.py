@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -151,12 +152,7 @@ class Endpoint(Engine):
         return post(target, "/v1/chat/completions", fields | {"messages": messages})
 
 
-def completions() -> Endpoint:
-    return Endpoint("completions")
-
-
-def chat() -> Endpoint:
-    return Endpoint("chat")
+completions, chat = partial(Endpoint, "completions"), partial(Endpoint, "chat")
 
 
 def _prompt(request: Request, target: Target) -> str | list[int]:

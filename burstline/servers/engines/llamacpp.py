@@ -149,9 +149,7 @@ class LlamaCpp(ProgramEngine):
         Not its ids: a token that leaves a character incomplete gets no event, and the next event has only its
         own id. The last event has no text while it streams, but counts what was held back until then.
         """
-        before, total = tally.n_output_usage or 0, answer["tokens_predicted"]
-        tally.n_output_usage, tally.n_prompt_tok = total, answer["tokens_evaluated"]
-        n_tok = total - before
+        n_tok = tally.grow(answer["tokens_predicted"], answer["tokens_evaluated"])
         if not answer["stop"]:
             return Event(end, Kind.ANSWER, n_tok)
         timings = answer.get("timings") or {}

@@ -18,6 +18,7 @@ from burstline.servers.introspection import (
     Mean,
     drafts,
     first_model,
+    flag,
     json_at,
     logged,
     logged_bytes,
@@ -30,7 +31,7 @@ from burstline.servers.introspection import (
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
 from burstline.servers.openai import encode_completion
-from burstline.servers.settings import Spelling, among, switch, valued
+from burstline.servers.settings import Spelling, among, sized, switch, valued
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
@@ -84,10 +85,7 @@ class Vllm(PackagedEngine):
         "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
         "chunked_prefill": switch(("--enable-chunked-prefill",), ("--no-enable-chunked-prefill",)),
         "gpu_memory_utilization": valued("--gpu-memory-utilization"),
-        "cuda_graphs": Spelling(
-            ("--max-cudagraph-capture-size", "--enforce-eager"),
-            lambda n: ("--max-cudagraph-capture-size", str(n)) if n else ("--enforce-eager",),
-        ),
+        "cuda_graphs": sized("--max-cudagraph-capture-size", "--enforce-eager"),
     }
     slots_flag = "--max-num-seqs"
     profiler: Profiler | None = Profiler(
@@ -174,7 +172,7 @@ class Vllm(PackagedEngine):
             kv_tok = (kv_tok - self.n_empty_blocks * block_tok) * n_ranks
         dtype = logged(log, r"dtype=torch\.(\w+)")
         kv_dtype, share = cache.get("cache_dtype"), cache.get("gpu_memory_utilization", "")
-        ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # where the flag was given
+        ahead = flag(logged(log, r"'async_scheduling': (\w+)"))  # where the flag was given
         return Identity(
             engine=self.name,
             version=version.get("version"),
@@ -193,12 +191,12 @@ class Vllm(PackagedEngine):
             pipeline_parallel_size=number(logged(log, r"pipeline_parallel_size=(\d+)")),
             data_parallel_size=number(logged(log, r"data_parallel_size=(\d+)"))
             or (n_ranks if n_ranks > 1 else None),
-            chunked_prefill=_BOOLS.get(logged(log, r"enable_chunked_prefill=(\w+)") or ""),
+            chunked_prefill=flag(logged(log, r"enable_chunked_prefill=(\w+)")),
             cuda_graphs=_graphs(log),
             attention=logged(log, r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),
             system=logged(log, r"device_config=(\w+)"),
             gpu_memory_utilization=float(share) if share.replace(".", "", 1).isdecimal() else None,
-            prefix_cache=_BOOLS.get(cache.get("enable_prefix_caching", "")),
+            prefix_cache=flag(cache.get("enable_prefix_caching")),
             tensor_parallel_size=number(logged(log, r"tensor_parallel_size=(\d+)")),
             raw={"version": version, "models": models, "cache_config": cache}
             | ({} if ahead is None else {"async_scheduling": ahead}),
@@ -232,7 +230,6 @@ class Vllm(PackagedEngine):
         return None
 
 
-_BOOLS = {"True": True, "False": False}
 _AHEAD_SINCE = (0, 14)
 
 

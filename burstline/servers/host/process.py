@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,24 +151,17 @@ OUR_PORTS: Final = range(18_000, 30_000)
 """Below those that systems give to outgoing connections: none of them takes a port before its server does."""
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port without a listener at this moment."""
-    return free_ports(1, host)[0]
-
-
-def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> list[int]:
-    """Different TCP ports without a listener at this moment, none of them `but`."""
-    found: list[int] = []
+def free_port(host: str = "127.0.0.1", *, but: Container[int] = ()) -> int:
+    """A TCP port without a listener at this moment, none of `but`."""
     begin = int.from_bytes(os.urandom(4), "big")
     family, (ip, _, *rest) = _address(host)
     for k in range(len(OUR_PORTS)):
         port = OUR_PORTS[(begin + k) % len(OUR_PORTS)]
         with contextlib.suppress(OSError):
-            socket.create_server((ip, port, *rest), family=family).close()
-            found += [port] if port != but else []
-        if len(found) == n:
-            break
-    return found
+            if port not in but:
+                socket.create_server((ip, port, *rest), family=family).close()
+                return port
+    raise EngineError(f"no port of {host} from {OUR_PORTS.start} to {OUR_PORTS.stop - 1} is free")
 
 
 def require_host(host: str) -> None:
