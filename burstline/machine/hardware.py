@@ -37,7 +37,7 @@ from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.checkpoint import DTYPES, config_file, held_by, quant_of
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
-from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError

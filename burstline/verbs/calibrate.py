@@ -22,7 +22,7 @@ from burstline.roofline.device.calibration import (
 )
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
-from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.kernel import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ import psutil
 
 from burstline.servers.engine import Profiler
 from burstline.servers.host.installation import Installation, PackagedEngine
+from burstline.servers.host.kernel import allowed_cores
 from burstline.servers.host.process import threads_for_server
-from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.identity import Admission, Gauges, Identity, Sign
 from burstline.servers.introspection import (
     GIB,

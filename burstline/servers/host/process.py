@@ -12,9 +12,9 @@ from typing import Any, Final
 import psutil
 
 from burstline.servers.host.child import SILENT_S, Child, ChildLostError, command, how_it_ended, import_path
-from burstline.servers.host.control_group import usable_cores
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import ALL_ENDED, CANNOT_START, ENDED, STARTED, KeeperTask, Message
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import printable

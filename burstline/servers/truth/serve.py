@@ -26,7 +26,7 @@ from zlib import crc32
 
 import orjson
 
-from burstline.servers.host.wishes import SO_TIMESTAMPNS, send_at_once, stamp_reads
+from burstline.servers.host.kernel import SO_TIMESTAMPNS, send_at_once, stamp_reads
 from burstline.servers.messages import EngineError
 from burstline.servers.truth.replies import STAMP, TimedReply, Write, plain_reply
 from burstline.servers.truth.router import HttpRequest, RoutedAnswer, Router, take_call
