@@ -30,7 +30,7 @@ from burstline.reports.formats.bound_text import told
 from burstline.reports.formats.csv import request_frame
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.files import figure_files
-from burstline.servers.secret import Secret, learn_from
+from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check

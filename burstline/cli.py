@@ -16,7 +16,7 @@ from burstline.console import exit_codes, memory_limits
 from burstline.console.stdout import outlets
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
-from burstline.servers.secret import learn_from
+from burstline.servers.redact import learn_from
 from burstline.suggest import VERBS_OF_OTHERS, hint
 from burstline.verbs import VERBS
 from burstline.workloads.request import WorkloadError

@@ -43,7 +43,7 @@ LINKS = {
 }
 """The names at the top level that people open, and where they lead (docs/decisions/0017)."""
 
-UNTIED = frozenset({"burstline.reports"})
+UNTIED = frozenset({"burstline.reports", "burstline.servers"})
 """Packages whose own modules count as one folder: a knot cannot hide in them."""
 
 

@@ -21,8 +21,7 @@ import orjson
 
 from burstline import __version__
 from burstline.loadgen.capture.files import write_bytes
-from burstline.machine.cpu_calibration import path_of
-from burstline.machine.hardware import note_hardware
+from burstline.machine.hardware import note_hardware, path_of
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.measure.record.run_writer import RunDir

@@ -31,15 +31,14 @@ from burstline.measure.stats.figure import Estimate
 from burstline.measure.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results, printed_of, read_number
+from burstline.servers.host.kernel import allowed_cores, keep_to
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
-from burstline.servers.host.wishes import allowed_cores, keep_to
-from burstline.servers.redact import redacted
-from burstline.servers.secret import without_secrets
-from burstline.servers.truth.exchanges import from_jsonl, to_jsonl
+from burstline.servers.redact import redacted, without_secrets
+from burstline.servers.truth.replies import Script
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
-from burstline.servers.truth.script import Script
+from burstline.servers.truth.serve import from_jsonl, to_jsonl
 from burstline.workloads.options import given, words_of
 from burstline.workloads.request import WorkloadError
 

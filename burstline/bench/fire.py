@@ -23,8 +23,8 @@ from burstline.measure.record.record import Outcome
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
+from burstline.servers.introspection import log_message
 from burstline.servers.messages import EngineError
-from burstline.servers.protocol.introspection import log_message
 from burstline.workloads.plan import Plan
 
 LEAD_S = 0.05

@@ -22,7 +22,7 @@ from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.roofline_input import seen_in, setup_of, step_of, timed_ops
+from burstline.machine.roofline import seen_in, setup_of, step_of, timed_ops
 from burstline.measure.record.columns import Floats
 from burstline.measure.record.rundir import Run
 from burstline.roofline.device.calibration import Calibration, HostFit

@@ -22,7 +22,7 @@ from burstline.reports.number_format import counted
 from burstline.servers.host.ready import send
 from burstline.servers.identity import Identity
 from burstline.servers.messages import EngineError
-from burstline.servers.protocol.openai import tokenize_call, tokens_in
+from burstline.servers.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Materials
 from burstline.workloads.model_files import read_json, read_text
 from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, asking, expected_hit_fraction

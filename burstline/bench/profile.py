@@ -20,7 +20,7 @@ from burstline.roofline.profile.trace import MOST_STEPS, trace_files
 from burstline.servers.engine import Engine
 from burstline.servers.host.ready import getter, send
 from burstline.servers.messages import Call, EngineError
-from burstline.servers.protocol.openai import post
+from burstline.servers.openai import post
 from burstline.workloads.plan import Stage
 from burstline.workloads.request import WorkloadError
 

@@ -24,7 +24,7 @@ from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.tables import COUNTS
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
-from burstline.servers.protocol.openai import count_in, tokenize_call
+from burstline.servers.openai import count_in, tokenize_call
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,9 +12,8 @@ import orjson
 from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import TRACES, write_bytes, write_json
-from burstline.machine.cpu_calibration import throw_away
-from burstline.machine.forecast import forecast_load, read_forecast, scored
-from burstline.machine.roofline_input import seen_in, setup_of
+from burstline.machine.hardware import throw_away
+from burstline.machine.roofline import forecast_load, read_forecast, scored, seen_in, setup_of
 from burstline.measure.metrics.audit import audit, compared
 from burstline.measure.metrics.slo import state_decides
 from burstline.measure.record.decode import Readings, decode_run, readings

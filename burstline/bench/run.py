@@ -35,6 +35,7 @@ from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
 from burstline.measure.record.run_writer import FORECAST, RunDir
 from burstline.measure.record.tables import keep_pandas_out, telemetry_table
+from burstline.servers.destination import Destination
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.gpus import serving_gpus, shadowing
@@ -45,7 +46,6 @@ from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, target_at
-from burstline.servers.protocol.destination import Destination
 from burstline.servers.reference.steplog import load_steps
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
@@ -147,7 +147,7 @@ def serve_and_fire(
             if hardware and hardware.absent:
                 write_json(run.path / FORECAST, {"absent": hardware.absent})
             else:
-                from burstline.machine.forecast import write_forecast  # a model of the hardware
+                from burstline.machine.roofline import write_forecast  # a model of the hardware
 
                 write_forecast(run, ready.plan, progress.phase)
             drivers = local_drivers if fleet is None else fleet.connected

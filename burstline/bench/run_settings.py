@@ -20,12 +20,12 @@ from burstline.console.server_options import ServerOptions
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from burstline.measure.record.manifest import GpuFacts, Manifest, ServerFacts
+from burstline.servers.destination import Destination
 from burstline.servers.engine import Engine
 from burstline.servers.host.gpus import Gpu
 from burstline.servers.host.serving import ACROSS_BRIDGE, first_of_container
 from burstline.servers.messages import EngineError
-from burstline.servers.protocol.destination import Destination
-from burstline.servers.secret import without_secrets
+from burstline.servers.redact import without_secrets
 from burstline.workloads.options import words_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import DrawnRequests

@@ -29,8 +29,8 @@ from burstline.loadgen.driver.job import Job
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.measure.record.decode import Reading
 from burstline.measure.record.record import Outcome
+from burstline.servers.destination import Destination
 from burstline.servers.messages import Call, EngineError, Read
-from burstline.servers.protocol.destination import Destination
 from burstline.servers.redact import masked, words_of_server
 from burstline.servers.registry import ENGINES
 

@@ -32,13 +32,12 @@ from burstline.servers.host.ready import (
 )
 from burstline.servers.host.serving import UNKNOWN, ServingProcesses
 from burstline.servers.identity import Capabilities, Identity
+from burstline.servers.introspection import first_model
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
-from burstline.servers.protocol.introspection import first_model
-from burstline.servers.protocol.openai import COMPLETION_LIMIT
-from burstline.servers.redact import can_be_known, redacted
+from burstline.servers.openai import COMPLETION_LIMIT
+from burstline.servers.redact import can_be_known, learn_from, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
-from burstline.servers.secret import learn_from
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
 from burstline.suggest import hint

@@ -38,8 +38,8 @@ from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockAnswers
 from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
 from burstline.servers.host.child import Failed
+from burstline.servers.host.kernel import send_at_once
 from burstline.servers.host.sources import HostCpu
-from burstline.servers.host.wishes import send_at_once
 from burstline.servers.redact import learn
 
 TAIL_S: Final = 0.25

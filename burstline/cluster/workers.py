@@ -30,7 +30,7 @@ from burstline.loadgen.capture.drive_report import ClockError, ClockMap, Offset
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockClient
 from burstline.loadgen.driver.job import Counters, Done, Go, Job
 from burstline.servers.host.child import Child, ChildLostError, Failed, limit_waits
-from burstline.servers.host.wishes import send_at_once
+from burstline.servers.host.kernel import send_at_once
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import known_secrets, redacted
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from burstline.servers.host.child import BLAS_THREADS
-from burstline.servers.host.control_group import memory_limit
+from burstline.servers.host.kernel import memory_limit
 
 ADDRESS_SPACE: Final = 900 << 20
 """What libraries and a small run take of addresses, with one thread for numpy; measured were 780 MB."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from burstline.console.flags import add_options, read_options
-from burstline.servers.secret import Secret
+from burstline.servers.redact import Secret
 from burstline.servers.settings import Settings
 from burstline.workloads.options import option, seconds
 

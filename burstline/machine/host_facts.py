@@ -21,7 +21,7 @@ import psutil
 from huggingface_hub import constants
 
 from burstline.measure.record.manifest import HostFacts
-from burstline.servers.host.control_group import cpu_quotas, memory_limit, usable_cores
+from burstline.servers.host.kernel import cpu_quotas, memory_limit, usable_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 

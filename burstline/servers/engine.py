@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from burstline.servers.introspection import Mean, gauges_in
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Ask, Call, Event, Get, HttpReply, Reply, Target
-from burstline.servers.protocol.introspection import Mean, gauges_in
-from burstline.servers.protocol.openai import generated, take
-from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.openai import encode_completion, generated, take
+from burstline.servers.replies import Tally, decode_reply
 from burstline.servers.settings import SETTINGS, Setting, Settings, Spelling, plain
 from burstline.workloads.request import Request
 
@@ -55,6 +55,8 @@ class Engine:
 
     speaks: str = "native"
     """Its own dialect: "native", or one of OpenAI's, "completions" or "chat"."""
+    extra_fields: Mapping[str, object] = {}
+    """What a completion asks it for besides OpenAI's own fields."""
     own_client: str | None = None
     """The package with a client for its own dialect, which an audit uses as a second reader."""
     index_header: str | None = None
@@ -64,7 +66,7 @@ class Engine:
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
     tokenizes: bool = False
-    """It has a `/tokenize` like vLLM's, or may have one (`tokenize_call` of `protocol/openai.py`)."""
+    """It has a `/tokenize` like vLLM's, or may have one (`tokenize_call` of `openai.py`)."""
     returns_ids: bool = False
     """It sends a reply's token ids where asked (`return_token_ids`): a conversation of ids can go on."""
     attach_only: bool = False
@@ -156,8 +158,8 @@ class Engine:
         raise NotImplementedError
 
     def encode(self, request: Request, target: Target) -> Call:
-        """The streaming call that asks for exactly this request."""
-        raise NotImplementedError
+        """The streaming call that asks for exactly this request: OpenAI's completion, unless overridden."""
+        return encode_completion(request, target, extra=self.extra_fields)
 
     def decode(self, reply: HttpReply) -> Reply:
         """Decode the server's reply; never raises: an invalid reply has an `error`."""

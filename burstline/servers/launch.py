@@ -15,7 +15,6 @@ class Image:
     """
 
     name: str
-    gpu: bool = True
     shm: str = "16g"
     flags: tuple[str, ...] = ()
 

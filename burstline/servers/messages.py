@@ -7,8 +7,7 @@ from enum import IntEnum
 from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from burstline.servers.redact import learn, printable, redacted
-from burstline.servers.secret import Secret
+from burstline.servers.redact import Secret, learn, printable, redacted
 
 
 class EngineError(RuntimeError):

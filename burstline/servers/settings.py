@@ -100,6 +100,11 @@ def valued(flag: str, *others: str) -> Spelling:
     return Spelling((flag, *others), lambda value: (flag, str(value)))
 
 
+def sized(flag: str, off: str, *others: str) -> Spelling:
+    """A flag with a number, and another one for 0."""
+    return Spelling((flag, off, *others), lambda n: (flag, str(n)) if n else (off,))
+
+
 def among(flag: str, names: Mapping[str, str], *others: str) -> Spelling:
     """A flag whose values are these alone."""
 

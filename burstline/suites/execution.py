@@ -48,8 +48,7 @@ from burstline.roofline.predict.capacity import largest_batch, room
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.messages import EngineError
-from burstline.servers.redact import redacted
-from burstline.servers.secret import Secret, without_secrets
+from burstline.servers.redact import Secret, redacted, without_secrets
 from burstline.servers.settings import Settings
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import (

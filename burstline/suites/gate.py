@@ -31,7 +31,7 @@ from burstline.reports.model.gated import (
 from burstline.reports.page.files import standalone_svg
 from burstline.reports.page.gate_blocks import gate_blocks, gate_cases, gate_json, gate_page, sentence
 from burstline.servers.messages import EngineError
-from burstline.servers.secret import without_secrets
+from burstline.servers.redact import without_secrets
 from burstline.suites.execution import all_finished_in, called, finished_in
 from burstline.workloads.request import WorkloadError
 

@@ -20,8 +20,8 @@ from burstline.measure.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.roofline.errors import parse_toml, read_small
+from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
-from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable

@@ -10,8 +10,7 @@ from burstline.bench import host_overhead
 from burstline.bench.calibration import measured
 from burstline.console import exit_codes
 from burstline.loadgen.capture.files import write_bytes
-from burstline.machine.cpu_calibration import path_of, read_kept
-from burstline.machine.hardware import config_at
+from burstline.machine.hardware import config_at, path_of, read_kept
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import (
@@ -23,7 +22,7 @@ from burstline.roofline.device.calibration import (
 )
 from burstline.roofline.device.device import load_device
 from burstline.roofline.errors import RooflineError
-from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.kernel import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ from burstline import Engine
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, Event, Get, Kind, Target
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.workloads.request import Request
 
 

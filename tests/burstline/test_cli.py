@@ -15,7 +15,7 @@ from burstline.bench.server_session import check_model
 from burstline.cli import VERBS, main
 from burstline.console import memory_limits
 from burstline.console.stdout import json_text, outlets
-from burstline.servers.host import control_group
+from burstline.servers.host import kernel
 from burstline.servers.host.child import BLAS_THREADS
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
@@ -231,8 +231,8 @@ def test_numpy_starts_one_thread_where_the_address_space_has_no_room_for_all(mon
     ("limits", "mib"), [({"": 64, "a": 512}, 64), ({"a/b": 128}, 128), ({"a": 512}, None)]
 )
 def test_the_lowest_limit_of_the_control_groups_counts(line, name, limits, mib, tmp_path, monkeypatch):
-    monkeypatch.setattr(control_group, "CGROUPS", tmp_path)
-    monkeypatch.setattr(control_group, "GROUPS_OF_SELF", tmp_path / "self")
+    monkeypatch.setattr(kernel, "CGROUPS", tmp_path)
+    monkeypatch.setattr(kernel, "GROUPS_OF_SELF", tmp_path / "self")
     (tmp_path / "self").write_text(f"9:cpu:/\n{line}\n")
     root = tmp_path / line.split(":")[1]
     (root / "a" / "b").mkdir(parents=True)

@@ -16,8 +16,8 @@ from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
 from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
-from burstline.servers.secret import Secret
 from burstline.suggest import OTHERS, hint
 from burstline.suites import execution
 from burstline.verbs import compare

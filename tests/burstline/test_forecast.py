@@ -8,9 +8,9 @@ from burstline.bench.limit import forecast_rate
 from burstline.bench.plan_for_server import ASSUMED
 from burstline.bench.report import write_report
 from burstline.cli import main
-from burstline.machine.forecast import forecast_load, read_forecast, write_forecast
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints, Stated
+from burstline.machine.roofline import forecast_load, read_forecast, write_forecast
 from burstline.measure.metrics.slo import parse_goal
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts

@@ -11,10 +11,10 @@ import pytest
 
 from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
-from burstline.machine import cpu_calibration, hardware
+from burstline.machine import hardware
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
-from burstline.machine.roofline_input import _logged, seen_in, setup_of
+from burstline.machine.roofline import _logged, seen_in, setup_of
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
@@ -255,11 +255,11 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
 def test_a_server_started_without_a_gpu_in_fp32_computes_on_this_cpu(dtype, stored):
     identity = Identity("tgi", dtype=dtype)
     manifest = Manifest(engine="tgi", workload="burst", server=STARTED, identity=identity)
-    assert cpu_calibration.cores_of(manifest, stored) == len(os.sched_getaffinity(0))
-    assert cpu_calibration.cores_of(replace(manifest, server=replace(STARTED, n_cores=1)), stored) == 1
+    assert hardware.cores_of(manifest, stored) == len(os.sched_getaffinity(0))
+    assert hardware.cores_of(replace(manifest, server=replace(STARTED, n_cores=1)), stored) == 1
     on_gpu = replace(manifest, devices=(GpuFacts("NVIDIA H100 80GB HBM3"),))
-    assert cpu_calibration.cores_of(on_gpu, stored) is None
-    assert cpu_calibration.cores_of(replace(manifest, server=LOCAL), stored) is None
+    assert hardware.cores_of(on_gpu, stored) is None
+    assert hardware.cores_of(replace(manifest, server=LOCAL), stored) is None
 
 
 def test_sixteen_bits_on_a_cpu_are_not_measured(run):

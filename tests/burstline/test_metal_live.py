@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from burstline.machine.roofline_input import seen_in, setup_of
+from burstline.machine.roofline import seen_in, setup_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import AGREES, load_calibration
 from burstline.roofline.model.step import Step

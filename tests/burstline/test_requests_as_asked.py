@@ -17,8 +17,8 @@ from burstline import cli
 from burstline.bench.server_session import check_start, choose_engine
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.rundir import open_run
+from burstline.servers.destination import Destination, dressed
 from burstline.servers.messages import Call, Target
-from burstline.servers.protocol.destination import Destination, dressed
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request, Sampling, WorkloadError
 from tests.burstline.answering import answering

@@ -15,7 +15,7 @@ from burstline.measure.record.rundir import Run, open_run
 from burstline.servers.host import process
 from burstline.servers.host.ready import send
 from burstline.servers.messages import Target
-from burstline.servers.protocol.openai import reply_content
+from burstline.servers.openai import reply_content
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
 from tests.servers.lives import ADAPTERS, Life, Lives, of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from burstline.servers.protocol.destination import trusted
+from burstline.servers.destination import trusted
 from tests.faults.lab import TABLE, Row
 
 

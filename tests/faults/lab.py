@@ -26,8 +26,8 @@ from burstline.measure.record.decode import decoded_batches
 from burstline.measure.record.record import Record
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import target_at
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
-from burstline.servers.secret import Secret
 from burstline.workloads.request import Request
 
 N_PROMPT_TOK, N_OUTPUT_TOK = 4, 3

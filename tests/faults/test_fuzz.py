@@ -34,8 +34,8 @@ from burstline.loadgen.wire.exchange import Exchange
 from burstline.measure.record.record import Record, record_of
 from burstline.measure.record.tables import record_table
 from burstline.servers.messages import EngineError, HttpReply, Read
-from burstline.servers.protocol.replies import understood
 from burstline.servers.registry import ENGINES
+from burstline.servers.replies import understood
 from burstline.workloads.request import Request
 from tests.faults.lab import GOLDEN_RUN, noted
 from tests.seeds import SEED

@@ -19,7 +19,7 @@ import pytest
 from burstline.loadgen.capture.masking import masked_reply
 from burstline.servers import redact
 from burstline.servers.messages import EngineError, target_at
-from burstline.servers.secret import Secret, learn_from, without_secrets
+from burstline.servers.redact import Secret, learn_from, without_secrets
 from tests.faults.lab import noted
 from tests.secrets_learned import forget
 from tests.seeds import SEED

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.wire import Wire
-from burstline.servers.protocol.destination import addresses_of
+from burstline.servers.destination import addresses_of
 
 
 class Client:

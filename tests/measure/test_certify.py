@@ -10,7 +10,7 @@ import pytest
 from burstline.measure.record.typed_json import from_json, to_json
 from burstline.measure.verdict.certificate import Certificate, Measured, Printed, Reading, certificate
 from burstline.reports.formats.text import text
-from burstline.servers.truth.exchanges import Served
+from burstline.servers.truth.serve import Served
 from burstline.verbs.certify import blocks
 
 MS = 1_000_000

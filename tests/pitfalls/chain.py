@@ -30,7 +30,7 @@ from burstline.measure.record.tables import record_table
 from burstline.servers.engines.truth import Truth
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Call, Target
-from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.openai import encode_completion
 from burstline.servers.registry import ENGINES
 from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
 from burstline.workloads.request import Request

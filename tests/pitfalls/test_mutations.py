@@ -24,7 +24,7 @@ from burstline.measure.record import columns, record, telemetry
 from burstline.measure.stats import across_runs, estimates, quantiles, serial_correlation, significance
 from burstline.measure.verdict import factors, grades, judge
 from burstline.roofline.predict import forecast
-from burstline.servers.protocol import openai, sse
+from burstline.servers import openai, replies
 from burstline.workloads import arrivals
 
 
@@ -87,7 +87,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a comment is an event",
-        sse._any_events,
+        replies._any_events,
         'line.startswith(b"data:")',
         'line.startswith((b"data:", b":"))',
         SERVERS + "test_sse.test_comments_and_other_fields_are_no_events",

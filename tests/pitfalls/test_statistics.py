@@ -17,7 +17,7 @@ from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.servers.host.ready import getter
-from burstline.servers.host.scrape import _gauge_rows
+from burstline.servers.host.watch import _gauge_rows
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from tests.pitfalls.chain import fired, requests

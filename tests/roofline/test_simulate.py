@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.scheduler import Batch
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.servers.reference.kv import BlockPool
-from burstline.servers.reference.scheduler import Scheduler, Sequence
+from burstline.servers.reference.scheduler import BlockPool, Scheduler, Sequence
 
 
 def tick(step):

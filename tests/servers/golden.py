@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from burstline.servers.messages import HttpReply
-from burstline.servers.protocol.openai import take
-from burstline.servers.protocol.replies import decode_reply
+from burstline.servers.openai import take
+from burstline.servers.replies import decode_reply
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 decode_completion = partial(decode_reply, take=take)

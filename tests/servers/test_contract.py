@@ -130,7 +130,6 @@ SCENES = [
     # LightLLM, recorded
     Scene("lightllm", "stream", golden("lightllm/generate_stream_ids.http"), "ok", (64, 12), 12, 64),
     Scene("lightllm", "text", golden("lightllm/generate_stream_text.http"), "ok", (5, 4), 4, 5, ids=False),
-    Scene("lightllm", "plain", golden("lightllm/generate_plain.http"), "ok", (64, 4), 4, 64),
     Scene(
         "lightllm", "clamped", golden("lightllm/generate_stream_clamped.http"), "clamped", (478, 100), 34, 478
     ),

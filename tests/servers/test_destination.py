@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from burstline.servers.destination import Destination
 from burstline.servers.host.process import free_port
-from burstline.servers.messages import Call, EngineError
-from burstline.servers.protocol.destination import Destination
-from burstline.servers.secret import Secret
+from burstline.servers.messages import Call, EngineError, Target
+from burstline.servers.redact import Secret
 
 
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:
@@ -57,6 +57,12 @@ def test_a_header_of_the_call_replaces_ours_of_that_name() -> None:
     call = Call("GET", "/", headers=(("User-Agent", "other"), ("Authorization", "Bearer key")))
     _, head, _ = fields(Destination.of("http://h", Secret("user:w0rd-one")).serialised(call))
     assert (head["user-agent"], head["authorization"]) == ("other", "Bearer key")
+
+
+def test_a_key_goes_into_each_request_and_counts_more_than_a_login() -> None:
+    target = Target("http://h", "m", Secret("sk-0f-th1s-test"), login=Secret("user:w0rd-one"))
+    _, head, _ = fields(Destination.of_target(target).serialised(Call("POST", "/", b"{}")))
+    assert (head["authorization"], head["content-type"]) == ("Bearer sk-0f-th1s-test", "application/json")
 
 
 def test_a_login_becomes_basic_authorization() -> None:

@@ -16,8 +16,8 @@ from burstline.servers.host import process
 from burstline.servers.host.ready import RefusalError, getter, send, wait_ready
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, Target
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES, engine_at
-from burstline.servers.secret import Secret
 from burstline.workloads.request import Request
 from tests.servers import documented as said
 

@@ -71,11 +71,6 @@ def test_every_event_of_a_recorded_stream_is_one_token_even_without_text() -> No
     assert (reply.finish_reason, reply.terminated) == ("length", True)
 
 
-def test_prefix_cache_hits_stand_in_plain_replies_only() -> None:
-    assert ENGINE.decode(golden_reply("lightllm/generate_plain.http")).n_cached_tok == 0
-    assert ENGINE.decode(golden_reply("lightllm/generate_stream_ids.http")).n_cached_tok is None
-
-
 @pytest.mark.usefixtures("installed")
 def test_it_starts_on_one_gpu_quietly_and_with_time_for_its_slow_stop() -> None:
     launch = ENGINE.launch(options("--mem_fraction", "0.85"))

@@ -13,7 +13,7 @@ from burstline.bench.server_session import Site
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
-from burstline.servers.protocol.openai import tokenize_call
+from burstline.servers.openai import tokenize_call
 from burstline.servers.registry import ENGINES, engine_at
 from burstline.workloads.request import WorkloadError
 

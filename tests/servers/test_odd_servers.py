@@ -17,10 +17,10 @@ from burstline.bench.server_session import _attached
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.stats.estimates import Absent
-from burstline.servers.host import ready, scrape
+from burstline.servers.host import ready, watch
+from burstline.servers.introspection import first_model, gauges_in, json_at
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
-from burstline.servers.protocol.introspection import first_model, gauges_in, json_at
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
 from tests.servers import documented as said
@@ -248,7 +248,7 @@ PAGES = {
 @pytest.mark.parametrize(("page", "words"), PAGES.values(), ids=PAGES)
 def test_metrics_that_nobody_here_reads_are_named(page: bytes, words: str) -> None:
     with answering(pages={"/metrics": page}) as target:
-        unread = scrape._unread(target)
+        unread = watch._unread(target)
     assert words in unread
     assert bool(unread) == bool(words)
 

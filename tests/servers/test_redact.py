@@ -20,13 +20,12 @@ from burstline.console.server_options import ServerOptions
 from burstline.servers import redact
 from burstline.servers.host.keeper import _keep_log
 from burstline.servers.messages import Target, target_at
-from burstline.servers.redact import printable
-from burstline.servers.secret import Secret, learn_from, without_secrets
+from burstline.servers.redact import Secret, learn_from, printable, without_secrets
 
 LEARN = """
 import json, os, sys
 from burstline.servers.redact import known_secrets
-from burstline.servers.secret import learn_from
+from burstline.servers.redact import learn_from
 learn_from(sys.argv[1:], os.environ)
 print(json.dumps(known_secrets()))
 """

@@ -212,7 +212,7 @@ def test_a_program_of_the_engines_own_environment_is_on_its_path(
 
 def test_a_wait_tells_the_stage_and_its_age_and_never_raw_json() -> None:
     from burstline.servers.host.ready import stage_of
-    from burstline.servers.protocol.introspection import log_message
+    from burstline.servers.introspection import log_message
 
     lines = (GOLDEN / "tgi" / "server.log").read_text().splitlines()
     loading = next(k for k, line in enumerate(lines) if "Warming up model" in line)

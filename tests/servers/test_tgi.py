@@ -104,14 +104,6 @@ def test_a_last_event_that_is_not_of_its_published_type_is_an_error() -> None:
     assert "not a reply of this engine" in (reply.error or "")
 
 
-@pytest.mark.parametrize("wrap", [lambda whole: whole, lambda whole: [whole]])
-def test_a_plain_reply_is_read_on_both_of_its_paths(wrap: object) -> None:
-    details = {"finish_reason": "length", "generated_tokens": 3, "prefill": [{"id": 1}] * 9}
-    body = orjson.dumps(wrap({"generated_text": " a a a", "details": details}))  # type: ignore[operator]
-    reply = ENGINE.decode(HttpReply(200, {"content-type": "application/json"}, body))
-    assert (reply.n_output_usage, reply.n_prompt_tok, reply.events[0].n_tok) == (3, 9, 3)
-
-
 @pytest.mark.usefixtures("installed")
 def test_two_of_them_on_one_machine_share_no_port_and_no_socket(model: Path, tmp_path: Path) -> None:
     first = ENGINE.launch(options(model, tmp_path / "a"))

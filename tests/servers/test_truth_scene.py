@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.servers.messages import HttpReply
-from burstline.servers.protocol import sse
-from burstline.servers.truth import openai
+from burstline.servers.replies import server_sent_events
 from burstline.servers.truth.replies import STAMP, Replies, TimedReply
-from burstline.servers.truth.script import Script as ProductScript
+from burstline.servers.truth.replies import Script as ProductScript
+from burstline.servers.truth.replies import Wanted as ProductWanted
 from tests.servers.golden import decode_completion
 from tests.truth.dialects import DIALECTS, Wanted
 from tests.truth.replies import ScriptedReplies
@@ -21,7 +21,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def wanted_of(dialect, model, stream=True, n_prompt_tok=3, n_output_tok=5, details=False):
-    return Wanted(model, n_prompt_tok, n_output_tok, details, stream=stream, dialect=dialect)
+    chat = dialect == "chat"
+    return Wanted(model, n_prompt_tok, n_output_tok, details, stream, chat, dialect=dialect)
 
 
 ASKED = wanted_of("completions", "m", stream=True, n_prompt_tok=3, n_output_tok=5)
@@ -57,7 +58,7 @@ def reply(made: TimedReply) -> HttpReply:
 
 
 def payloads(made: TimedReply) -> list[dict]:
-    return [orjson.loads(data) for data in sse.events(body(made))[0] if data != b"[DONE]"]
+    return [orjson.loads(data) for data in server_sent_events(body(made))[0] if data != b"[DONE]"]
 
 
 def due_ms(made: TimedReply, kind: str = "token") -> list[float]:
@@ -286,7 +287,7 @@ def test_the_products_server_and_the_tests_server_send_the_same_bytes_at_the_sam
 ):
     fields = {"headers_s": 0.01, "ttft_s": 0.1, "gaps_s": (0.03, 0.02), "n_tok": n_tok}
     fields["tok_per_event"] = tuple(tok_per_event)
-    product = Replies().make(ProductScript(**fields), openai.Wanted("m", 3, n_output, details))
+    product = Replies().make(ProductScript(**fields), ProductWanted("m", 3, n_output, details))
     ours = make(Script(**fields), Wanted("m", 3, n_output, details))
     assert wire(product) == wire(ours)
     assert list(product.offsets_ns) == list(ours.offsets_ns)

@@ -13,11 +13,8 @@ import orjson
 import pytest
 
 from burstline.servers.truth.__main__ import statement
-from burstline.servers.truth.http_requests import HttpRequest, take_call
-from burstline.servers.truth.openai import Wanted
-from burstline.servers.truth.replies import Replies
-from burstline.servers.truth.router import SCRIPTS, Router, TruthSetup
-from burstline.servers.truth.script import Script
+from burstline.servers.truth.replies import Replies, Script, Wanted
+from burstline.servers.truth.router import SCRIPTS, HttpRequest, Router, TruthSetup, take_call
 from burstline.servers.truth.serve import TruthServer
 from burstline.workloads.request import WorkloadError
 from tests.measure.test_certify import MS, served

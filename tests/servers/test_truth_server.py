@@ -13,10 +13,10 @@ import pytest
 from burstline.servers.engines.truth import Truth
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError, HttpReply, Target
-from burstline.servers.protocol import sse
 from burstline.servers.registry import ENGINES
-from burstline.servers.truth import rig, script
-from burstline.servers.truth.http_requests import take_call
+from burstline.servers.replies import server_sent_events
+from burstline.servers.truth import replies, rig
+from burstline.servers.truth.router import take_call
 from burstline.workloads.request import Request, WorkloadError
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.rig import TruthRig, truth_server
@@ -34,7 +34,7 @@ def test_a_server_of_ours_that_says_nothing_is_not_waited_for(monkeypatch: pytes
         truth = rig.TruthRig(f"http://127.0.0.1:{mute.getsockname()[1]}")
         with pytest.raises(ChildLostError, match="the known-truth server is lost: timed out"):
             truth.log()
-    silent = rig.started("tests.servers.host.obedient", "echo")  # type: ignore[arg-type]
+    silent = rig.truth_server("echo", "tests.servers.host.obedient")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"did not start: .* did not answer within 0\.2 s"), silent:
         pass
 
@@ -72,7 +72,7 @@ def until(sock: socket.socket, end: bytes, count: int = 1) -> bytes:
 
 
 def stamps(content: bytes) -> list[int]:
-    return [orjson.loads(data)["sent_ns"] for data in sse.events(content)[0] if data != b"[DONE]"]
+    return [orjson.loads(data)["sent_ns"] for data in server_sent_events(content)[0] if data != b"[DONE]"]
 
 
 def test_what_was_sent_is_what_the_log_says_to_the_nanosecond():
@@ -259,7 +259,7 @@ def test_cut_writes_arrive_as_the_same_events(script):
     with truth_server(FAST, thread=True) as truth:
         reply = post(truth, STREAM, **{"x-burstline-script": script})
         (row,) = truth.log()
-    events = [orjson.loads(data) for data in sse.events(reply.content)[0][:-1]]
+    events = [orjson.loads(data) for data in server_sent_events(reply.content)[0][:-1]]
     assert [event["seq"] for event in events] == [0, 1, 2, 3, 4]
     # The stamp is the first part's, the log's instant the last part's.
     assert all(event["sent_ns"] <= ns for event, ns in zip(events, row.token_ns, strict=False))
@@ -355,7 +355,7 @@ def test_a_server_in_its_own_process_serves_logs_and_goes():
 
 
 def test_the_products_server_serves_openai_alone_and_logs_the_same():
-    product_script = script.Script(ttft_s=0.004, gaps_s=(0.001,))
+    product_script = replies.Script(ttft_s=0.004, gaps_s=(0.001,))
     with rig.truth_server(ProductSetup((product_script,))) as truth:
         assert post(truth, {"inputs": "a"}, "/generate_stream").status_code == 404
         assert post(truth, {"max_tokens": 4}).status_code == 400
@@ -383,9 +383,9 @@ def test_the_products_server_serves_openai_alone_and_logs_the_same():
 
 def test_the_products_server_refuses_cuts_holds_back_and_lets_wait_as_scripted():
     scripts = (
-        script.Script(ttft_s=0.004, gaps_s=(0.002,), events_per_write=3),
-        script.Script(status=503),
-        script.Script(ttft_s=0.0, gaps_s=(0.0,), cut_after_tok=2),
+        replies.Script(ttft_s=0.004, gaps_s=(0.002,), events_per_write=3),
+        replies.Script(status=503),
+        replies.Script(ttft_s=0.0, gaps_s=(0.0,), cut_after_tok=2),
     )
     with rig.truth_server(ProductSetup(scripts, cycle=True, slots=1)) as truth:
         truth.reset()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import burstline.servers.truth.openai as product
-from burstline.servers.truth.openai import Json, Portion, Prompt
+import burstline.servers.truth.replies as product
+from burstline.servers.truth.replies import Json, Portion, Prompt
 from burstline.workloads.request import WorkloadError
 from tests.truth.script import Script
 
@@ -67,7 +67,8 @@ def generation(
         prompt = prompt[0]
     n_prompt_tok = product.n_tok_of(prompt, n_output)
     stream = bool(body.get("stream", False))
-    return Wanted(model, n_prompt_tok, n_output, bool(details), stream=stream, dialect=dialect), prompt
+    chat = dialect == "chat"
+    return Wanted(model, n_prompt_tok, n_output, bool(details), stream, chat, dialect=dialect), prompt
 
 
 def read_completion(body: Json, model: str) -> tuple[Wanted, Prompt]:
@@ -208,9 +209,7 @@ def _usage_in_event(wanted: Wanted, script: Script, portion: Portion) -> Json:
 def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     is_swapped = script.swapped is not None and portion.before <= script.swapped < portion.after
     words = replace(script, text=" other") if is_swapped else script
-    payload = (product.chat_token if wanted.dialect == "chat" else product.completion_token)(
-        wanted, words, portion
-    )
+    payload = product.token(wanted, words, portion)
     choice = payload["choices"][0]
     if is_swapped and choice.get("token_ids"):
         choice["token_ids"] = [SWAPPED if k == script.swapped else k for k in portion.ids]
@@ -227,14 +226,11 @@ def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
 
 
 def _usage_event(wanted: Wanted, n_tok: int) -> Json:
-    kind = product.chat if wanted.dialect == "chat" else product.completion
-    return kind(wanted) | {"usage": _usage(wanted, n_tok)}
+    return product.answer(wanted) | {"usage": _usage(wanted, n_tok)}
 
 
 def _plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
-    payload = (product.chat_plain if wanted.dialect == "chat" else product.completion_plain)(
-        wanted, script, n_tok
-    )
+    payload = product.plain(wanted, script, n_tok)
     choice = payload["choices"][0]
     choice["finish_reason"] = script.finish
     if "message" in choice and (n_reasoning := min(n_tok, script.n_reasoning_tok)):
@@ -247,7 +243,7 @@ def _plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
 
 
 def completion_role(wanted: Wanted) -> Json:
-    return product.completion(wanted, {"index": 0, "text": "", "logprobs": None, "finish_reason": None})
+    return product.answer(wanted, {"index": 0, "text": "", "logprobs": None, "finish_reason": None})
 
 
 def read_embedding(body: Json, model: str) -> tuple[Wanted, Prompt]:
@@ -280,8 +276,8 @@ DIALECTS: dict[str, ScriptedDialect] = {
     "chat": ScriptedDialect(
         read_chat, _token, _plain, product.error, _usage_event, done=True, role=product.chat_role
     ),
-    "embeddings": ScriptedDialect(read_embedding, product.completion_token, embedding_plain, product.error),
-    "rerank": ScriptedDialect(read_rerank, product.completion_token, rerank_plain, product.error),
+    "embeddings": ScriptedDialect(read_embedding, product.token, embedding_plain, product.error),
+    "rerank": ScriptedDialect(read_rerank, product.token, rerank_plain, product.error),
     "tgi": ScriptedDialect(read_tgi, tgi_token, tgi_plain, tgi_error),
     "lightllm": ScriptedDialect(
         read_lightllm, lightllm_token, lightllm_plain, lightllm_error, space=False, counts_prompt=True

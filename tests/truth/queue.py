@@ -8,7 +8,7 @@ from heapq import heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from burstline.servers.truth.openai import Prompt
+from burstline.servers.truth.replies import Prompt
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
 

@@ -7,9 +7,10 @@ from functools import lru_cache
 
 import orjson
 
-from burstline.servers.truth.openai import Json, Portion
 from burstline.servers.truth.replies import (
+    Json,
     Mark,
+    Portion,
     TimedReply,
     Write,
     joined,
@@ -57,7 +58,9 @@ class ScriptedReplies:
         in_every_event = DIALECTS[wanted.dialect].counts_prompt or script.usage in ("cumulative", "lagging")
         shape = replace(wanted, n_output_tok=0)
         if not in_every_event:
-            shape = Wanted(wanted.model, 0, 0, wanted.details, stream=wanted.stream, dialect=wanted.dialect)
+            shape = Wanted(
+                wanted.model, 0, 0, wanted.details, wanted.stream, wanted.chat, dialect=wanted.dialect
+            )
         words = _timeless(script)
         return self._shared.setdefault((words, shape), _Track(words, shape))
 

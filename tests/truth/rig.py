@@ -39,7 +39,7 @@ def truth_server(
         with serving_in_thread(setup) as server:
             yield TruthRig(server.url)
         return
-    with rig.started("tests.truth.rig", setup) as started:
+    with rig.truth_server(setup, "tests.truth.rig") as started:
         yield TruthRig(started.url, started.pid)
 
 

@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from burstline.servers.truth.http_requests import HttpRequest
-from burstline.servers.truth.openai import Prompt
-from burstline.servers.truth.replies import TimedReply
-from burstline.servers.truth.router import RoutedAnswer, Router, TruthCounters
+from burstline.servers.truth.replies import Prompt, TimedReply
+from burstline.servers.truth.router import HttpRequest, RoutedAnswer, Router, TruthCounters
 from burstline.servers.truth.router import TruthSetup as ProductSetup
 from burstline.workloads.request import WorkloadError
 from tests.truth.dialects import ROUTES, CachedWanted, Wanted, read_request

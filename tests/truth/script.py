@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import orjson
 
-import burstline.servers.truth.script as product
+import burstline.servers.truth.replies as product
 from burstline.workloads.request import WorkloadError
 
 USAGE = ("final", "last", "cumulative", "lagging", "null", "off", "zeros", "prompt", "choice", "stale")

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from burstline.servers.truth import exchanges
-from burstline.servers.truth.exchanges import ClientSocket, Serving
+from burstline.servers.truth import serve
 from burstline.servers.truth.replies import STAMP, Write
-from burstline.servers.truth.serve import TruthServer
+from burstline.servers.truth.serve import ClientSocket, Serving, TruthServer
 from tests.truth.dialects import n_cached_tok_of
 from tests.truth.router import LoadTally, ScriptedRouter, TruthSetup
 from tests.truth.writes import CutWrite
@@ -23,7 +22,7 @@ _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
 
 
 @dataclass(frozen=True, slots=True)
-class Served(exchanges.Served):
+class Served(serve.Served):
     """`start_ns` and `departure_ns` are the queue's, `n_cached_tok` the prefix cache's, where there is one.
 
     `ended` may also be close, half_close or reset; kinds of events may also be role, error and comment.
@@ -48,7 +47,7 @@ class ScriptedServer(TruthServer):
         self._stamps: dict[int, bytes] = {}
 
     def log(self) -> bytes:
-        return exchanges.to_jsonl(map(_served, self.exchanges))
+        return serve.to_jsonl(map(_served, self.exchanges))
 
     def bytes_of(self, write: Write, exchange: Serving, now_ns: int) -> bytes:
         if not isinstance(write, CutWrite):
@@ -81,7 +80,7 @@ class ScriptedServer(TruthServer):
 def _served(exchange: Serving) -> Served:
     answer = exchange.answer
     return Served(
-        **asdict(exchanges.served(exchange)),
+        **asdict(serve.served(exchange)),
         n_cached_tok=n_cached_tok_of(answer.wanted),
         start_ns=getattr(answer, "start_ns", None),
         departure_ns=getattr(answer, "departure_ns", None),

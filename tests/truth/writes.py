@@ -5,8 +5,7 @@ from itertools import accumulate
 
 import orjson
 
-from burstline.servers.truth.openai import Json
-from burstline.servers.truth.replies import HOLE, HOLE_NUMBER, Mark, Write, head, joined, to_ns
+from burstline.servers.truth.replies import HOLE, HOLE_NUMBER, Json, Mark, Write, head, joined, to_ns
 from tests.truth.script import Script
 
 

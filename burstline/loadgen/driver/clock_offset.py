@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from burstline.loadgen.capture.drive_report import ClockExchange, Offset
-from burstline.servers.host.wishes import send_at_once
+from burstline.servers.host.kernel import send_at_once
 
 _PING: Final = struct.Struct("<QQ")
 _PONG: Final = struct.Struct("<Qqq")

@@ -41,10 +41,10 @@ from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHist
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
+from burstline.servers.destination import Destination
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import WITH_TOKENS, HttpReply
-from burstline.servers.protocol.destination import Destination
-from burstline.servers.protocol.openai import reply_content
+from burstline.servers.openai import reply_content
 from burstline.servers.registry import ENGINES
 from burstline.workloads.prompts import salted
 from burstline.workloads.request import Request

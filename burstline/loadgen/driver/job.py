@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.loadgen.capture.drive_report import DriveReport
+from burstline.servers.destination import dressed
 from burstline.servers.engine import Engine
-from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.messages import Call, Target
-from burstline.servers.protocol.destination import dressed
 from burstline.workloads.prompts import Vocabulary, salted
 from burstline.workloads.request import Request
 

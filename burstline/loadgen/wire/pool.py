@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.network import Network
-from burstline.servers.host.wishes import send_at_once, stamp_reads
-from burstline.servers.protocol.destination import NEXT_ADDRESS_S
+from burstline.servers.destination import NEXT_ADDRESS_S
+from burstline.servers.host.kernel import send_at_once, stamp_reads
 
 IN: Final = 1
 OUT: Final = 4

@@ -12,8 +12,8 @@ from typing import Final
 from burstline.loadgen.capture import http1
 from burstline.loadgen.capture.capture import Capture
 from burstline.servers.messages import WITH_TOKENS, EngineError, Event, HttpReply, Kind, Reply, ServerTimes
-from burstline.servers.protocol.replies import DONE, understood
 from burstline.servers.redact import words_of_server
+from burstline.servers.replies import DONE, understood
 from burstline.workloads.request import Request
 
 Decode = Callable[[HttpReply], Reply]

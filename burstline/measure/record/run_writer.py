@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from burstline.loadgen.capture.files import disk_errors, renamed, write_json
 from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock, Status
 from burstline.measure.record.typed_json import MismatchError
-from burstline.servers.secret import without_secrets
+from burstline.servers.redact import without_secrets
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
 from burstline.workloads.request import WorkloadError

@@ -17,7 +17,7 @@ from burstline.measure.record.verdict import tolerance_s
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 
 if TYPE_CHECKING:
-    from burstline.servers.truth.exchanges import Served
+    from burstline.servers.truth.serve import Served
 
     Rows = Sequence[Served]
     Count = Callable[[str], int] | None

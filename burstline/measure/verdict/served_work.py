@@ -17,7 +17,7 @@ from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason, Use, withheld
 from burstline.measure.stats.figure import known
 from burstline.servers.identity import Identity
-from burstline.servers.protocol.introspection import value_of
+from burstline.servers.introspection import value_of
 from burstline.servers.settings import EQUAL, canonical
 from burstline.workloads.request import Request
 

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -15,11 +16,11 @@ import orjson
 
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity
+from burstline.servers.introspection import first_model, json_at
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import WITH_TOKENS, Ask, Call, EngineError, Event, Get, Reply, Target
-from burstline.servers.protocol.introspection import first_model, json_at
-from burstline.servers.protocol.openai import COMPLETION_LIMIT, post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.openai import COMPLETION_LIMIT, fields_of, post
+from burstline.servers.replies import Tally
 from burstline.workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
@@ -129,14 +130,9 @@ class Endpoint(Engine):
         return super().take(tally, answer, end)
 
     def encode(self, request: Request, target: Target) -> Call:
-        fields: dict[str, object] = {
-            "model": target.model,
-            COMPLETION_LIMIT if COMPLETION_LIMIT in target.takes else "max_tokens": request.n_output_tok,
-            "temperature": request.sampling.temperature,
-            "stream": True,
-        }
-        if request.sampling.temperature > 0:
-            fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
+        fields = fields_of(request, target)
+        if COMPLETION_LIMIT in target.takes:
+            fields[COMPLETION_LIMIT] = fields.pop("max_tokens")
         if request.ignore_eos and IGNORE_EOS in target.takes:
             fields["ignore_eos"] = True
         if USAGE in target.takes:
@@ -151,12 +147,7 @@ class Endpoint(Engine):
         return post(target, "/v1/chat/completions", fields | {"messages": messages})
 
 
-def completions() -> Endpoint:
-    return Endpoint("completions")
-
-
-def chat() -> Endpoint:
-    return Endpoint("chat")
+completions, chat = partial(Endpoint, "completions"), partial(Endpoint, "chat")
 
 
 def _prompt(request: Request, target: Target) -> str | list[int]:

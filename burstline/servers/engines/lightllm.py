@@ -7,9 +7,7 @@ from typing import Any
 
 from burstline.servers.host.installation import PackagedEngine
 from burstline.servers.identity import Capabilities, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, Kind, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     MIB,
     Mean,
     first_model,
@@ -22,9 +20,11 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     value_of,
 )
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
-from burstline.servers.settings import Spelling, among, switch, valued
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, Kind, Target
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
+from burstline.servers.settings import Spelling, among, sized, switch, valued
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_LIGHTLLM_PYTHON"
@@ -73,10 +73,7 @@ class Lightllm(PackagedEngine):
         "prefix_cache": switch((), ("--disable_dynamic_prompt_cache",)),
         "chunked_prefill": switch((), ("--disable_chunked_prefill",)),
         "gpu_memory_utilization": valued("--mem_fraction"),
-        "cuda_graphs": Spelling(
-            ("--graph_max_batch_size", "--disable_cudagraph"),
-            lambda n: ("--graph_max_batch_size", str(n)) if n else ("--disable_cudagraph",),
-        ),
+        "cuda_graphs": sized("--graph_max_batch_size", "--disable_cudagraph"),
     }
     lora_path: Sequence[str] | None = None
     slots_flag = "--running_max_req_size"
@@ -143,19 +140,13 @@ class Lightllm(PackagedEngine):
         return post(target, "/generate_stream", {"inputs": prompt, "parameters": parameters})
 
     def take(self, tally: Tally, answer: Any, end: int) -> Event:
-        """One event of a stream: one token; or a whole plain reply."""
-        token = answer.get("token")
-        n_before = tally.n_output_usage or 0
-        if token is None:
-            tally.n_prompt_tok, tally.n_output_usage = answer["prompt_tokens"], answer["count_output_tokens"]
-            tokens = answer.get("tokens") or [{}]
-            tally.n_cached_tok = tokens[0].get("prompt_cache_len")
-        else:
-            tally.n_prompt_tok, tally.n_output_usage = token["prompt_tokens"], token["count_output_tokens"]
-        if token is None or answer["finished"]:
+        """One event, one token."""
+        token = answer["token"]
+        n_tok = tally.grow(token["count_output_tokens"], token["prompt_tokens"])
+        if answer["finished"]:
             tally.finish_reason = answer["finish_reason"]
             tally.terminated = True
-        return Event(end, Kind.ANSWER, tally.n_output_usage - n_before)
+        return Event(end, Kind.ANSWER, n_tok)
 
     def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:
         return [answer["token"]["id"] for answer in answers]

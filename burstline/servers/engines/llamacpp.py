@@ -8,9 +8,7 @@ from typing import Any
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     MIB,
     Mean,
     drafts,
@@ -23,8 +21,10 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     value_of,
 )
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.servers.settings import Spelling, switch, valued
 from burstline.workloads.request import Request
 
@@ -149,9 +149,7 @@ class LlamaCpp(ProgramEngine):
         Not its ids: a token that leaves a character incomplete gets no event, and the next event has only its
         own id. The last event has no text while it streams, but counts what was held back until then.
         """
-        before, total = tally.n_output_usage or 0, answer["tokens_predicted"]
-        tally.n_output_usage, tally.n_prompt_tok = total, answer["tokens_evaluated"]
-        n_tok = total - before
+        n_tok = tally.grow(answer["tokens_predicted"], answer["tokens_evaluated"])
         if not answer["stop"]:
             return Event(end, Kind.ANSWER, n_tok)
         timings = answer.get("timings") or {}

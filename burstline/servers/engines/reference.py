@@ -12,9 +12,9 @@ from burstline.roofline.calibrate.cores import KEEPS_MEMORY
 from burstline.servers.engine import Profiler
 from burstline.servers.engines.vllm import Vllm
 from burstline.servers.identity import Identity, Sign
+from burstline.servers.introspection import owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
-from burstline.servers.protocol.introspection import owned_by
 from burstline.servers.settings import Spelling, switch, valued
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 

@@ -11,12 +11,10 @@ import psutil
 
 from burstline.servers.engine import Profiler
 from burstline.servers.host.installation import Installation, PackagedEngine
+from burstline.servers.host.kernel import allowed_cores
 from burstline.servers.host.process import threads_for_server
-from burstline.servers.host.wishes import allowed_cores
 from burstline.servers.identity import Admission, Gauges, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     GIB,
     Mean,
     first_model,
@@ -28,9 +26,11 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     samples_at,
 )
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
-from burstline.servers.settings import Spelling, among, switch, valued
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
+from burstline.servers.settings import Spelling, among, sized, switch, valued
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
@@ -46,13 +46,11 @@ _CPU_KV_BYTES = 2 * GIB
 
 
 _KV_DTYPES = {word: word for word in ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")} | {"fp8": "fp8_e4m3"}
-_GRAPH_FLAGS = (
-    "--cuda-graph-max-bs-decode",
+_OTHER_GRAPH_FLAGS = (
     "--cuda-graph-bs-decode",
     "--cuda-graph-backend-decode",
     "--cuda-graph-config",
     "--disable-decode-cuda-graph",
-    "--disable-cuda-graph",
     "--cuda-graph-max-bs",  # before 0.5.20; now ambiguous
 )
 
@@ -89,9 +87,7 @@ class Sglang(PackagedEngine):
         "prefix_cache": switch((), ("--disable-radix-cache",)),
         "chunked_prefill": switch((), ("--chunked-prefill-size", "-1")),
         "gpu_memory_utilization": valued("--mem-fraction-static"),
-        "cuda_graphs": Spelling(
-            _GRAPH_FLAGS, lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",)
-        ),
+        "cuda_graphs": sized("--cuda-graph-max-bs-decode", "--disable-cuda-graph", *_OTHER_GRAPH_FLAGS),
     }
     profiler: Profiler | None = Profiler(
         lambda folder, most_steps: {
@@ -185,8 +181,8 @@ class Sglang(PackagedEngine):
     def take(self, tally: Tally, answer: Any, end: int) -> Event:
         """Counts are totals; `output_ids` are all so far or, with the incremental flag, the new ones."""
         meta = answer["meta_info"]
-        before, total = tally.n_output_usage or 0, meta["completion_tokens"]
-        tally.n_output_usage, tally.n_prompt_tok = total, meta["prompt_tokens"]
+        total = meta["completion_tokens"]
+        n_tok = tally.grow(total, meta["prompt_tokens"])
         tally.n_cached_tok = meta.get("cached_tokens")
         ids = answer.get("output_ids")
         if ids is not None:
@@ -204,7 +200,6 @@ class Sglang(PackagedEngine):
                 prefill_s=max(0.0, prefilled - began) if began and prefilled else None,
                 first_token_s=meta.get("first_token_latency"),
             )
-        n_tok = total - before
         return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
 
     def generated(self, answers: Sequence[Any]) -> Sequence[int] | str:

@@ -16,13 +16,13 @@ from typing import Any
 import huggingface_hub as hub
 
 from burstline.servers.host.installation import ProgramEngine
-from burstline.servers.host.process import free_ports
+from burstline.servers.host.process import free_port
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
+from burstline.servers.introspection import Mean, flag, json_at, json_line, logged, mean_of, number, option_of
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Event, Get, Kind, Target
-from burstline.servers.protocol.introspection import Mean, json_at, logged, mean_of, number, option_of
-from burstline.servers.protocol.openai import post
-from burstline.servers.protocol.replies import Tally
+from burstline.servers.openai import post
+from burstline.servers.replies import Tally
 from burstline.servers.settings import Spelling, among, valued
 from burstline.workloads.model_files import read_json
 from burstline.workloads.request import Request
@@ -106,7 +106,8 @@ class Tgi(ProgramEngine):
         model, notes = _endless(options)
         limit, room_notes = _room(options)
         extra = options.extra_args
-        master_port, prometheus_port = free_ports(2, but=options.port)
+        master_port = free_port(but=(options.port,))
+        prometheus_port = free_port(but=(options.port, master_port))
         socket_path = f"/tmp/tgi-{options.port}"  # noqa: S108
         argv = (
             *((launcher,) if launcher else ()),
@@ -175,8 +176,6 @@ class Tgi(ProgramEngine):
 
     def take(self, tally: Tally, answer: Any, end: int) -> Event:
         """One event, one token; the last one has the totals."""
-        if "token" not in answer:
-            return _take_whole(tally, answer, end)
         if answer["token"] is None:
             return Event(end, Kind.EMPTY, 0)
         tally.overshoots = len(tally.events) >= ROUND_TOK
@@ -213,12 +212,12 @@ class Tgi(ProgramEngine):
             ),
             quantization=(_argument(lines, "quantize") or "none").lower() if lines else None,
             kv_cache_dtype=_dtype(_argument(lines, "kv_cache_dtype")) or _dtype(_argument(lines, "dtype")),
-            chunked_prefill=_flag(logged(lines, r"Using prefill chunking = (\w+)")),
+            chunked_prefill=flag(logged(lines, r"Using prefill chunking = (\w+)")),
             attention=logged(lines, r"Using [Aa]ttention =? ?([\w-]+)"),
             gpu_memory_utilization=float(share) if re.fullmatch(r"[\d.]+", share) else None,
             cuda_graphs=None if sizes is None else f"up to {largest}" if largest else "off",
             system=logged(lines, r"Detected system (\w+)"),
-            prefix_cache=_flag(logged(lines, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
+            prefix_cache=flag(logged(lines, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
             tensor_parallel_size=number(_argument(lines, "num_shard")),
             raw={"info": info},
         )
@@ -241,17 +240,6 @@ class Tgi(ProgramEngine):
         panics = re.findall(r"panicked at .+:\n(.+)", lines)
         other = re.findall(r"^(?:error: |Error: |ERROR )\S.*$", lines, re.MULTILINE)
         return next((found for kind in (errors[-1:], panics, other) for found in kind), None)
-
-
-def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
-    """A plain reply; on `/` it comes in a list of one."""
-    whole = answer[0] if isinstance(answer, list) else answer
-    details = whole.get("details") or {}
-    tally.finish_reason = details.get("finish_reason")
-    tally.n_output_usage = details.get("generated_tokens")
-    prefill = details.get("prefill")
-    tally.n_prompt_tok = len(prefill) if prefill else None
-    return Event(end, Kind.ANSWER if whole["generated_text"] else Kind.FINISH, tally.n_output_usage)
 
 
 def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
@@ -315,15 +303,9 @@ def _messages(log: str) -> list[str]:
     """The messages of a log, line by line, out of its JSON where it is JSON."""
     lines = []
     for line in log.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            lines.append(line)
-            continue
-        fields = row.get("fields", row) if isinstance(row, dict) else {}
-        level = "ERROR " if isinstance(row, dict) and row.get("level") == "ERROR" else ""
-        text = str(fields.get("message", line))
-        lines += [level + text, *text.splitlines()] if level else text.splitlines()
+        level, text = json_line(line) or ("", line)
+        lines += [f"ERROR {text}"] if level == "ERROR" else []
+        lines += text.splitlines()
     return lines
 
 
@@ -347,7 +329,3 @@ _DTYPES = {"fp8e4m3fn": "fp8_e4m3", "fp8e5m2": "fp8_e5m2"}
 def _dtype(name: str | None) -> str | None:
     """The launcher prints variants of its own enumeration: `BFloat16`, `Fp8e4m3fn`."""
     return None if name is None else _DTYPES.get(name.lower().replace("_", ""), name.lower())
-
-
-def _flag(word: str | None) -> bool | None:
-    return {"true": True, "1": True, "false": False, "0": False}.get((word or "").lower())

@@ -8,14 +8,14 @@ from pathlib import Path
 import orjson
 import psutil
 
-from burstline.servers.host.control_group import memory_limit
 from burstline.servers.host.installation import Installation, PackagedEngine
+from burstline.servers.host.kernel import memory_limit
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
+from burstline.servers.introspection import logged, option_of
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
-from burstline.servers.protocol.introspection import logged, option_of
-from burstline.servers.protocol.openai import post
+from burstline.servers.openai import post
 from burstline.servers.settings import Spelling, valued
 from burstline.workloads.request import Request
 

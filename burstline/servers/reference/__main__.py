@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from burstline.roofline.calibrate.cores import take_cores
-from burstline.servers.host.control_group import usable_cores
-from burstline.servers.host.wishes import send_at_once
+from burstline.servers.host.kernel import send_at_once, usable_cores
 
 
 def _options() -> argparse.Namespace:

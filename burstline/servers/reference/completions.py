@@ -20,7 +20,7 @@ from burstline.workloads.request import Sampling, WorkloadError
 NOT_OFFERED: dict[str, tuple[object, ...]] = {
     "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (), "prompt_logprobs": (), "suffix": ("",),
     "stop": ("", []), "stop_token_ids": ([],), "logit_bias": ({},), "top_k": (0, -1), "min_p": (0,),
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
+    "min_tokens": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
 }  # fmt: skip
 """Fields that would change the answer, with the values (besides null) under which they would not."""
 
@@ -116,7 +116,6 @@ class BodyReader:
         return Sequence(
             ids,
             max_tokens,
-            min_tokens=_number(body, "min_tokens", 0, 0, max_tokens),
             ignore_eos=bool(body.get("ignore_eos")),
             sampling=Sampling(temperature, top_p),
             rng=unseeded if seed is None else rng(seed, "request"),

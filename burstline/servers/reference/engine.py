@@ -1,24 +1,27 @@
 """The compute loop: one thread that schedules, runs the model, samples tokens and hands them out."""
 
+import gzip
 import logging
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import orjson
 from prometheus_client import Histogram
 
 from burstline.roofline.calibrate.cores import yield_to_others
-from burstline.servers.reference.kv import KVCache
-from burstline.servers.reference.model import GEMMS, Chunk, Transformer
+from burstline.servers.reference.model import GEMMS, Chunk, KVCache, Transformer
 from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare
 from burstline.servers.reference.steplog import StepLog
-from burstline.servers.reference.weights import Array
+from burstline.servers.reference.weights import Array, Weights
 
 LATENCIES = (
     ("vllm:time_to_first_token_seconds", "Arrival to first token."),
@@ -110,7 +113,7 @@ class InferenceEngine:
         last_rows = np.cumsum([share.n for share in shares]) - 1
         rows = [int(row) for row, share in zip(last_rows, shares, strict=True) if share.samples]
         sampled = [share.sequence for share in shares if share.samples]
-        chosen = choose(self.model.logits(hidden[rows]), sampled, self.model.config.eos_ids) if rows else []
+        chosen = choose(self.model.logits(hidden[rows]), sampled) if rows else []
         return list(zip(sampled, chosen, strict=True))
 
     def _accept(self, sequence: Sequence, token: int, now_ns: int) -> Output:
@@ -146,11 +149,8 @@ class InferenceEngine:
         }
 
 
-def choose(logits: Array, sequences: Rows[Sequence], eos_ids: Collection[int]) -> list[int]:
-    """One id a row of `logits` (sequences, vocabulary); overwrites it where `min_tokens` forbids EOS."""
-    for row, sequence in zip(logits, sequences, strict=True):
-        if sequence.n_output < sequence.min_tokens:
-            row[list(eos_ids)] = -np.inf
+def choose(logits: Array, sequences: Rows[Sequence]) -> list[int]:
+    """One id a row of `logits` (sequences, vocabulary)."""
     chosen: list[int] = logits.argmax(axis=1).tolist()
     for i, sequence in enumerate(sequences):
         how = sequence.sampling
@@ -167,3 +167,43 @@ def draw(logits: Array, temperature: float, top_p: float, u: float) -> int:
     if top_p < 1:
         kept = kept[: int(np.searchsorted(kept, top_p * kept[-1])) + 1]
     return int(order[min(int(np.searchsorted(kept, u * kept[-1], side="right")), len(kept) - 1)])
+
+
+def write_trace(folder: Path, steps: Rows[Mapping[str, Any]], weights: Weights) -> None:
+    """Lines of the step log as PyTorch's profiler would write them, each step annotated as vLLM does.
+
+    In it each GEMM and attention are one event for all layers.
+    """
+    matrices = {**weights.layers[0], "lm_head": weights.lm_head}
+    events: list[dict[str, Any]] = []
+
+    def add(kind: str, name: str, start_ns: int, ns: int, *shapes: Rows[int]) -> None:
+        args = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
+        event = {"ph": "X", "cat": kind, "name": name, "pid": 0, "tid": 0, "args": args}
+        events.append(event | {"ts": start_ns / 1e3, "dur": ns / 1e3})
+
+    for step in steps:
+        at_ns = step["start_ns"]
+        add("user_annotation", _annotation(step), at_ns, step["end_ns"] - at_ns)
+        for name in (GEMMS[0], "attention", *GEMMS[1:]):
+            if name == "attention":
+                ns = step["attention_ns"]
+                add("cpu_op", "burstline::attention", at_ns, ns)
+            elif ns := step["gemm_ns"][name]:  # the head has none where no prompt has ended
+                rows = step["n_logits"] if name == "lm_head" else sum(step["new_tok"])
+                k, n = matrices[name].shape
+                add("cpu_op", "burstline::matmul", at_ns, ns, (rows, k), (k, n))
+            at_ns += ns
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"reference-{os.getpid()}.pt.trace.json.gz"
+    path.write_bytes(gzip.compress(orjson.dumps({"traceEvents": events})))
+
+
+def _annotation(step: Mapping[str, Any]) -> str:
+    """Requests, new tokens and contexts of prompts and of decodes, which the scheduler puts first."""
+    n, new, context = step["decode_tok"], step["new_tok"], step["context_tok"]
+    prompts, decodes = (
+        f"{len(new[part])}(sq{sum(new[part])}sk{sum(context[part])}sqsq0sqsk0)"
+        for part in (slice(n, None), slice(n))
+    )
+    return f"execute_{sum(new)}_context_{prompts}_generation_{decodes}"

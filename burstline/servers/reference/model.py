@@ -1,5 +1,6 @@
 """A Llama decoder on numpy: RMSNorm, RoPE, grouped-query attention over the block KV cache, SwiGLU."""
 
+import mmap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +8,51 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from burstline.roofline.calibrate.cores import Cores
-from burstline.servers.reference.kv import Index, KVCache
 from burstline.servers.reference.weights import Array, ModelConfig, Weights
 
+Index = npt.NDArray[np.intp]
+PAGE_BYTES = mmap.PAGESIZE
 GEMMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 QUERY_TILE = 64
 """Query rows of one prefill attention tile: fewer cost calls, more compute what the causal mask hides."""
+
+
+class KVCache:
+    """Keys and values of every layer, (KV heads, blocks, block size x head size): a block is one memcpy.
+
+    All of it is touched at the start: the first write to 2 MiB takes some virtual machines 5 ms, which would
+    count as that step's.
+    """
+
+    def __init__(self, config: ModelConfig, n_blocks: int, block_size: int) -> None:
+        self.block_size, self.head_dim = block_size, config.head_dim
+        shape = (config.num_hidden_layers, config.num_key_value_heads, n_blocks, block_size * config.head_dim)
+        self.block_bytes = 4 * config.num_key_value_heads * block_size * config.head_dim
+        self._caches = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        for cache in self._caches:
+            cache.reshape(-1)[:: PAGE_BYTES // cache.itemsize] = 0
+
+    def n_bytes(self) -> int:
+        return sum(cache.nbytes for cache in self._caches)
+
+    def slots(self, table: Sequence[int], start: int, n: int) -> Index:
+        """Where the tokens at positions start .. start + n live, as indices into all slots."""
+        block, offset = np.divmod(np.arange(start, start + n), self.block_size)
+        return np.asarray(table, np.intp)[block] * self.block_size + offset
+
+    def write(self, layer: int, slots: Index, *keys_and_values: Array) -> None:
+        """Store new tokens' keys and values, each (tokens, KV heads, head size)."""
+        for cache, new in zip(self._caches, keys_and_values, strict=True):
+            for head, flat in enumerate(cache[layer].reshape(cache.shape[1], -1, self.head_dim)):
+                flat[slots] = new[:, head]
+
+    def gather(self, layer: int, tables: Index) -> list[Array]:
+        """Keys and values of `tables` (sequences, blocks): each (KV heads, sequences, tokens, head size)."""
+        blocks = [np.take(cache[layer], tables, axis=1, mode="clip") for cache in self._caches]
+        return [taken.reshape(len(taken), len(tables), -1, self.head_dim) for taken in blocks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,82 @@
-"""Continuous batching: which sequences compute how many tokens in the next step. No I/O, no clock."""
+"""Continuous batching: which sequences compute how many tokens in the next step, in which blocks.
 
-from collections import deque
+No I/O, no clock.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from burstline.servers.reference.kv import BlockPool
 from burstline.workloads.request import GREEDY, Sampling
+
+
+class BlockPool:
+    """Which blocks are in use, by how many sequences, and which free ones still hold a known prefix.
+
+    Its content is named by the hash of its tokens and of all that stands before them. A free block keeps
+    its content until it is needed for something else; the one free for longest goes first (as in vLLM).
+    """
+
+    def __init__(self, n_blocks: int, *, caches: bool = True) -> None:
+        self.n_blocks, self.caches = n_blocks, caches
+        self._blank = list(reversed(range(n_blocks)))
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._n_users: dict[int, int] = {}
+        self._block_of: dict[int, int] = {}
+        self._hash_of: dict[int, int] = {}
+
+    @property
+    def n_free(self) -> int:
+        return len(self._blank) + len(self._kept)
+
+    def take(self, n: int) -> list[int] | None:
+        """`n` blocks of no content, or None (and nothing taken) where fewer are free."""
+        if n > self.n_free:
+            return None
+        blocks = [self._blank.pop() for _ in range(min(n, len(self._blank)))]
+        while len(blocks) < n:
+            block, _ = self._kept.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+            blocks.append(block)
+        self._n_users.update(dict.fromkeys(blocks, 1))
+        return blocks
+
+    def share(self, hashes: Rows[int]) -> list[int]:
+        """The blocks that hold the longest known beginning of a chain of hashes, now used once more."""
+        blocks = []
+        for known in hashes:
+            block = self._block_of.get(known)
+            if block is None:
+                break
+            self._kept.pop(block, None)
+            self._n_users[block] = self._n_users.get(block, 0) + 1
+            blocks.append(block)
+        return blocks
+
+    def name(self, block: int, content: int) -> None:
+        """Have a block that was computed found by its content; where another has the same, that one stays."""
+        if self.caches and content not in self._block_of and block not in self._hash_of:
+            self._block_of[content], self._hash_of[block] = block, content
+
+    def give_back(self, blocks: list[int]) -> None:
+        """One user less of each; the list is emptied, so that it cannot be freed twice.
+
+        The last block goes first where room is needed: a prefix is of use without its end, not without its
+        beginning.
+        """
+        for block in reversed(blocks):
+            self._n_users[block] -= 1
+            if self._n_users[block]:
+                continue
+            del self._n_users[block]
+            if block in self._hash_of:
+                self._kept[block] = None
+            else:
+                self._blank.append(block)
+        blocks.clear()
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +89,6 @@ class Sequence:
 
     ids: list[int]
     max_tokens: int
-    min_tokens: int = 0
     ignore_eos: bool = False
     sampling: Sampling = GREEDY
     rng: np.random.Generator | None = None

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from burstline.servers.truth import STATEMENT
-from burstline.servers.truth.exchanges import Served, served
+from burstline.servers.truth.replies import Script
 from burstline.servers.truth.router import SCRIPTS, Router
-from burstline.servers.truth.script import Script
-from burstline.servers.truth.serve import TruthServer, prepare_process
+from burstline.servers.truth.serve import Served, TruthServer, prepare_process, served
 from burstline.workloads.request import WorkloadError
 
 

@@ -9,9 +9,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.messages import EngineError
-from burstline.servers.truth.exchanges import Served, from_jsonl
 from burstline.servers.truth.router import Router, TruthSetup
-from burstline.servers.truth.serve import TruthServer, prepare_process
+from burstline.servers.truth.serve import Served, TruthServer, from_jsonl, prepare_process
 
 _TIMEOUT_S = 10.0
 _opener = build_opener(ProxyHandler({}))
@@ -45,17 +44,11 @@ class TruthRig:
 
 
 @contextmanager
-def truth_server(setup: TruthSetup) -> Iterator[TruthRig]:
-    """A server that plays this on a free port of 127.0.0.1; see `started`."""
-    with started("burstline.servers.truth.rig", setup) as rig:
-        yield rig
+def truth_server(setup: TruthSetup, module: str = __name__) -> Iterator[TruthRig]:
+    """A server that plays this on a free port of 127.0.0.1, ended with the block or with this process.
 
-
-@contextmanager
-def started(module: str, setup: TruthSetup) -> Iterator[TruthRig]:
-    """The server that this module's `main` runs, ended with the block or with this process.
-
-    Its process is its own, so that its interpreter's lock is apart from the client's.
+    The module's `main` runs it, in a process of its own, so that its interpreter's lock is apart from the
+    client's.
     """
     with Child(module, "the known-truth server") as child:
         child.send(setup)

@@ -1,4 +1,4 @@
-"""Decides which reply a request gets, and counts what `/metrics` shows. No sockets."""
+"""Parses requests, decides which reply each gets, and counts what `/metrics` shows. No sockets."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,11 +9,60 @@ from typing import Any, Final
 
 import orjson
 
-from burstline.servers.truth.http_requests import HttpRequest
-from burstline.servers.truth.openai import Prompt, Wanted, error, read
-from burstline.servers.truth.replies import Replies, TimedReply, plain_reply, token_offsets_ns
-from burstline.servers.truth.script import Script
+from burstline.servers.truth.replies import (
+    Prompt,
+    Replies,
+    Script,
+    TimedReply,
+    Wanted,
+    error,
+    plain_reply,
+    read,
+    token_offsets_ns,
+)
 from burstline.workloads.request import WorkloadError
+
+_MAX_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One whole HTTP request. Header names are lower case; `arrival_ns` is when its last byte was there. The
+    connection ends with the reply where the client does not `keep_alive`."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    arrival_ns: int
+    keep_alive: bool = True
+
+
+def take_call(inbox: bytearray, arrival_ns: int) -> HttpRequest | None:
+    """Takes one whole request off the inbox; None where it is not whole yet, ValueError where it is none."""
+    head_end = inbox.find(b"\r\n\r\n")
+    if head_end < 0:
+        if len(inbox) > _MAX_HEAD_BYTES:
+            raise ValueError("the request's head is too long")
+        return None
+    request_line, *lines = bytes(inbox[:head_end]).split(b"\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        headers[name.lower()] = value.strip()
+    if b"transfer-encoding" in headers:
+        raise ValueError("chunked requests are not served; send a Content-Length")
+    body_begin = head_end + 4
+    body_end = body_begin + int(headers.get(b"content-length", b"0"))
+    if len(inbox) < body_end:
+        return None
+    method, path, version = request_line.decode("latin-1").split(" ")
+    connection = headers.get(b"connection", b"").lower()
+    keep_alive = connection == b"keep-alive" if version == "HTTP/1.0" else b"close" not in connection
+    body = bytes(inbox[body_begin:body_end])
+    call = HttpRequest(method, path.partition("?")[0], headers, body, arrival_ns, keep_alive)
+    del inbox[:body_end]
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +124,6 @@ class TruthCounters:
     prompt_tok: int = 0
     cached_tok: int = 0
     output_tok: int = 0
-    events: int = 0
 
 
 class Router:
@@ -158,7 +206,6 @@ class Router:
             ("truth:prompt_tokens_total", "counter", counters.prompt_tok),
             ("truth:prefix_cache_hit_tokens_total", "counter", counters.cached_tok),
             ("truth:generation_tokens_total", "counter", counters.output_tok),
-            ("truth:events_total", "counter", counters.events),
             ("process_cpu_seconds_total", "counter", time.process_time()),
         ]
         return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)

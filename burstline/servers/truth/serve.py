@@ -1,34 +1,169 @@
-"""The known-truth server's only loop: one thread, raw sockets, an absolute schedule.
+"""The known-truth server's only loop, its state of each request, and the true times of a run as JSON rows.
+
+One thread, raw sockets, an absolute schedule.
 
 Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to stay below what it is there
 to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own timeout counts in milliseconds.
 """
+
+from __future__ import annotations
 
 import ctypes
 import gc
 import resource
 import select
 import socket
+import sys
 import time
+from array import array
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count
+from zlib import crc32
 
 import orjson
 
-from burstline.servers.host.wishes import send_at_once, stamp_reads
+from burstline.servers.host.kernel import SO_TIMESTAMPNS, send_at_once, stamp_reads
 from burstline.servers.messages import EngineError
-from burstline.servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
-from burstline.servers.truth.http_requests import kernel_ns_of, take_call
 from burstline.servers.truth.replies import STAMP, TimedReply, Write, plain_reply
-from burstline.servers.truth.router import Router
+from burstline.servers.truth.router import HttpRequest, RoutedAnswer, Router, take_call
 
 _PR_SET_TIMERSLACK = 29
 _SENDS_PER_POLL = 64
 _SPIN_S = 50e-6
 """Going to sleep and waking takes about as long: for a shorter wait the loop goes round instead."""
 _READ_BYTES = 1 << 16
+_SLACK_NS = 20_000
+"""How far two readings of the two clocks may miss each other."""
+
+
+@dataclass(slots=True, eq=False)
+class ClientSocket:
+    """One socket: bytes of requests not yet answered, and of replies that the kernel had no room for."""
+
+    sock: socket.socket
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+    exchange: Serving | None = None
+    closing: bool = False
+    number: int = 0
+    kernel_stamps: bool = False
+    first_byte_ns: int = 0
+    stamp_ns: int = 0
+    read_ns: int = 0
+
+
+class Serving:
+    """One request and the reply in progress."""
+
+    def __init__(
+        self, connection: ClientSocket, answer: RoutedAnswer, number: int, call: HttpRequest
+    ) -> None:
+        self.connection: ClientSocket | None = connection
+        self.connection_number = connection.number
+        self.answer = answer
+        self.number = number
+        index = call.headers.get(b"x-burstline-index", b"")
+        self.index = int(index) if index.isdigit() else None
+        self.path, self.keep_alive = call.path, call.keep_alive
+        self.is_probe = b"x-burstline-probe" in call.headers
+        self.body_hash = crc32(call.body)
+        self.first_byte_ns = connection.first_byte_ns
+        self.arrival_ns = call.arrival_ns
+        self.read_ns = connection.read_ns
+        self.kernel_stamps = connection.kernel_stamps
+        self.stamps_ns = array("q")
+        self.token_ns = self.first_token_ns = 0  # when the latest and the first token were sent
+        self.n_prompt_tok = answer.wanted.n_prompt_tok if answer.wanted else 0
+        self.n_tok = 0
+        self.ended: str | None = None
+        self.ended_ns: int | None = None
+
+    def due_ns(self) -> int | None:
+        """When the next write is due, None after the last."""
+        offsets_ns, step = self.answer.reply.offsets_ns, len(self.stamps_ns)
+        return self.arrival_ns + offsets_ns[step] if step < len(offsets_ns) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The truth of one request. Instants are ns on the monotonic clock, None where it did not come to that.
+
+    `number` counts arrivals since the start; `index` is the client's own (`x-burstline-index`), None where it
+    sent none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
+    `kernel_stamps` says so, else our own; `read_ns` is when the server had the request in hand. Event i is
+    `event_kind[i]` (headers, role, token, usage, done, plain), carries `event_tok[i]` tokens,
+    was due at `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events
+    that were not sent are not listed. `ended` is done, close or client_closed; None: still open.
+    Requests of one `connection` came over the same socket, those of one `body_hash` said the same; `text` is
+    the prompt's, None where it came as token ids; `n_output_tok` is how many tokens it asked for.
+    """
+
+    number: int
+    index: int | None
+    path: str
+    status: int
+    first_byte_ns: int
+    arrival_ns: int
+    read_ns: int
+    kernel_stamps: bool
+    ended_ns: int | None
+    ended: str | None
+    n_prompt_tok: int | None
+    event_kind: Sequence[str]
+    event_tok: Sequence[int]
+    event_due_ns: Sequence[int]
+    event_ns: Sequence[int]
+    connection: int = 0
+    body_hash: int = 0
+    text: str | None = None
+    n_output_tok: int | None = None
+
+    @property
+    def token_ns(self) -> list[int]:
+        """When each event with tokens was sent."""
+        return [ns for ns, n_tok in zip(self.event_ns, self.event_tok, strict=True) if n_tok]
+
+    @property
+    def lateness_ns(self) -> list[int]:
+        """By how much each event was sent after it was due: the server's own error."""
+        return [sent - due for sent, due in zip(self.event_ns, self.event_due_ns, strict=True)]
+
+
+def served(exchange: Serving) -> Served:
+    """The row of one exchange, as far as it went."""
+    reply, wanted = exchange.answer.reply, exchange.answer.wanted
+    sent = zip(reply.writes, reply.offsets_ns, exchange.stamps_ns, strict=False)
+    events = [(mark, offset_ns, at_ns) for write, offset_ns, at_ns in sent for mark in write.marks]
+    return Served(
+        **{name: getattr(exchange, name) for name in _OF_THE_EXCHANGE},
+        status=reply.status,
+        n_prompt_tok=wanted.n_prompt_tok if wanted else None,
+        event_kind=[mark.kind for mark, _, _ in events],
+        event_tok=[mark.n_tok for mark, _, _ in events],
+        event_due_ns=[exchange.arrival_ns + offset_ns for _, offset_ns, _ in events],
+        event_ns=[at_ns for _, _, at_ns in events],
+        connection=exchange.connection_number,
+        text=exchange.answer.text,
+        n_output_tok=wanted.n_output_tok if wanted else None,
+    )
+
+
+_OF_THE_EXCHANGE = (
+    *("number", "index", "path", "first_byte_ns", "arrival_ns", "read_ns", "kernel_stamps"),
+    *("ended_ns", "ended", "body_hash"),
+)
+
+
+def to_jsonl(rows: Iterable[Served]) -> bytes:
+    return b"".join(orjson.dumps(asdict(row)) + b"\n" for row in rows)
+
+
+def from_jsonl(text: bytes) -> tuple[Served, ...]:
+    return tuple(Served(**orjson.loads(line)) for line in text.splitlines())
 
 
 class TruthServer:
@@ -118,7 +253,6 @@ class TruthServer:
                 counters.output_tok += mark.n_tok
                 if exchange.connection is not None:
                     counters.kv_tok += mark.n_tok
-            counters.events += 1
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
 
@@ -292,3 +426,27 @@ def prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()
     gc.disable()
+
+
+def kernel_ns_of(ancillary: list[tuple[int, int, bytes]], now_ns: int) -> int | None:
+    """The kernel's receive stamp on the monotonic clock; None where there is none that can be believed."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
+            seconds, ns = int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
+            offset_ns = _realtime_offset_ns()
+            kernel_ns = seconds * 1_000_000_000 + ns - offset_ns
+            # A lag out of this range is a step of the wall clock, not a delay.
+            lag_ns = now_ns - kernel_ns
+            return min(kernel_ns, now_ns) if -_SLACK_NS <= lag_ns < 60_000_000_000 else None
+    return None
+
+
+def _realtime_offset_ns() -> int:
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC now; read again where the scheduler came between the readings."""
+    for _ in range(4):
+        before_ns = time.monotonic_ns()
+        real_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        after_ns = time.monotonic_ns()
+        if after_ns - before_ns < _SLACK_NS:
+            break
+    return real_ns - (before_ns + after_ns) // 2

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from burstline.servers.engines.vllm import Vllm
-from burstline.servers.host import scrape
+from burstline.servers.host import watch
 from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Gauges
 from burstline.servers.messages import HttpReply, Target
@@ -28,7 +28,7 @@ def scraped(
 ) -> list[Row]:
     """The rows of a load that ends behind `n_before` answers; the k-th answer is `answer(k)`."""
     for name, limit_s in limits.items():
-        monkeypatch.setattr(scrape, name, limit_s)
+        monkeypatch.setattr(watch, name, limit_s)
     stopped, rows, n = threading.Event(), list[Row](), [0]
 
     def get(path: str) -> HttpReply:
@@ -37,8 +37,8 @@ def scraped(
             stopped.set()
         return HttpReply(200, {}, answer(n[0]))
 
-    monkeypatch.setattr(scrape, "getter", lambda *_, **__: get)
-    scrape.scrape(Engine(), Target("http://x", "m"), rows.extend, stopped)
+    monkeypatch.setattr(watch, "getter", lambda *_, **__: get)
+    watch.scrape(Engine(), Target("http://x", "m"), rows.extend, stopped)
     return rows
 
 
@@ -59,7 +59,7 @@ def test_counters_that_never_stand_still_are_taken_as_they_are(monkeypatch: pyte
 
 def test_an_engine_is_asked_rarely_and_what_it_lacks_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     began_s = time.monotonic()
-    rows = scraped(monkeypatch, lambda k: b"api_key=v4lue-1", n_before=4, PERIOD_S=0.1, SETTLE_S=0.0)
+    rows = scraped(monkeypatch, lambda k: b"api_key=v4lue-1", n_before=4, SCRAPE_PERIOD_S=0.1, SETTLE_S=0.0)
     assert time.monotonic() - began_s >= 0.3
     (row,) = rows
     assert row.value is None
@@ -73,10 +73,10 @@ def test_a_complaint_that_quotes_a_long_answer_is_cut(monkeypatch: pytest.Monkey
 
 def test_an_engine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PAGE_TIMEOUT_S", "SETTLE_S"):
-        monkeypatch.setattr(scrape, name, 0.1)
+        monkeypatch.setattr(watch, name, 0.1)
     stopped, rows = threading.Event(), list[Row]()
     stopped.set()
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         target = Target(f"http://127.0.0.1:{deaf.getsockname()[1]}", "m")
-        scrape.scrape(Engine(), target, rows.extend, stopped)
+        watch.scrape(Engine(), target, rows.extend, stopped)
     assert {row.value for row in rows} == {None}

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.servers.host import control_group, sources
+from burstline.servers.host import kernel, sources
 from burstline.servers.host.sources import CpuPressure, HostCpu, MissingSourceError, Rapl, Throttling
 
 
@@ -10,8 +10,8 @@ from burstline.servers.host.sources import CpuPressure, HostCpu, MissingSourceEr
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty /proc and /sys/fs/cgroup."""
     monkeypatch.setattr(sources, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(control_group, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(control_group, "GROUPS_OF_SELF", tmp_path / "proc/self/cgroup")
+    monkeypatch.setattr(kernel, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(kernel, "GROUPS_OF_SELF", tmp_path / "proc/self/cgroup")
     return tmp_path
 
 

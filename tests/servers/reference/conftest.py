@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from burstline.servers.reference.engine import InferenceEngine
-from burstline.servers.reference.kv import BlockPool, KVCache
-from burstline.servers.reference.model import Transformer
-from burstline.servers.reference.scheduler import Scheduler
+from burstline.servers.reference.model import KVCache, Transformer
+from burstline.servers.reference.scheduler import BlockPool, Scheduler
 from burstline.servers.reference.weights import ModelConfig, assemble, random_source
 
 

@@ -50,7 +50,7 @@ def test_a_draw_is_always_an_id(logits: list[float], temperature: float, top_p: 
 def test_a_row_is_greedy_or_sampled_on_its_own() -> None:
     greedy = Sequence([1], 1)
     sampled = [Sequence([1], 1, sampling=Sampling(5.0), rng=rng(i, "request")) for i in range(40)]
-    chosen = choose(np.tile(LOGITS, (41, 1)), [greedy, *sampled], ())
+    chosen = choose(np.tile(LOGITS, (41, 1)), [greedy, *sampled])
     assert chosen[0] == 1
     assert set(chosen[1:]) == {0, 1, 2, 3, 4}
 
@@ -58,6 +58,6 @@ def test_a_row_is_greedy_or_sampled_on_its_own() -> None:
 def test_the_same_seed_draws_the_same_ids() -> None:
     def ids(seed: int) -> list[int]:
         sequence = Sequence([1], 50, sampling=Sampling(1.0), rng=rng(seed, "request"))
-        return [choose(LOGITS[None].copy(), [sequence], ())[0] for _ in range(50)]
+        return [choose(LOGITS[None].copy(), [sequence])[0] for _ in range(50)]
 
     assert ids(3) == ids(3) != ids(4)

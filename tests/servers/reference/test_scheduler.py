@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.servers.reference.kv import BlockPool
-from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare
+from burstline.servers.reference.scheduler import BlockPool, Scheduler, Sequence, StepShare
 
 BLOCK = 4
 

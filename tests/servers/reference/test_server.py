@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, HttpReply, Kind, Target
-from burstline.servers.protocol.openai import count_in, tokenize_call, tokens_in
+from burstline.servers.openai import count_in, tokenize_call, tokens_in
 from burstline.servers.reference import __main__ as reference_server
 from burstline.servers.reference.serve import serve
 from burstline.servers.reference.steplog import load_steps
@@ -162,7 +162,7 @@ def test_seeded_sampling_repeats_and_unseeded_does_not(client: httpx.Client) -> 
         ({"prompt": None}, 400, "BadRequestError", "prompt must be"),
         ({"max_tokens": 0}, 400, "BadRequestError", "max_tokens is 0"),
         ({"max_tokens": True}, 400, "BadRequestError", "max_tokens is True"),
-        ({"min_tokens": 7}, 400, "BadRequestError", "min_tokens is 7"),
+        ({"min_tokens": 7}, 400, "BadRequestError", "min_tokens=7 is not offered"),
         ({"temperature": -1}, 400, "BadRequestError", "temperature is -1"),
         ({"stream_options": 1}, 400, "BadRequestError", "stream_options is 1"),
         ({"n": 2}, 400, "BadRequestError", "n=2 is not offered"),

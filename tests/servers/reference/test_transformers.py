@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from burstline.roofline.calibrate.cores import Cores
-from burstline.servers.reference.kv import KVCache
-from burstline.servers.reference.model import Chunk, Transformer
+from burstline.servers.reference.model import Chunk, KVCache, Transformer
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]

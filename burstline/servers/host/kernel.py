@@ -1,21 +1,51 @@
-"""Our control group: where its files are, in versions 1 and 2, and what it may use of CPU and memory.
+"""What the kernel grants this process, and optional requests to it.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html, and cgroup-v1/ and scheduler/sched-bwc.html there.
+A kernel or a sandbox may refuse the requests: the run goes on without. The control group says how much CPU
+time and memory we may use, in versions 1 and 2: https://docs.kernel.org/admin-guide/cgroup-v2.html, and
+cgroup-v1/ and scheduler/sched-bwc.html there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from burstline.servers.host.wishes import allowed_cores
-
+SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
 CGROUPS: Final = Path("/sys/fs/cgroup")
 GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
 UNLIMITED_BYTES: Final = 1 << 60
 """Version 1 writes the largest multiple of a page where there is no limit."""
+
+
+def send_at_once(sock: socket.socket) -> None:
+    """Switch Nagle's algorithm off."""
+    with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def stamp_reads(sock: socket.socket) -> None:
+    """Have the kernel stamp what comes; without, only our own reads say when that was."""
+    if sys.platform == "linux" and sys.maxsize > 2**32:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+def allowed_cores() -> list[int]:
+    """The cores that this process may use, in order; all of them where the kernel does not say."""
+    with suppress(AttributeError, OSError):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def keep_to(pid: int, cores: Sequence[int]) -> None:
+    """Run a process, 0 for this one, on these cores only; on none that are named, leave it."""
+    with suppress(AttributeError, OSError, ValueError):
+        os.sched_setaffinity(pid, cores)
 
 
 def usable_cores() -> int:

@@ -9,7 +9,7 @@ import orjson
 
 from burstline.servers.identity import Gauges
 from burstline.servers.messages import EngineError, Get
-from burstline.servers.protocol.replies import loads
+from burstline.servers.replies import loads
 
 MIB, GIB = 2**20, 2**30
 
@@ -151,18 +151,28 @@ def log_message(line: str) -> str:
     Cut at whole words where it is long.
     """
     text = _ANSI.sub("", line)
-    try:
-        row = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        text = _LOG_PREFIX.sub("", text)
-    else:
-        if isinstance(row, dict):
-            fields = row.get("fields")
-            text = str((fields if isinstance(fields, dict) else row).get("message") or text)
-    text = " ".join(text.split())
+    _, message = json_line(text) or ("", _LOG_PREFIX.sub("", text))
+    text = " ".join(message.split())
     if len(text) <= MOST_OF_A_MESSAGE:
         return text
     return text[:MOST_OF_A_MESSAGE].rpartition(" ")[0] + " ..."
+
+
+def json_line(line: str) -> tuple[str, str] | None:
+    """Level and message of a line of a JSON log; None for any other line."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(row, dict):
+        return "", line
+    fields = row.get("fields")
+    return str(row.get("level")), str((fields if isinstance(fields, dict) else row).get("message") or line)
+
+
+def flag(word: str | None) -> bool | None:
+    """On or off as engines log it; None for any other word."""
+    return {"true": True, "1": True, "false": False, "0": False}.get((word or "").lower())
 
 
 def number(text: str | None) -> int | None:

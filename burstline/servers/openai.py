@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 import orjson
 
 from burstline.servers.messages import WITH_TOKENS, Call, Event, HttpReply, Kind, ReplyContent, Target
-from burstline.servers.protocol.replies import REASONING, Tally, answers_in, loads, text_of, words_in
+from burstline.servers.replies import REASONING, Tally, answers_in, loads, text_of, words_in
 from burstline.workloads.request import Request, RequestKind
 
 COMPLETION_LIMIT = "max_completion_tokens"
 """OpenAI's newer name of `max_tokens`, which some chat servers take alone; also a word of `Target.takes`."""
+COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+"""Has vLLM and TensorRT-LLM count the tokens of each event; else a usage block comes once, at the end."""
 _ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
 
 
@@ -37,29 +39,27 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
     path, name = "/v1/completions", "prompt"
     if request.messages is not None:
         path, name, prompt = "/v1/chat/completions", "messages", orjson.Fragment(request.messages)
-    fields: dict[str, object] = {
-        "model": target.model,
-        name: prompt,
-        "max_tokens": request.n_output_tok,
-        "temperature": request.sampling.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    fields = fields_of(request, target) | {name: prompt, "stream_options": {"include_usage": True}}
     if request.ignore_eos:
         fields["ignore_eos"] = True
     if request.turn is not None and request.prompt_ids is not None:
         fields["return_token_ids"] = True  # the next turn's prompt goes on with them
-    if request.sampling.temperature > 0:
-        fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
     return post(target, path, fields | dict(extra or {}))
 
 
+def fields_of(request: Request, target: Target) -> dict[str, object]:
+    """What a completion and a chat are asked for alike."""
+    sampling = request.sampling
+    fields: dict[str, object] = {"model": target.model, "max_tokens": request.n_output_tok, "stream": True}
+    fields["temperature"] = sampling.temperature
+    if sampling.temperature > 0:
+        fields |= {"top_p": sampling.top_p, "seed": sampling.seed}
+    return fields
+
+
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
-    """A POST of JSON to a path of the server, with the user's key where there is one."""
-    headers = [("content-type", "application/json")]
-    if target.api_key:
-        headers.append(("authorization", f"Bearer {target.api_key.reveal()}"))
-    return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
+    """A POST of JSON to a path of the server."""
+    return Call("POST", path_under(target.url, path), orjson.dumps(fields))
 
 
 def tokenize_call(text: str, target: Target) -> Call:

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import orjson
 
 from burstline.servers.messages import Call, EngineError, Target
-from burstline.servers.secret import Secret
+from burstline.servers.redact import Secret
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {
@@ -38,32 +38,27 @@ _answered: dict[tuple[str, int], Any] = {}
 
 @dataclass(frozen=True)
 class Destination:
-    """A base URL, taken apart once. EngineError where it is no http or https URL with a host."""
+    """A target's base URL, taken apart once. EngineError where it is no http or https URL with a host."""
 
+    target: Target
     url: SplitResult
     port: int
-    login: Secret | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    ca_bundle: str | None = None
-    insecure: bool = False
 
     @classmethod
     def of_target(cls, target: Target) -> Destination:
-        """Where a target is, with its headers and the certificates that are trusted there."""
-        plain = cls.of(target.url, target.login)
-        return replace(plain, headers=target.headers, ca_bundle=target.ca_bundle, insecure=target.insecure)
-
-    @classmethod
-    def of(cls, url: str, login: Secret | None = None) -> Destination:
-        """`login` is "user:password", for basic authorization where a call brings none of its own."""
         try:
-            parts = urlsplit(url.rstrip("/"))
+            parts = urlsplit(target.url.rstrip("/"))
             port = parts.port or _PORTS[parts.scheme]
         except (ValueError, KeyError):
             parts, port = SplitResult("", "", "", "", ""), 0
         if not parts.hostname:
-            raise EngineError(f"expected http://host:port or https://host:port, got {url!r}")
-        return cls(parts, port, login)
+            raise EngineError(f"expected http://host:port or https://host:port, got {target.url!r}")
+        return cls(target, parts, port)
+
+    @classmethod
+    def of(cls, url: str, login: Secret | None = None) -> Destination:
+        """`login` is "user:password", for basic authorization where a call brings none of its own."""
+        return cls.of_target(Target(url, "", login=login))
 
     @property
     def host(self) -> str:
@@ -102,7 +97,7 @@ class Destination:
         """
         if self.url.scheme != "https":
             return None
-        return trusted(self.ca_bundle, insecure=self.insecure)
+        return trusted(self.target.ca_bundle, insecure=self.target.insecure)
 
     def serialised(self, call: Call) -> bytes:
         """The whole request. A header of the call replaces ours of the same name."""
@@ -121,9 +116,12 @@ class Destination:
         if self.port != _PORTS[self.url.scheme]:
             name = f"{name}:{self.port}"
         fields = {"host": name, **_HEADERS}
-        if self.login:
-            fields["authorization"] = f"Basic {base64.b64encode(self.login.reveal().encode()).decode()}"
-        return fields | {key.lower(): value for key, value in self.headers}
+        if login := self.target.login:
+            fields["authorization"] = f"Basic {base64.b64encode(login.reveal().encode()).decode()}"
+        fields |= {name.lower(): value for name, value in self.target.headers}
+        if key := self.target.api_key:
+            fields["authorization"] = f"Bearer {key.reveal()}"
+        return fields
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import pytest
 
 from burstline.machine import host_facts
 from burstline.roofline.errors import RooflineError
-from burstline.servers.host import control_group
+from burstline.servers.host import kernel
 from burstline.servers.host.sources import MissingSourceError, Throttling
 from burstline.verbs import calibrate
 
@@ -48,8 +48,8 @@ GROUPS = {
 @pytest.fixture
 def recorded(tmp_path, monkeypatch) -> Callable[..., tuple[Path, str]]:
     """Makes recorded files this process's own: the cpu.stat that counts, and its form."""
-    monkeypatch.setattr(control_group, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(control_group, "GROUPS_OF_SELF", tmp_path / "self")
+    monkeypatch.setattr(kernel, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(kernel, "GROUPS_OF_SELF", tmp_path / "self")
 
     def make(name: str, *, limited: bool = True) -> tuple[Path, str]:
         version, groups, *places = GROUPS[name]
@@ -110,7 +110,7 @@ print(host_facts.host().cpu_quota, throttled_s)
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of this machine's version that allows a fifth of a CPU."""
-    for root in (control_group.CGROUPS / "cpu", control_group.CGROUPS / "cpu,cpuacct", control_group.CGROUPS):
+    for root in (kernel.CGROUPS / "cpu", kernel.CGROUPS / "cpu,cpuacct", kernel.CGROUPS):
         folder = root / f"burstline-test-{os.getpid()}"
         with contextlib.suppress(OSError):
             folder.mkdir()
