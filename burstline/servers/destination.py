@@ -118,10 +118,9 @@ class Destination:
         fields = {"host": name, **_HEADERS}
         if login := self.target.login:
             fields["authorization"] = f"Basic {base64.b64encode(login.reveal().encode()).decode()}"
-        fields |= {name.lower(): value for name, value in self.target.headers}
         if key := self.target.api_key:
             fields["authorization"] = f"Bearer {key.reveal()}"
-        return fields
+        return fields | {name.lower(): value for name, value in self.target.headers}
 
 
 @functools.cache

@@ -65,6 +65,12 @@ def test_a_key_goes_into_each_request_and_counts_more_than_a_login() -> None:
     assert (head["authorization"], head["content-type"]) == ("Bearer sk-0f-th1s-test", "application/json")
 
 
+def test_a_header_that_the_user_gives_counts_more_than_the_key_of_the_environment() -> None:
+    target = Target("http://h", "m", Secret("sk-0f-th1s-test"), headers=(("Authorization", "Bearer sk-own"),))
+    _, head, _ = fields(Destination.of_target(target).serialised(Call("GET", "/")))
+    assert head["authorization"] == "Bearer sk-own"
+
+
 def test_a_login_becomes_basic_authorization() -> None:
     _, head, _ = fields(Destination.of("http://h", Secret("us@er:w:ord")).serialised(Call("GET", "/")))
     assert base64.b64decode(head["authorization"].removeprefix("Basic ")) == b"us@er:w:ord"
