@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from burstline.measure.metrics import throughput
 from burstline.measure.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
-from burstline.measure.metrics.gathering import BUNCHED, gathered
 from burstline.measure.metrics.instrument import instrument, pacing
 from burstline.measure.metrics.laws import broken_laws
 from burstline.measure.metrics.memory import cost, memory
@@ -46,9 +45,16 @@ from burstline.measure.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.measure.verdict.grades import grades, held, most_moved, moved_beyond, widened
-from burstline.measure.verdict.judge import HEADLINE, judge
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.grades import (
+    BUNCHED,
+    gathered,
+    grades,
+    held,
+    most_moved,
+    moved_beyond,
+    widened,
+)
+from burstline.measure.verdict.judge import HEADLINE, caveats, judge
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:

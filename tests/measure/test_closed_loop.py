@@ -16,8 +16,7 @@ from burstline.measure.record.columns import columns_of
 from burstline.measure.record.tables import record_table
 from burstline.measure.stats.figure import measured
 from burstline.measure.stats.quantiles import Samples, percentiles
-from burstline.measure.stats.serial_correlation import OrderedSamples, percentile_in_order
-from burstline.measure.stats.stationarity import MOST_COSINES
+from burstline.measure.stats.serial_correlation import MOST_COSINES, OrderedSamples, percentile_in_order
 from burstline.measure.summarize import figures
 from tests.measure.making import conditions, ok, summarized
 from tests.measure.wandering import closed_loop, drift, step, table

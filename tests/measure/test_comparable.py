@@ -15,9 +15,15 @@ from burstline.measure.record.record import Outcome, Record
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.estimates import Absent, Estimate
 from burstline.measure.stats.quantiles import percentile
-from burstline.measure.verdict.comparable import ALONE, COMPARABLE, comparability
+from burstline.measure.verdict.comparable import (
+    ALONE,
+    COMPARABLE,
+    ServedWork,
+    comparability,
+    quantization_of,
+    settings_of,
+)
 from burstline.measure.verdict.factors import differing
-from burstline.measure.verdict.served_work import ServedWork, quantization_of, settings_of
 from burstline.servers.identity import Identity
 from burstline.workloads.plan import Plan, expected_hit_fraction, fingerprint, hits
 from burstline.workloads.request import Request, Sampling

@@ -10,7 +10,7 @@ from burstline.measure.record.summary import PrefixCache, Summary
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, measured
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.judge import caveats
 from burstline.servers.identity import Identity
 from burstline.workloads.plan import chain_of
 

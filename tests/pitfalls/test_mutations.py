@@ -21,7 +21,7 @@ from burstline.loadgen.driver import drive, job, self_measurement
 from burstline.loadgen.wire import clock, exchange
 from burstline.measure.metrics import definitions, server_histograms, slo, throughput
 from burstline.measure.record import columns, record, telemetry
-from burstline.measure.stats import across_runs, estimates, quantiles, serial_correlation, significance
+from burstline.measure.stats import estimates, quantiles, serial_correlation, significance
 from burstline.measure.verdict import factors, grades, judge
 from burstline.roofline.predict import forecast
 from burstline.servers.protocol import openai, sse
@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     Mutation(
         "of two repeats the longer one counts more",
-        across_runs.pooled,
+        quantiles.pooled,
         "(max(totals) / total)",
         "1.0",
         MEASURE + "test_repeats.test_two_runs_are_pooled_with_equal_weight_and_have_no_interval",

@@ -23,7 +23,7 @@ from burstline.measure.record.summary import Section
 from burstline.measure.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
 from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.measure.stats.quantiles import quantile_of
-from burstline.measure.stats.stationarity import (
+from burstline.measure.stats.serial_correlation import (
     MOST_COSINES,
     N_BATCHES,
     correlation_length,
