@@ -69,7 +69,8 @@ def coverage(c, n, drift, n_runs=300, seed=5):
         for name in pool:
             samples = Samples.per_request(values[name][kept])
             ordered = OrderedSamples.of(samples, sent_s[kept], MOST_COSINES)
-            for true, (p, point) in zip(truth[name], percentiles(samples, PS, "s").items(), strict=True):
+            points = percentiles(samples, PS, "s").values()
+            for p, true, point in zip(PS, truth[name], points, strict=True):
                 found = percentile_in_order(point, ordered, p)
                 hits[name, p] += (found.low or 0.0) <= true <= (found.high or math.inf)
     return {key: hit / n_runs for key, hit in hits.items()}

@@ -165,8 +165,9 @@ def test_readings_without_any_scatter_have_no_interval_of_no_width():
 
 
 def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert [p for p, _ in holm([0.01, 0.04, 0.03])] == pytest.approx([0.03, 0.06, 0.06])
+    assert [p for p, _ in holm([0.6, 0.9])] == [1.0, 1.0]
+    assert [level for _, level in holm([0.01, 0.04, 0.03])] == pytest.approx([1 - 0.05 / 3, 0.975, 0.975])
 
 
 def test_what_is_absent_is_no_test_and_costs_the_others_nothing():

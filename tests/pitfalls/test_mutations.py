@@ -137,15 +137,15 @@ MUTATIONS = (
     Mutation(
         "gaps are not weighted by their tokens",
         definitions.itl,
-        "came.value / came.n, came.n,",
-        "came.value / came.n, np.ones(len(came.n)),",
+        "came.value / came.weight, came.weight,",
+        "came.value / came.weight, np.ones(len(came.weight)),",
         MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "a gap before four tokens is one gap",
         definitions.itl,
-        "came.value / came.n, came.n,",
-        "came.value, came.n,",
+        "came.value / came.weight, came.weight,",
+        "came.value, came.weight,",
         MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
@@ -262,7 +262,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a burst counts from when all were due",
-        columns._columns,
+        columns.joined_columns,
         "if is_burst else due_s",
         "if False else due_s",
         MEASURE + "test_grades.test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing",

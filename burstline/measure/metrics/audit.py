@@ -84,25 +84,22 @@ def ends_in_loop(reply: Tokens) -> bool:
 
 def audit_sentence(audit: Audit) -> str:
     """What an audit found, for the page and the terminal."""
-    second = audit.second_reader
-    return " ".join([_difference_sentence(audit), *([reader_sentence(second)] if second else [])])
-
-
-def _difference_sentence(audit: Audit) -> str:
+    reader = f" {reader_sentence(audit.second_reader)}" if audit.second_reader else ""
     load, alone, excess = audit.under_load, audit.alone, audit.excess
     if isinstance(load, Absent) or isinstance(alone, Absent) or isinstance(excess, Absent):
         return (
             "The replies were not audited: the run ended before, or no audited request succeeded each time."
+            f"{reader}"
         )
     n = load.n
     if audit.answer == Replies.SAME:
         all_of = f"all of {n:,} replies are" if n > 1 else "the one reply is"
-        return f"Audit: {all_of} the same as alone (95% CI of what differs: {_interval(load)})."
+        return f"Audit: {all_of} the same as alone (95% CI of what differs: {_interval(load)}).{reader}"
     more = "more" if audit.answer == Replies.MORE else "not significantly more"
     return (
         f"Audit: {round(load.point * n):,} of {n:,} replies differ from the same request sent alone, and "
         f"{round(alone.point * n):,} when it is sent alone again: {more} under load "
-        f"(95% CI of the difference: {_interval(excess)})."
+        f"(95% CI of the difference: {_interval(excess)}).{reader}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from burstline.measure.metrics.definitions import PERCENTILES
 from burstline.measure.metrics.throughput import prompt_tok
 from burstline.measure.record.columns import Columns
 from burstline.measure.record.summary import Summary
@@ -19,7 +20,6 @@ from burstline.measure.record.verdict import CONTRADICTION, Reason
 from burstline.measure.stats.estimates import Absent, Figure
 
 ROUNDING: Final = 1e-6
-QUANTILES: Final = ("p50", "p90", "p95", "p99")
 NO_LATER: Final = (("ttft", "e2e"), ("ntpot", "e2e"))
 """Pairs of metrics of which the first is never the longer for any request."""
 
@@ -49,12 +49,12 @@ def _outcomes(summary: Summary, planned: Columns) -> Iterator[str]:
 def _percentiles(summary: Summary) -> Iterator[str]:
     """A higher percentile is no less than a lower one, and a part takes no longer than the whole."""
     for name, figures in summary.metrics.items():
-        for low, high in pairwise(QUANTILES):
+        for low, high in pairwise(PERCENTILES):
             a, b = _point(figures.figure(low)), _point(figures.figure(high))
             if a > b + ROUNDING:
                 yield f"{name.upper()} {low} is {a:.6g}, more than its {high} of {b:.6g}."
     for part, whole in NO_LATER:
-        for p in QUANTILES:
+        for p in PERCENTILES:
             a, b = (_point(summary.metrics[name].figure(p)) for name in (part, whole))
             if a > b + ROUNDING:
                 yield f"{part.upper()} {p} is {a:.6g} s, more than {whole.upper()} {p} of {b:.6g} s."

@@ -188,29 +188,19 @@ def stack_distances(uses: Sequence[CacheUse], block_tok: int) -> list[list[int]]
     successors, so that what one request used last is always the end of its chain: one count a request.
     """
     last_user: dict[int, int] = {}
-    tree = [0] * (len(uses) + 1)  # a Fenwick tree: blocks last used by each request
-
-    def add(k: int, n: int) -> None:
-        k += 1
-        while k < len(tree):
-            tree[k] += n
-            k += k & -k
-
+    n_last = np.zeros(len(uses), dtype=np.int64)  # how many blocks each request was the last to use
     distances: list[list[int]] = [[] for _ in uses]
     for now, use in enumerate(uses):
         known = [user for block in use.chain if (user := last_user.get(block)) is not None]
         n_lookups, moved = (use.n_prompt_tok - 1) // block_tok, 0
         for user, same in groupby(known):
-            n_same, n_later, k = len(list(same)), len(last_user) - moved, user + 1
-            while k:  # of all, those that this user or an earlier one used last
-                n_later -= tree[k]
-                k -= k & -k
+            n_same = len(list(same))
             n_looked_up = min(n_same, max(0, n_lookups - moved))
-            first = n_later + moved + 1
+            first = int(n_last[user + 1 : now].sum()) + moved + 1
             distances[now] += range(first, first + n_looked_up)
-            add(user, -n_same)
+            n_last[user] -= n_same
             moved += n_same
-        add(now, len(use.chain))
+        n_last[now] = len(use.chain)
         last_user.update(dict.fromkeys(use.chain, now))
     return distances
 
@@ -324,19 +314,16 @@ def prefix_cache(
             CacheSize(n, measured(float((distances <= n).sum() * block_tok), "tok", ""))
             for n in (int(n_blocks * size) for size in SIZES)
         )
+    unexplained_tok = served_tok if isinstance(served_tok, Absent) else simulated_tok
+    if isinstance(served_tok, Estimate) and isinstance(simulated_tok, Estimate):
+        unexplained_tok = measured(served_tok.point - simulated_tok.point, "tok", "")
     return PrefixCache(
         prompt_tok=measured(total_tok, "tok", ""),
         infinite_tok=infinite_tok,
         simulated_tok=simulated_tok,
         counted_tok=counted_tok,
         replied_tok=replied_tok,
-        unexplained_tok=_difference(served_tok, simulated_tok),
+        unexplained_tok=unexplained_tok,
         restarted_s=restarted_s,
         by_size=by_size,
     )
-
-
-def _difference(served: Figure, simulated: Figure) -> Figure:
-    if isinstance(served, Absent) or isinstance(simulated, Absent):
-        return served if isinstance(served, Absent) else simulated
-    return measured(served.point - simulated.point, "tok", "")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,31 +28,6 @@ UNEXPLAINED = 0.05
 """The share of a latency by which the two sides may differ before a warning."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LatencyHistogram:
-    """How an engine's histogram grew over the load: `n[i]` were at most `at_most_s[i]`, ascending to inf."""
-
-    at_most_s: Floats
-    n: Floats
-    sum_s: float
-
-    @property
-    def total(self) -> int:
-        return int(self.n[-1])
-
-    @property
-    def median(self) -> Estimate:
-        """Interpolated in the bucket that holds it, between whose edges it lies for certain."""
-        half = self.total / 2
-        k = int(np.searchsorted(self.n, half))
-        low, before = (self.at_most_s[k - 1], self.n[k - 1]) if k else (0.0, 0.0)
-        high = float(self.at_most_s[k])
-        if math.isinf(high):
-            return Estimate(float(low), float(low), None, 1.0, self.total, "s", "beyond the last bucket")
-        point = low + (high - low) * (half - before) / (self.n[k] - before)
-        return Estimate(float(point), float(low), high, 1.0, self.total, "s", "the server's own histogram")
-
-
 def agreement(c: Columns, watched: Telemetry) -> Agreement:
     """By latency the client's median and the server's, and how much more the client has.
 
@@ -62,32 +37,29 @@ def agreement(c: Columns, watched: Telemetry) -> Agreement:
     figures: dict[str, Figure] = {}
     for name in LATENCIES:
         values, weights = _client(name, c)
-        server = _histogram(watched, name)
-        client = _median(values, weights)
+        median, mean_s = _of_server(watched, name)
+        client: Figure = Absent("the client has no such latency")
+        if len(values):
+            ranked = Ranked.of(values, weights)
+            client = measured(ranked.at(ranked.total / 2), "s", "", int(ranked.total))
         figures[f"{name}_client_p50_s"] = client
-        figures[f"{name}_server_p50_s"] = server if isinstance(server, Absent) else server.median
-        figures[f"{name}_gap_s"] = _gap(client, values, weights, server)
+        figures[f"{name}_server_p50_s"] = median
+        figures[f"{name}_gap_s"] = _gap(client, median, float((values * weights).sum()), mean_s)
     return Agreement(**figures, **_means(watched))
 
 
-MEANS_S: Final = (
-    "queue", "prefill", "decode", "inference", "validation", "token",
-    "prefill_step", "decode_step", "prefill_forward", "decode_forward",
-)  # fmt: skip
-"""Times of the server's own that have a mean, and no counterpart at the client."""
-RATIOS: Final = ("accepted", "acceptance", "accepted_a_step")
-
-
 def _means(watched: Telemetry) -> dict[str, Figure]:
-    """The server's own split of a request's time and of a step's: only what the engine exports."""
+    """The server's own split of a request's time and of a step's: only what the engine exports.
+
+    These have no counterpart at the client.
+    """
     figures: dict[str, Figure] = {}
-    for name in (*MEANS_S, *RATIOS):
-        grown = watched.grown_together("engine", f"{name}_")
-        if isinstance(grown, Absent) or set(grown) != {"sum", "count"} or not grown["count"]:
-            continue
-        unit, end = ("s", "_mean_s") if name in MEANS_S else ("1", "")
-        mean = measured(grown["sum"] / grown["count"], unit, "", int(grown["count"]))
-        figures[f"server_{name}{end}"] = mean
+    for name in (slot.name for slot in fields(Agreement) if slot.name.startswith("server_")):
+        counter = name.removeprefix("server_").removesuffix("_mean_s")
+        grown = watched.grown_together("engine", f"{counter}_")
+        if not isinstance(grown, Absent) and set(grown) == {"sum", "count"} and grown["count"]:
+            unit = "s" if name.endswith("_s") else "1"
+            figures[name] = measured(grown["sum"] / grown["count"], unit, "", int(grown["count"]))
     return figures
 
 
@@ -115,41 +87,44 @@ def _client(name: str, c: Columns) -> tuple[Floats, NDArray[Any]]:
     """The values as the server would count them, and how often each counts."""
     if name == "itl":
         came = gaps(c, counted=True)
-        return came.value / came.n, came.n
+        return came.value / came.weight, came.weight
     values = ttft_service(c) if name == "ttft" else e2e_service(c)[c.ok]
     values = values[~np.isnan(values)]
     return values, each_once(values)
 
 
-def _median(values: Floats, weights: NDArray[Any]) -> Figure:
-    if not len(values):
-        return Absent("the client has no such latency")
-    ranked = Ranked.of(values, weights)
-    return measured(ranked.at(ranked.total / 2), "s", "", int(ranked.total))
-
-
-def _gap(client: Figure, values: Floats, weights: NDArray[Any], server: _LatencyHistogram | Absent) -> Figure:
-    if isinstance(server, Absent):
-        return server
-    if isinstance(client, Absent):
-        return client
-    if server.total < client.n:
-        return Absent(f"the server's own metrics are incomplete ({server.total:,} of {client.n:,})")
-    if server.total > client.n:
-        counted = f"{server.total:,}, here {client.n:,}"
+def _gap(client: Figure, server: Figure, client_s: float, server_mean_s: float) -> Figure:
+    """`client_s` is the sum of the client's values."""
+    if isinstance(server, Absent) or isinstance(client, Absent):
+        return server if isinstance(server, Absent) else client
+    if server.n < client.n:
+        return Absent(f"the server's own metrics are incomplete ({server.n:,} of {client.n:,})")
+    if server.n > client.n:
+        counted = f"{server.n:,}, here {client.n:,}"
         return Absent(f"the server also counted others' or failed requests ({counted})")
-    gap_s = float((values * weights).sum()) / client.n - server.sum_s / server.total
+    gap_s = client_s / client.n - server_mean_s
     return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
 
 
-def _histogram(watched: Telemetry, name: str) -> _LatencyHistogram | Absent:
+def _of_server(watched: Telemetry, name: str) -> tuple[Figure, float]:
+    """The median of the growth of the server's own histogram, and the mean, s.
+
+    The median is interpolated in the bucket that holds it, between whose edges it lies for certain.
+    """
     grown = watched.grown_together("engine", f"{name}_")
     if isinstance(grown, Absent):
-        return grown
+        return grown, math.nan
     buckets = {float(key.removeprefix("le_")): n for key, n in grown.items() if key.startswith("le_")}
     if not buckets or not grown.get("count"):
-        return Absent("the server's histogram did not grow")
-    at_most_s = np.array(sorted(buckets))
-    return _LatencyHistogram(
-        at_most_s, np.array([buckets[edge] for edge in at_most_s.tolist()]), grown["sum"]
-    )
+        return Absent("the server's histogram did not grow"), math.nan
+    at_most_s = sorted(buckets)  # to infinity
+    n = np.array([buckets[edge] for edge in at_most_s])
+    total, k = int(n[-1]), int(np.searchsorted(n, int(n[-1]) / 2))
+    low, before = (at_most_s[k - 1], float(n[k - 1])) if k else (0.0, 0.0)
+    high = at_most_s[k]
+    if math.isinf(high):
+        median = Estimate(low, low, None, 1.0, total, "s", "beyond the last bucket")
+    else:
+        point = low + (high - low) * (total / 2 - before) / float(n[k] - before)
+        median = Estimate(point, low, high, 1.0, total, "s", "the server's own histogram")
+    return median, grown["sum"] / total

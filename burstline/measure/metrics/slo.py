@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.measure.metrics.definitions import METRICS, QUANTILES
+from burstline.measure.metrics.definitions import METRICS, PERCENTILES, QUANTILES
+from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Grade, State, TargetResult, Use, time_text, withheld
@@ -25,6 +26,7 @@ from burstline.measure.stats.estimates import (
     Estimate,
     Figure,
     clopper_pearson,
+    label,
     measured,
     order_statistic_ranks,
 )
@@ -32,14 +34,10 @@ from burstline.measure.stats.figure import Result, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
 from burstline.workloads.request import WorkloadError
 
-_PERCENTILES: Final = ("p50", "p90", "p95", "p99")
-STATISTICS: Final = (*_PERCENTILES, "mean")
+STATISTICS: Final = (*PERCENTILES, "mean")
 
 WHOLE_RUN: Final[Mapping[str, tuple[str, str, str, str]]] = {
-    "output_tok_per_s": ("throughput", "output_tok_per_s", "tok/s", ">="),
-    "input_tok_per_s": ("throughput", "input_tok_per_s", "tok/s", ">="),
-    "total_tok_per_s": ("throughput", "total_tok_per_s", "tok/s", ">="),
-    "requests_per_s": ("throughput", "requests_per_s", "1/s", ">="),
+    **{name: ("throughput", name, METRICS[name].unit, ">=") for name in RATES},
     "goodput_per_s": ("goodput", "requests_per_s", "1/s", ">="),
     "attainment": ("goodput", "attainment", "1", ">="),
     "drain_s": ("burst", "drain_s", "s", "<="),
@@ -195,9 +193,9 @@ def judge_over_runs(
 
 def _missed_below(goal: Goal, summary: Summary, c: Columns) -> str:
     """Which lower percentile misses the target already: the asked one, not known well enough, is no lower."""
-    if goal.statistic not in _PERCENTILES:
+    if goal.statistic not in PERCENTILES:
         return ""
-    for p in _PERCENTILES[: _PERCENTILES.index(goal.statistic)]:
+    for p in PERCENTILES[: PERCENTILES.index(goal.statistic)]:
         figure = summary.figure("metrics", goal.metric, p)
         if _held_against(replace(goal, statistic=p), figure, c)[0] == Result.FAIL:
             if not isinstance(figure, Estimate):
@@ -249,7 +247,7 @@ def spoilt_by(goal: Goal, summary: Summary) -> str:
     places = [_path(goal)]
     if goal.metric in SHARES:
         most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
-        ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
+        ps = [label(p) for p in QUANTILES if p <= most]
         places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
@@ -363,19 +361,17 @@ def evidence_of(goals: Sequence[Goal], c: Columns, *, open_loop: bool) -> Eviden
 def latencies_of(goals: Sequence[Goal], latency: Callable[[Goal], Floats]) -> tuple[Floats, ...]:
     """What each of `bounds_of(goals)` bounds, for each request; `latency` is of a goal's metric."""
     criteria = [goal for goal in goals if goal.per_request]
-    return tuple(
-        _relative(criteria, latency) if goal.metric == ATTAINMENT else latency(goal)
-        for goal in goals
-        if goal not in criteria
-    )
+
+    def bounded(goal: Goal) -> Floats:
+        if goal.metric != ATTAINMENT:
+            return latency(goal)
+        # By how much each request misses the criterion that it misses most: above 1 it misses one.
+        return np.asarray(np.fmax.reduce([latency(each) / each.bound for each in criteria]))
+
+    return tuple(bounded(goal) for goal in goals if goal not in criteria)
 
 
 def _latency(goal: Goal, c: Columns) -> Floats:
     of = METRICS[goal.metric].of
     assert of is not None
     return np.where(c.failed, np.inf, of(c))
-
-
-def _relative(criteria: Sequence[Goal], latency: Callable[[Goal], Floats]) -> Floats:
-    """By how much each request misses the criterion that it misses most: above 1 it misses one."""
-    return np.asarray(np.fmax.reduce([latency(goal) / goal.bound for goal in criteria]))

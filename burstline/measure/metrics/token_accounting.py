@@ -68,14 +68,12 @@ def conservation(c: Columns, watched: Telemetry) -> Conservation:
     beyond = _beyond(c)
     beyond_tok = 0.0 if isinstance(beyond, Absent) else beyond.point
     pairs = {
-        "output": (
-            "generation_tokens",
-            np.nansum(c.output_tok) + beyond_tok if (~np.isnan(c.output_tok)).any() else None,
-        ),
-        "prompt": ("prompt_tokens", np.nansum(c.prompt_tok) if (~np.isnan(c.prompt_tok)).any() else None),
+        "output": ("generation_tokens", c.output_tok, beyond_tok),
+        "prompt": ("prompt_tokens", c.prompt_tok, 0.0),
     }
     figures: dict[str, Figure] = {}
-    for name, (gauge, total) in pairs.items():
+    for name, (gauge, tok, more) in pairs.items():
+        total = None if np.isnan(tok).all() else np.nansum(tok) + more
         client = measured(total, "tok", "the server did not say how many tokens each reply has", n)
         server = watched.grown("engine", gauge, "tok")
         figures |= {f"{name}_client_tok": client, f"{name}_server_tok": server}

@@ -161,16 +161,12 @@ def quantile_of(values: Floats, p: float) -> float:
     return quantile(kept, p) if len(kept) else math.nan
 
 
-def percentiles(samples: Samples, ps: Sequence[float], unit: str) -> dict[float, Figure]:
-    """The percentiles `ps` as plain readings: one run is one observation, its requests share one queue.
+def percentiles(samples: Samples, ps: Sequence[float], unit: str) -> dict[str, Figure]:
+    """The percentiles `ps` by name, as plain readings: one run is one observation, with one queue.
 
     Below MLPerf's early-stopping floor a percentile is Absent, and where it lies among failures.
     """
-    return {p: _percentile(samples, p, unit) for p in ps}
-
-
-def percentile(values: Floats, p: float, unit: str) -> Figure:
-    return percentiles(Samples.per_request(values), (p,), unit)[p]
+    return {label(p): _percentile(samples, p, unit) for p in ps}
 
 
 def mean(samples: Samples, unit: str) -> Figure:

@@ -215,15 +215,12 @@ def _effective_at(samples: OrderedSamples, most: float) -> float:
     below = samples.sums(samples.samples.value <= most)
     share = float(below.sum() / total)
     residuals = (below - share * weights) / weights.mean()
-    return _independent(share, *_error_of_requests(residuals, samples.n_cosines), total)
-
-
-def _independent(share: float, error: float, freedom: float, most: float) -> float:
-    """How many independent trials give a share this error, with Student's t turned into fewer trials."""
+    error, freedom = _error_of_requests(residuals, samples.n_cosines)
     if not error:
-        return most
+        return total
+    # Student's t is turned into fewer trials.
     widened = error * students_t(freedom) / float(special.ndtri((1 + LEVEL) / 2))
-    return min(most, share * (1 - share) / widened**2)
+    return min(total, share * (1 - share) / widened**2)
 
 
 def _error_of_requests(residuals: Floats, n_cosines: int | None) -> tuple[float, float]:

@@ -141,28 +141,12 @@ def judged(differences: Mapping[str, Difference | Absent]) -> dict[str, Contrast
     known = {name: each for name, each in differences.items() if isinstance(each, Difference)}
     uncertain = {name: each.p for name, each in known.items() if each.error}
     adjusted = dict(zip(uncertain, holm(list(uncertain.values())), strict=True))
-    levels = dict(zip(uncertain, _holm_levels(list(uncertain.values())), strict=True))
     return {
         name: each
         if isinstance(each, Absent)
-        else _judged(each, adjusted.get(name, each.p), levels.get(name, LEVEL), max(1, len(uncertain)))
+        else _judged(each, *adjusted.get(name, (each.p, LEVEL)), max(1, len(uncertain)))
         for name, each in differences.items()
     }
-
-
-def _holm_levels(p_values: Sequence[float]) -> list[float]:
-    """The level of each number's interval, at which it excludes 0 just where Holm calls it different.
-
-    The k-th smallest of m values is tested at alpha / (m - k + 1), all behind the first that fails at its.
-    """
-    order = np.argsort(p_values, kind="stable")
-    levels, left, is_open = [0.0] * len(p_values), len(p_values), True
-    for k in order:
-        alpha = (1 - LEVEL) / left
-        levels[k] = 1 - alpha
-        is_open = is_open and p_values[k] < alpha
-        left -= is_open
-    return levels
 
 
 def _judged(difference: Difference, p: float, level: float, n_numbers: int) -> Contrast:
@@ -209,14 +193,17 @@ def _more_runs(difference: Difference, n_numbers: int) -> int | None:
     return int(enough[0]) - fewest if len(enough) else None
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted for their number (Holm 1979), in their own order."""
-    order = np.argsort(p_values)
-    factors = np.arange(len(p_values), 0, -1)
-    raised = np.maximum.accumulate(np.asarray(p_values, dtype=float)[order] * factors)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(raised, 1.0)
-    return [float(p) for p in adjusted]
+def holm(p_values: Sequence[float]) -> list[tuple[float, float]]:
+    """Each p-value adjusted for their number (Holm 1979), and the level at which its interval says the same.
+
+    The k-th smallest of m values is tested at alpha / (m - k + 1), all behind the first that fails at its.
+    """
+    adjusted, most, left = [(1.0, LEVEL)] * len(p_values), 0.0, len(p_values)
+    for rank, k in enumerate(np.argsort(p_values, kind="stable")):
+        most = max(most, min(float(p_values[k]) * (len(p_values) - rank), 1.0))
+        adjusted[k] = most, 1 - (1 - LEVEL) / left
+        left -= most < 1 - LEVEL
+    return adjusted
 
 
 FALSE_ALARMS: Final = 1 - LEVEL

@@ -54,13 +54,11 @@ class ServedWork:
     `cached_fraction` is the share of prompt tokens that the prefix cache served, `cache_warnings` are the
     run's about hits that its plan does not explain. In `settings` None means that the server does not say.
     `lengths_forced` is False where the engine cannot ignore an end-of-text token. `verdict` is the state that
-    keeps the run from being ranked, else its own; `verdict_reason` has all reasons, "" without any. `opens`
-    says of sessions which requests open one. `columns` are the `planned` requests without those that the load
-    did not need.
+    keeps the run from being ranked, else its own, with all `reasons`. `opens` says of sessions which requests
+    open one. `columns` are the `planned` requests without those that the load did not need.
     """
 
     label: str
-    run: str
     planned: Columns
     columns: Columns
     verdict: str
@@ -68,8 +66,7 @@ class ServedWork:
     settings: Mapping[str, str | None]
     cache_warnings: tuple[Reason, ...] = ()
     lengths_forced: bool = True
-    verdict_reason: str = ""
-    verdict_advice: str = ""
+    reasons: tuple[Reason, ...] = ()
     seed: int | None = None
     opens: NDArray[np.bool_] | None = None
 
@@ -128,12 +125,10 @@ def work_of(run: Run, label: str) -> ServedWork:
     config = manifest.hardware.model_config if manifest.hardware else None
     return ServedWork(
         label=label,
-        run=run.name,
         planned=planned,
         columns=columns,
         verdict=str(withheld(verdict, Use.RANKED) or verdict.state) if verdict else "NO SUMMARY",
-        verdict_reason=" ".join(reason.text for reason in verdict.reasons) if verdict else "",
-        verdict_advice=next((reason.advice for reason in verdict.reasons), "") if verdict else "",
+        reasons=verdict.reasons if verdict else (),
         cached_fraction=cached_fraction if caching else 0.0,
         cache_warnings=tuple(
             warning for warning in (verdict.warnings if verdict else ()) if warning.code in CACHE_FAULTS
@@ -457,8 +452,9 @@ def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple
             who = list(dict.fromkeys(work.label for work in runs))
             many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state}"
             many = f"{many} ({', '.join(who)})"
-            which = f"{runs[0].label}: " if len(who) > 1 and runs[0].verdict_reason else ""
+            own = runs[0].reasons
+            which = f"{runs[0].label}: " if len(who) > 1 and own else ""
             state_text = f"The run is {state}" if len(works) == 1 else many
-            text = f"{state_text}. {which}{runs[0].verdict_reason}".rstrip()
-            reasons.append(Reason("verdict", text, runs[0].verdict_advice))
+            text = f"{state_text}. {which}{' '.join(reason.text for reason in own)}".rstrip()
+            reasons.append(Reason("verdict", text, own[0].advice if own else ""))
     return tuple(reasons)

@@ -107,14 +107,11 @@ def _graded(name: str, metric: Metric, c: Columns, error_s: Floats) -> dict[str,
         moved = [_apart(value, end[p]) for end in ends]
         read_s = None if None in moved else max(each for each in moved if each is not None)
         send_s, as_sent_s = _send_effect(name, metric, c, p)
-        found[label(p)] = PercentileGrade(_grade(value, send_s, read_s), send_s, read_s, as_sent_s)
+        is_late = send_s is not None and send_s > tolerance_s(value)
+        grade = Grade.AS_SENT if is_late else Grade.OK
+        grade = Grade.UNRELIABLE if is_unreliable(value, read_s) else grade
+        found[label(p)] = PercentileGrade(grade, send_s, read_s, as_sent_s)
     return found
-
-
-def _grade(value_s: float, send_s: float | None, read_s: float | None) -> Grade:
-    if is_unreliable(value_s, read_s):
-        return Grade.UNRELIABLE
-    return Grade.AS_SENT if send_s is not None and send_s > tolerance_s(value_s) else Grade.OK
 
 
 def _send_effect(name: str, metric: Metric, c: Columns, p: float) -> tuple[float | None, float | None]:
@@ -155,8 +152,8 @@ def _gap_bound(name: str, c: Columns, error_s: Floats, *, least: bool) -> Sample
         np.maximum(value, 0, out=value)
     else:
         value += came.value
-    value /= came.n
-    return gap_samples(c, value, came.n, came.counts)
+    value /= came.weight
+    return gap_samples(c, value, came.weight, came.counts)
 
 
 def _quantiles(samples: Samples, ps: Collection[float]) -> dict[float, float]:
