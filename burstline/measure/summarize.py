@@ -9,17 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from burstline.measure.metrics import throughput
+from burstline.measure.metrics.accounting import broken_laws, conservation, counts, lengths
 from burstline.measure.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
 from burstline.measure.metrics.instrument import instrument, pacing
-from burstline.measure.metrics.laws import broken_laws
-from burstline.measure.metrics.memory import cost, memory
 from burstline.measure.metrics.prefix_cache import CacheUse, prefix_cache, uses_of
-from burstline.measure.metrics.server_histograms import agreement
+from burstline.measure.metrics.server import agreement, cost, memory
 from burstline.measure.metrics.sessions import Turns, session_figures, turns_of
 from burstline.measure.metrics.slo import NO_CRITERION, Goal, attainment, judge_goals, missed, parse_goal
 from burstline.measure.metrics.steady_state import NOT_STEADY, Steady, cold_start, steady_part
 from burstline.measure.metrics.throughput import Lives, good_rates, good_rates_in, throughputs_in
-from burstline.measure.metrics.token_accounting import conservation, counts, lengths
 from burstline.measure.record.columns import Columns
 from burstline.measure.record.manifest import Manifest, Status
 from burstline.measure.record.record import NO_FAILURES, Outcome

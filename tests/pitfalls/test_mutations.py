@@ -19,7 +19,7 @@ import pytest
 from burstline.loadgen.capture import http1
 from burstline.loadgen.driver import drive, job, self_measurement
 from burstline.loadgen.wire import clock, exchange
-from burstline.measure.metrics import definitions, server_histograms, slo, throughput
+from burstline.measure.metrics import definitions, server, slo, throughput
 from burstline.measure.record import columns, record, telemetry
 from burstline.measure.stats import estimates, quantiles, serial_correlation, significance
 from burstline.measure.verdict import factors, grades, judge
@@ -325,7 +325,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the server's latency is held against ours from when a request was due",
-        server_histograms._client,
+        server._client,
         "ttft_service(c)",
         "c.first_s - c.due_s",
         MEASURE + "test_agreement.test_two_sides_that_agree_say_so_and_nothing_is_flagged",

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from burstline.measure.metrics.accounting import NO_CACHE_COUNT
 from burstline.measure.metrics.throughput import prompt_tok
-from burstline.measure.metrics.token_accounting import NO_CACHE_COUNT
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import Outcome

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from burstline.measure.metrics.server_histograms import disagreement
+from burstline.measure.metrics.server import disagreement
 from burstline.measure.record.manifest import Manifest, Status
 from burstline.measure.record.record import (
     CUT_OFF,
