@@ -41,6 +41,8 @@ def lengths(c: Columns) -> LengthSummary:
     served = ~np.isnan(c.prompt_tok) & c.ok & (c.planned_prompt_tok > 0)
     counted = ~np.isnan(c.output_tok) & c.ok
     cached = ~np.isnan(c.cached_tok) & c.ok
+    total_tok = float(prompt_tok(c)[cached].sum())
+    cached_share = float(c.cached_tok[cached].sum()) / total_tok if total_tok else None
     failed_tok = float(c.event_n[c.per_event(~c.ok)].sum())
     other_prompt = c.prompt_tok[served] != c.planned_prompt_tok[served]
     other_output = c.output_tok[counted] != c.planned_output_tok[counted]
@@ -54,7 +56,7 @@ def lengths(c: Columns) -> LengthSummary:
         output_mismatches=_reading(other_output, np.sum, "requests", absent),
         output_tok_of_failed=measured(failed_tok, "tok", "", int((~c.ok).sum())),
         cached_tok=_reading(c.cached_tok[cached], np.sum, "tok", NO_CACHE_COUNT),
-        cached_fraction=_cached_fraction(c, cached),
+        cached_fraction=measured(cached_share, "1", NO_CACHE_COUNT, int(cached.sum())),
         finish_reasons=c.tally("finish_reason"),
         prompt_sources=c.tally("prompt_source"),
         output_sources=c.tally("output_source"),
@@ -107,13 +109,6 @@ def _planned_and_served(planned: Floats, served: Floats, ok: NDArray[np.bool_], 
 
 def _reading(values: NDArray[Any], of: Callable[..., Any], unit: str, absent: str) -> Figure:
     return measured(float(of(values)) if len(values) else None, unit, absent, len(values))
-
-
-def _cached_fraction(c: Columns, known: NDArray[np.bool_]) -> Figure:
-    prompt = prompt_tok(c)[known]
-    total = float(prompt.sum())
-    share = float(c.cached_tok[known].sum()) / total if total else None
-    return measured(share, "1", NO_CACHE_COUNT, len(prompt))
 
 
 def _beyond(c: Columns) -> Figure:

@@ -16,18 +16,12 @@ from numpy.typing import NDArray
 
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.stats.estimates import label
-from burstline.measure.stats.quantiles import Samples as Samples
-from burstline.measure.stats.quantiles import each_once
+from burstline.measure.stats.quantiles import Samples, each_once
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 PERCENTILES: Final = tuple(map(label, QUANTILES))
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
-
-
-PerRequest = Callable[[Columns], Floats]
-Which = Callable[[Columns], NDArray[np.bool_]]
-Pooled = Callable[[Columns], Samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +36,10 @@ class Metric:
     formula: str
     note: str
     source: str
-    of: PerRequest | None = None
-    pooled: Pooled | None = None
+    of: Callable[[Columns], Floats] | None = None
+    pooled: Callable[[Columns], Samples] | None = None
     failures: Literal["infinite", "kept"] = "infinite"
-    undefined: Which = lambda c: np.zeros(len(c), dtype=bool)
+    undefined: Callable[[Columns], NDArray[np.bool_]] = lambda c: np.zeros(len(c), dtype=bool)
     unit: str = "s"
     better: Literal["lower", "higher", "neither"] = "lower"
 

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -355,7 +354,13 @@ def evidence_of(goals: Sequence[Goal], c: Columns, *, open_loop: bool) -> Eviden
     if open_loop:
         ended_s = np.sort(np.where(np.isnan(c.closed_s), np.inf, c.closed_s))
         in_flight = np.arange(len(c), dtype=np.float64) - np.searchsorted(ended_s, c.due_s)
-    return Evidence(latencies_of(goals, partial(_latency, c=c)), in_flight)
+
+    def latency(goal: Goal) -> Floats:
+        of = METRICS[goal.metric].of
+        assert of is not None
+        return np.where(c.failed, np.inf, of(c))
+
+    return Evidence(latencies_of(goals, latency), in_flight)
 
 
 def latencies_of(goals: Sequence[Goal], latency: Callable[[Goal], Floats]) -> tuple[Floats, ...]:
@@ -369,9 +374,3 @@ def latencies_of(goals: Sequence[Goal], latency: Callable[[Goal], Floats]) -> tu
         return np.asarray(np.fmax.reduce([latency(each) / each.bound for each in criteria]))
 
     return tuple(bounded(goal) for goal in goals if goal not in criteria)
-
-
-def _latency(goal: Goal, c: Columns) -> Floats:
-    of = METRICS[goal.metric].of
-    assert of is not None
-    return np.where(c.failed, np.inf, of(c))

@@ -45,7 +45,7 @@ class Difference:
     """log(b / a): `point` with its standard `error` and Student's `freedom` for it.
 
     `error` is None where one run each says nothing of how far runs scatter. `noise` is the standard deviation
-    between runs of one system. `n` and `note` say what it rests on.
+    between runs of one system. `n_runs` and `note` say what it rests on.
     """
 
     point: float
@@ -53,7 +53,6 @@ class Difference:
     freedom: float
     noise: float | None
     n_runs: tuple[int, int]
-    n: int
     note: str
 
     @property
@@ -112,19 +111,19 @@ def between_runs(
         spread = float((b - a).std(ddof=1))
         note = f"{len(a)} pairs of runs that were neighbours in time"
         error = spread / math.sqrt(len(a))
-        return Difference(point, error, len(a) - 1, spread / math.sqrt(2), n_runs, n, note)
+        return Difference(point, error, len(a) - 1, spread / math.sqrt(2), n_runs, note)
     note = f"{len(a)} and {len(b)} runs"
     if min(n_runs) >= LEAST_RUNS:
         parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
         error = math.sqrt(sum(parts))
         below = sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
         freedom = sum(parts) ** 2 / below if below else n - 2
-        return Difference(point, error, freedom, pooled_spread([a, b]), n_runs, n, note)
+        return Difference(point, error, freedom, pooled_spread([a, b]), n_runs, note)
     if n < LEAST_RUNS + 1:
-        return Difference(point, None, n - 1, None, n_runs, n, f"{note}: the noise between runs is unknown")
+        return Difference(point, None, n - 1, None, n_runs, f"{note}: the noise between runs is unknown")
     spread = pooled_spread([a, b])
     error = spread * math.sqrt(1 / len(a) + 1 / len(b))
-    return Difference(point, error, n - 2, spread, n_runs, n, f"{note}, assumed to scatter equally")
+    return Difference(point, error, n - 2, spread, n_runs, f"{note}, assumed to scatter equally")
 
 
 def pooled_spread(groups: Sequence[Floats]) -> float:
@@ -155,12 +154,12 @@ def _judged(difference: Difference, p: float, level: float, n_numbers: int) -> C
         answer, level = Answer.SAME, 2 * LEVEL - 1
     else:
         answer = Answer.DIFFERENT if p < 1 - LEVEL else Answer.INCONCLUSIVE
-    point = math.exp(difference.point)
+    point, n = math.exp(difference.point), sum(difference.n_runs)
     if error:  # a zero-width interval would claim a certainty that readings without noise do not have
         reach = math.exp(students_t(freedom, (1 - level) / 2) * error)
-        ratio = Estimate(point, point / reach, point * reach, level, difference.n, "1", difference.note)
+        ratio = Estimate(point, point / reach, point * reach, level, n, "1", difference.note)
     else:
-        ratio = Estimate(point, None, None, None, difference.n, "1", difference.note)
+        ratio = Estimate(point, None, None, None, n, "1", difference.note)
     detects = None if error is None else math.expm1(min(float(_reach(freedom, n_numbers)) * error, 50.0))
     noise = difference.noise
     return Contrast(
