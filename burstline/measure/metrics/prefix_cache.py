@@ -290,8 +290,8 @@ def prefix_cache(
     if isinstance(replied_tok, Absent):  # of the same requests as its hits: the server's other clients too
         total_tok = known(watched.grown("engine", "prompt_tokens", "tok")) or total_tok
     if uses:
-        each = [row for row, counts in zip(stack_distances(uses, block_tok), load, strict=True) if counts]
-        distances = np.array([distance for row in each for distance in row], dtype=np.int64)
+        rows = zip(stack_distances(uses, block_tok), load, strict=True)
+        distances = np.array([distance for row, counts in rows if counts for distance in row], dtype=np.int64)
         infinite_tok = measured(float(len(distances) * block_tok), "tok", "")
     else:
         share = manifest.load.expected_cached_fraction if manifest.load else None
