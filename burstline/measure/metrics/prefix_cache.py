@@ -188,19 +188,29 @@ def stack_distances(uses: Sequence[CacheUse], block_tok: int) -> list[list[int]]
     successors, so that what one request used last is always the end of its chain: one count a request.
     """
     last_user: dict[int, int] = {}
-    n_last = np.zeros(len(uses), dtype=np.int64)  # how many blocks each request was the last to use
+    tree = [0] * (len(uses) + 1)  # a Fenwick tree: blocks last used by each request
+
+    def add(k: int, n: int) -> None:
+        k += 1
+        while k < len(tree):
+            tree[k] += n
+            k += k & -k
+
     distances: list[list[int]] = [[] for _ in uses]
     for now, use in enumerate(uses):
         known = [user for block in use.chain if (user := last_user.get(block)) is not None]
         n_lookups, moved = (use.n_prompt_tok - 1) // block_tok, 0
         for user, same in groupby(known):
-            n_same = len(list(same))
+            n_same, n_later, k = len(list(same)), len(last_user) - moved, user + 1
+            while k:  # of all, those that this user or an earlier one used last
+                n_later -= tree[k]
+                k -= k & -k
             n_looked_up = min(n_same, max(0, n_lookups - moved))
-            first = int(n_last[user + 1 : now].sum()) + moved + 1
+            first = n_later + moved + 1
             distances[now] += range(first, first + n_looked_up)
-            n_last[user] -= n_same
+            add(user, -n_same)
             moved += n_same
-        n_last[now] = len(use.chain)
+        add(now, len(use.chain))
         last_user.update(dict.fromkeys(use.chain, now))
     return distances
 
