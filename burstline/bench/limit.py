@@ -22,8 +22,7 @@ from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.roofline import read_forecast, setup_of
-from burstline.measure.metrics.slo import Goal, parse_goal, spoilt_by
-from burstline.measure.metrics.slo_evidence import bounds_of, evidence_of, latencies_of
+from burstline.measure.metrics.slo import Goal, bounds_of, evidence_of, latencies_of, parse_goal, spoilt_by
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.decode import Share
 from burstline.measure.record.record import Outcome

@@ -14,7 +14,7 @@ from burstline.console.terminal import show
 from burstline.loadgen.capture.files import TRACES, write_bytes, write_json
 from burstline.machine.hardware import throw_away
 from burstline.machine.roofline import forecast_load, read_forecast, scored, seen_in, setup_of
-from burstline.measure.metrics.audit import audit, compared
+from burstline.measure.metrics.audit import audit, compared, misread, replies_differ
 from burstline.measure.metrics.slo import state_decides
 from burstline.measure.record.decode import Readings, decode_run, readings
 from burstline.measure.record.run_writer import AUDIT, PROFILE, PROFILED_LOAD, READINGS, RunDir
@@ -25,7 +25,6 @@ from burstline.measure.record.typed_json import MismatchError, from_json, to_jso
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.figure import Absent
 from burstline.measure.summarize import summarize_run
-from burstline.measure.verdict.replies import misread, replies_differ
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.roofline.errors import RooflineError

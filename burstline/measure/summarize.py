@@ -9,18 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from burstline.measure.metrics import throughput
+from burstline.measure.metrics.accounting import broken_laws, conservation, counts, lengths
 from burstline.measure.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
-from burstline.measure.metrics.gathering import BUNCHED, gathered
 from burstline.measure.metrics.instrument import instrument, pacing
-from burstline.measure.metrics.laws import broken_laws
-from burstline.measure.metrics.memory import cost, memory
 from burstline.measure.metrics.prefix_cache import CacheUse, prefix_cache, uses_of
-from burstline.measure.metrics.server_histograms import agreement
+from burstline.measure.metrics.server import agreement, cost, memory
 from burstline.measure.metrics.sessions import Turns, session_figures, turns_of
 from burstline.measure.metrics.slo import NO_CRITERION, Goal, attainment, judge_goals, missed, parse_goal
 from burstline.measure.metrics.steady_state import NOT_STEADY, Steady, cold_start, steady_part
 from burstline.measure.metrics.throughput import Lives, good_rates, good_rates_in, throughputs_in
-from burstline.measure.metrics.token_accounting import conservation, counts, lengths
 from burstline.measure.record.columns import Columns
 from burstline.measure.record.manifest import Manifest, Status
 from burstline.measure.record.record import NO_FAILURES, Outcome
@@ -46,9 +43,16 @@ from burstline.measure.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.measure.verdict.grades import grades, held, most_moved, moved_beyond, widened
-from burstline.measure.verdict.judge import HEADLINE, judge
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.grades import (
+    BUNCHED,
+    gathered,
+    grades,
+    held,
+    most_moved,
+    moved_beyond,
+    widened,
+)
+from burstline.measure.verdict.judge import HEADLINE, caveats, judge
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
@@ -85,9 +89,25 @@ def summarize(
     if (gathering := gathered(part.counted)) and gathering.code != BUNCHED:
         summary = replace(summary, grades=held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
-    verdict = _verdict(summary, part, manifest, status, turns, goals, not_comparable)
-    warnings = (*filter(None, [gathering]), *verdict.warnings)
-    summary = replace(summary, verdict=replace(verdict, warnings=warnings))
+    concurrency = manifest.asked.concurrency
+    cold, slow_start = _cold(part, concurrency, turns, summary)
+    warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
+    verdict = judge(
+        summary,
+        manifest,
+        status,
+        decisive={*HEADLINE, *((goal.metric, goal.statistic) for goal in goals if goal.statistic)},
+        cause=_cause(part.whole, summary.counts),
+        others={
+            # A session counts once in a closed loop, and its branches may be in flight together.
+            State.FAILED: broken_laws(summary, part.planned, None if turns else concurrency),
+            State.NOT_STATIONARY: part.steady.reasons if part.steady else (),
+            State.NOT_COMPARABLE: not_comparable,
+            State.COLD: slow_start if cold else (),
+        },
+        warnings=(*filter(None, [gathering]), *warnings),
+    )
+    summary = replace(summary, verdict=verdict)
     return replace(summary, targets=judge_goals(goals, summary, part.counted))
 
 
@@ -110,7 +130,8 @@ def _numbers(
         rates = throughput.throughputs(inside)
     late = throughput.read_error(inside, window, beyond_s)
     share = known(late) or 0.0
-    rates = rates.mapped(lambda rate: widened(rate, share * (known(rate) or 0.0)))
+    came = {name: rates.figure(name) for name in throughput.RATES}
+    rates = Throughput(**{name: widened(rate, share * (known(rate) or 0.0)) for name, rate in came.items()})
     metrics = {
         name: figures(metric, c, steady, graded.get(name), known(client.canary_p99_s))
         for name, metric in METRICS.items()
@@ -131,7 +152,7 @@ def _numbers(
         throughput=replace(rates, read_error_fraction=late),
         goodput=_goodput(part, goals, rates),
         window=_window(whole, steady),
-        stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
+        stationarity=steady.figures if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, closed_loop=closed),
         concurrency=replace(throughput.concurrency(planned, window), **throughput.server_queue(watched)),
         burst=throughput.burst(c),
@@ -150,35 +171,6 @@ def _numbers(
         agreement=agreement(whole, watched),
         grades=graded,
         sessions=session_figures(whole, turns, steady.window.start_s if steady else None) if turns else None,
-    )
-
-
-def _verdict(
-    summary: Summary,
-    part: Part,
-    manifest: Manifest,
-    status: Status,
-    turns: Turns | None,
-    goals: Sequence[Goal],
-    not_comparable: tuple[Reason, ...],
-) -> Verdict:
-    concurrency = manifest.asked.concurrency
-    cold, slow_start = _cold(part, concurrency, turns, summary)
-    warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
-    return judge(
-        summary,
-        manifest,
-        status,
-        decisive={*HEADLINE, *((goal.metric, goal.statistic) for goal in goals if goal.statistic)},
-        cause=_cause(part.whole, summary.counts),
-        others={
-            # A session counts once in a closed loop, and its branches may be in flight together.
-            State.FAILED: broken_laws(summary, part.planned, None if turns else concurrency),
-            State.NOT_STATIONARY: part.steady.reasons if part.steady else (),
-            State.NOT_COMPARABLE: not_comparable,
-            State.COLD: slow_start if cold else (),
-        },
-        warnings=warnings,
     )
 
 
@@ -291,7 +283,7 @@ def figures(
         average = noted(average, steady.too_short)
     moved_s = {p: each.read_effect_s for p, each in (graded or {}).items()}
     return MetricFigures(
-        **{label(p): widened(figure, moved_s.get(label(p))) for p, figure in quantiles.items()},
+        **{p: widened(figure, moved_s.get(p)) for p, figure in quantiles.items()},
         mean=average,
         **extremes(samples, metric.unit),
         instrument_error=most_moved(graded, canary_s),
@@ -305,9 +297,11 @@ def _in_order(samples: Samples, c: Columns, steady: Steady | None) -> OrderedSam
     return OrderedSamples.of(samples, c.due_s, steady.n_cosines)
 
 
-def _percentiles(samples: Samples, unit: str, in_order: OrderedSamples | None) -> dict[float, Figure]:
+def _percentiles(samples: Samples, unit: str, in_order: OrderedSamples | None) -> dict[str, Figure]:
     found = percentiles(samples, QUANTILES, unit)
-    return {p: percentile_in_order(each, in_order, p) if in_order else each for p, each in found.items()}
+    if in_order is None:
+        return found
+    return {label(p): percentile_in_order(found[label(p)], in_order, p) for p in QUANTILES}
 
 
 def _by_interval(
@@ -321,8 +315,7 @@ def _by_interval(
     if not (as_sent and np.array_equal(c.origin_s, c.due_s)):
         return graded
     own = Samples.per_request(latencies(METRICS[name], c) - np.nan_to_num(c.sent_s - c.due_s))
-    in_order = _in_order(own, c, steady)
-    without = {label(p): each for p, each in _percentiles(own, "s", in_order).items()}
+    without = _percentiles(own, "s", _in_order(own, c, steady))
     return {
         p: replace(each, grade=Grade.UNRELIABLE)
         if each.grade == Grade.AS_SENT and moved_beyond(without[p], each.send_effect_s or 0.0)

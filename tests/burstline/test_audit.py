@@ -13,12 +13,12 @@ import pytest
 
 from burstline.bench.report import write_report
 from burstline.cli import main
+from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.decode import readings
 from burstline.measure.record.run_writer import AUDIT, RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import SecondReader
 from burstline.measure.record.verdict import Replies, State, Verdict
-from burstline.measure.verdict.replies import audit_sentence
 from burstline.servers.messages import Reply
 from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN

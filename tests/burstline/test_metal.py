@@ -19,7 +19,7 @@ from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
-from burstline.measure.verdict.served_work import quantization_of
+from burstline.measure.verdict.comparable import quantization_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration

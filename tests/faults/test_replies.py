@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from burstline.loadgen.capture.capture import reply_limit_bytes
-from burstline.measure.metrics.token_accounting import lengths
+from burstline.measure.metrics.accounting import lengths
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.tables import record_table
 from burstline.measure.stats.estimates import Estimate

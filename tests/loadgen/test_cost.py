@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from burstline.measure.metrics.memory import cost
+from burstline.measure.metrics.server import cost
 from burstline.measure.record.summary import Throughput
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry

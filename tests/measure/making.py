@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -18,7 +19,9 @@ from burstline.measure.record.record import Record, record_of
 from burstline.measure.record.summary import LACKING, Instrument, Summary
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
+from burstline.measure.stats.estimates import label
 from burstline.measure.stats.figure import Figure, measured
+from burstline.measure.stats.quantiles import Samples, percentiles
 from burstline.measure.summarize import summarize
 from burstline.measure.verdict.judge import judge
 from burstline.servers.identity import Identity
@@ -31,6 +34,11 @@ from tests.servers.golden import decode_completion
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
+
+
+def percentile(values: np.ndarray[Any, Any], p: float, unit: str) -> Figure:
+    """Of values that are one a request."""
+    return percentiles(Samples.per_request(values), (p,), unit)[label(p)]
 
 
 def request(n_output_tok: int = 3, *, n_prompt_tok: int = 4, ignore_eos: bool = True) -> Request:

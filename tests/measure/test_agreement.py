@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from burstline.measure.metrics.server_histograms import agreement, disagreement
+from burstline.measure.metrics.server import agreement, disagreement
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.telemetry import Telemetry

@@ -7,7 +7,7 @@ import pytest
 
 from burstline.measure.metrics.audit import audit, ends_in_loop, first_difference
 from burstline.measure.record.verdict import Replies
-from burstline.measure.stats.shares import paired_excess, share_of
+from burstline.measure.stats.estimates import paired_excess, share_of
 from burstline.servers.registry import ENGINES
 
 

@@ -16,8 +16,7 @@ from burstline.measure.record.columns import columns_of
 from burstline.measure.record.tables import record_table
 from burstline.measure.stats.figure import measured
 from burstline.measure.stats.quantiles import Samples, percentiles
-from burstline.measure.stats.serial_correlation import OrderedSamples, percentile_in_order
-from burstline.measure.stats.stationarity import MOST_COSINES
+from burstline.measure.stats.serial_correlation import MOST_COSINES, OrderedSamples, percentile_in_order
 from burstline.measure.summarize import figures
 from tests.measure.making import conditions, ok, summarized
 from tests.measure.wandering import closed_loop, drift, step, table
@@ -70,7 +69,8 @@ def coverage(c, n, drift, n_runs=300, seed=5):
         for name in pool:
             samples = Samples.per_request(values[name][kept])
             ordered = OrderedSamples.of(samples, sent_s[kept], MOST_COSINES)
-            for true, (p, point) in zip(truth[name], percentiles(samples, PS, "s").items(), strict=True):
+            points = percentiles(samples, PS, "s").values()
+            for p, true, point in zip(PS, truth[name], points, strict=True):
                 found = percentile_in_order(point, ordered, p)
                 hits[name, p] += (found.low or 0.0) <= true <= (found.high or math.inf)
     return {key: hit / n_runs for key, hit in hits.items()}

@@ -14,14 +14,19 @@ from burstline.measure.record.columns import columns_of
 from burstline.measure.record.record import Outcome, Record
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.estimates import Absent, Estimate
-from burstline.measure.stats.quantiles import percentile
-from burstline.measure.verdict.comparable import ALONE, COMPARABLE, comparability
+from burstline.measure.verdict.comparable import (
+    ALONE,
+    COMPARABLE,
+    ServedWork,
+    comparability,
+    quantization_of,
+    settings_of,
+)
 from burstline.measure.verdict.factors import differing
-from burstline.measure.verdict.served_work import ServedWork, quantization_of, settings_of
 from burstline.servers.identity import Identity
 from burstline.workloads.plan import Plan, expected_hit_fraction, fingerprint, hits
 from burstline.workloads.request import Request, Sampling
-from tests.measure.making import failed, ok
+from tests.measure.making import failed, ok, percentile
 
 SETTINGS = {
     "concurrency": "open loop",
@@ -53,7 +58,7 @@ def refused(n: int, first: int) -> list[Record]:
 def work(label: str, records: list[Record], **changes: Any) -> ServedWork:
     columns = columns_of(tables.record_table(records))
     settings = {**SETTINGS, **changes.pop("settings", {})}
-    fields = {"run": label, "verdict": "VALID", "cached_fraction": 0.0}
+    fields = {"verdict": "VALID", "cached_fraction": 0.0}
     return ServedWork(
         label=label, planned=columns, columns=columns, settings=settings, **{**fields, **changes}
     )

@@ -79,7 +79,7 @@ def test_where_runs_scatter_it_is_inconclusive_and_it_says_what_would_be_found_a
 
 
 def test_as_many_runs_as_were_said_to_tell_do_tell_four_times_out_of_five():
-    first = Difference(math.log(1.1), 0.06 * math.sqrt(2 / 3), 4, 0.06, (3, 3), 6, "")
+    first = Difference(math.log(1.1), 0.06 * math.sqrt(2 / 3), 4, 0.06, (3, 3), "")
     (contrast,) = judged({"x": first}).values()
     assert contrast.more_runs is not None
     k, random, told = 3 + contrast.more_runs, np.random.default_rng(3), 0
@@ -165,8 +165,9 @@ def test_readings_without_any_scatter_have_no_interval_of_no_width():
 
 
 def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert [p for p, _ in holm([0.01, 0.04, 0.03])] == pytest.approx([0.03, 0.06, 0.06])
+    assert [p for p, _ in holm([0.6, 0.9])] == [1.0, 1.0]
+    assert [level for _, level in holm([0.01, 0.04, 0.03])] == pytest.approx([1 - 0.05 / 3, 0.975, 0.975])
 
 
 def test_what_is_absent_is_no_test_and_costs_the_others_nothing():
@@ -234,8 +235,8 @@ def test_an_interval_excludes_no_difference_just_where_the_answer_is_different(s
 
 def test_an_interval_names_its_own_level_and_that_of_the_same_lies_within_the_margin():
     """What Holm tests at 0.05 / 8 has an interval of 99.4%, and no "same" stands beside [0.93, 1.08]."""
-    differences = {str(k): Difference(0.2, 0.07, 8.0, 0.1, (5, 5), 10, "") for k in range(7)}
-    differences["same"] = Difference(0.0, 0.015, 8.0, 0.02, (5, 5), 10, "")
+    differences = {str(k): Difference(0.2, 0.07, 8.0, 0.1, (5, 5), "") for k in range(7)}
+    differences["same"] = Difference(0.0, 0.015, 8.0, 0.02, (5, 5), "")
     found = judged(differences)
     assert found["0"].ratio.level == pytest.approx(1 - 0.05 / 8)
     same = found["same"]

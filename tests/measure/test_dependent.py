@@ -10,7 +10,7 @@ import pytest
 from burstline.measure.metrics.definitions import METRICS, samples_of
 from burstline.measure.record.columns import columns_of
 from burstline.measure.stats.estimates import Absent, Estimate, early_stopping_bound, order_statistic_ranks
-from burstline.measure.stats.quantiles import Samples, percentile
+from burstline.measure.stats.quantiles import Samples
 from burstline.measure.stats.serial_correlation import (
     OrderedSamples,
     block_length,
@@ -21,6 +21,7 @@ from burstline.measure.stats.serial_correlation import (
     rate_interval,
     share_in_order,
 )
+from tests.measure.making import percentile
 from tests.measure.queueing import queued
 
 PS = (0.5, 0.9, 0.95, 0.99)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from burstline.measure.stats.estimates import binom_cdf, binom_ppf
-from burstline.measure.stats.stationarity import rankdata, theil_slope
+from burstline.measure.stats.serial_correlation import rankdata, theil_slope
 
 Q = np.array([1e-6, 0.005, 0.025, 0.11, 0.49, 0.91, 0.975, 0.995, 1 - 1e-6])
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from burstline.loadgen.capture.capture import NO_STAMP, Reads
-from burstline.measure.metrics.gathering import gathered
 from burstline.measure.metrics.slo import parse_goal
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.record import Record, record_of
@@ -16,6 +15,7 @@ from burstline.measure.record.tables import record_table
 from burstline.measure.record.verdict import Grade, State
 from burstline.measure.stats.figure import Result
 from burstline.measure.summarize import summarize
+from burstline.measure.verdict.grades import gathered
 from tests.measure.making import DONE, HEAD, MS, capture, chunk, conditions, event, request
 from tests.servers.golden import decode_completion
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burstline.measure.metrics.laws import broken_laws
+from burstline.measure.metrics.accounting import broken_laws
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import State

@@ -9,9 +9,7 @@ from burstline.measure.metrics.definitions import (
     icl,
     itl,
     latencies,
-    ntpot,
     tpot,
-    ttfa,
     ttft,
     ttft_service,
 )
@@ -35,7 +33,7 @@ def test_one_token_has_a_ttft_that_is_its_e2e_and_no_tpot():
     assert (ttft(c)[0], ttft_service(c)[0], e2e(c)[0], e2e_service(c)[0]) == (0.010, 0.008, 0.010, 0.008)
     assert np.isnan(tpot(c)[0])
     assert icl(c).value.size == itl(c).value.size == 0
-    assert ntpot(c)[0] == 0.010
+    assert METRICS["ntpot"].of(c)[0] == 0.010
 
 
 def test_no_token_is_a_failure_and_infinitely_late():
@@ -64,7 +62,7 @@ def test_tpot_is_the_familiar_formula_where_one_token_came_first():
 def test_reasoning_opens_ttft_and_the_answer_opens_ttfa():
     events = [(100, chat(reasoning_content="hm")), (900, chat(content="yes")), (900, usage(2)), (900, DONE)]
     c = columns(recorded(request(2), *events))
-    assert (ttft(c)[0], ttfa(c)[0]) == (0.1, 0.9)
+    assert (ttft(c)[0], METRICS["ttfa"].of(c)[0]) == (0.1, 0.9)
 
 
 def test_e2e_ends_with_the_last_token_and_not_with_usage_or_done():
@@ -76,7 +74,7 @@ def test_without_token_counts_ttft_stands_and_what_needs_counts_is_undefined():
     c = columns(recorded(request(2), (10, event()), (30, event(finish="length")), (30, DONE)))
     assert (ttft(c)[0], e2e(c)[0]) == (0.010, 0.030)
     assert np.isnan(tpot(c)[0])
-    assert np.isnan(ntpot(c)[0])
+    assert np.isnan(METRICS["ntpot"].of(c)[0])
     assert itl(c).value.size == 0
     assert icl(c).value == pytest.approx([0.020])
 
@@ -98,7 +96,7 @@ def test_half_of_all_tokens_lost_leaves_no_median_itl():
         *(failed(i, planned_output_tok=16) for i in range(20, 40)),
     )
     samples = itl(c)
-    assert isinstance(percentiles(samples, [0.5], "s")[0.5], Absent)
+    assert isinstance(percentiles(samples, [0.5], "s")["p50"], Absent)
 
 
 def test_a_connection_opened_ahead_of_the_run_has_no_connect_time():

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from burstline.measure.metrics.prefix_cache import CacheUse, simulate, stack_distances
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.summary import PrefixCache, Summary
+from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, measured
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.judge import caveats
+from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
 from burstline.workloads.plan import chain_of
 
@@ -137,8 +139,7 @@ def test_what_a_cache_served_against_its_plan_is_named_by_its_cause():
 
 def test_a_counter_that_falls_during_the_load_is_a_restart():
     rows = [(-1.0, 50.0), (1.0, 80.0), (2.0, 10.0), (3.0, 60.0)]
-    at_ns = np.array([int(at_s * 1e9) for at_s, _ in rows])
-    column = [np.full(len(rows), text, object) for text in ("engine", "prompt_tokens", None)]
-    watched = Telemetry(at_ns, column[0], column[1], np.array([value for _, value in rows]), column[2], 2.5)
+    table = telemetry_table(Row(int(at_s * 1e9), "engine", "prompt_tokens", value) for at_s, value in rows)
+    watched = Telemetry.of(table).over(2.5)
     assert watched.restarted("engine", "prompt_tokens").point == 2.0
     assert isinstance(watched.over(1.5).restarted("engine", "prompt_tokens"), Absent)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from burstline.measure.stats.across_runs import over_runs, percentile_over_runs
 from burstline.measure.stats.estimates import Absent, Estimate
-from burstline.measure.stats.quantiles import Samples, percentile
+from burstline.measure.stats.quantiles import Samples, over_runs, percentile_over_runs
+from tests.measure.making import percentile
 
 
 def samples(values, weight=1):

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from burstline.measure.stats.sequential import LEAST_SERIES, look, series
-from burstline.measure.stats.significance import Answer
+from burstline.measure.stats.significance import LEAST_SERIES, Answer, look, series
 
 NOTHING = np.empty(0)
 

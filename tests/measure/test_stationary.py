@@ -109,7 +109,7 @@ def test_only_an_open_loop_at_one_rate_is_asked_to_be_steady(pattern):
 def test_few_requests_have_no_trend_and_say_so():
     steady = steady_part(columns_of(queued(0.5, 40, 0)), "poisson")
     assert steady is not None
-    assert all(isinstance(figure, Absent) for figure in steady.figures.values())
+    assert all(isinstance(row.figure, Absent) for row in steady.figures.rows())
 
 
 def coverage(truth, n_runs):
@@ -168,7 +168,7 @@ def test_the_schedule_that_was_kept_stands_beside_the_plan():
 def test_estimates_stay_estimates():
     steady = steady_part(columns_of(queued(0.7, 400, 1)), "poisson")
     assert steady is not None
-    assert all(isinstance(figure, Estimate) for figure in steady.figures.values())
+    assert all(isinstance(row.figure, Estimate) for row in steady.figures.rows())
 
 
 def test_goodput_and_throughput_share_a_window():

@@ -20,11 +20,11 @@ from burstline.measure.stats.quantiles import (
     Samples,
     extremes,
     mean,
-    percentile,
     percentiles,
     quantile_of,
 )
 from burstline.measure.stats.serial_correlation import rate_interval
+from tests.measure.making import percentile
 
 FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
 
@@ -185,7 +185,7 @@ def test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound():
 def test_a_weighted_percentile_is_that_of_the_values_repeated(samples):
     values, weights = (np.array(column) for column in zip(*sorted(samples), strict=True))
     pooled = Samples(values.astype(float), weights, np.ones(len(values), np.int64))
-    found = percentiles(pooled, [0.5], "s")[0.5]
+    found = percentiles(pooled, [0.5], "s")["p50"]
     assert isinstance(found, Estimate)
     assert found.point == pytest.approx(np.quantile(np.repeat(values, weights), 0.5))
     assert found.n == int(weights.sum())

@@ -145,15 +145,16 @@ def test_nothing_is_summed_by_blas_whose_last_digits_go_by_the_number_of_threads
 
 
 def test_client_and_server_must_count_the_same_tokens():
-    counted = telemetry(
-        (-5, "engine", "generation_tokens", 1000.0),
-        (1_000_000_000, "engine", "generation_tokens", 1500.0),
-        (9_000_000_000, "engine", "generation_tokens", 1800.0),
-    )
-    summary = summarized(run_of(100), conditions(telemetry=counted))
+    def counted(*tokens: float) -> Telemetry:
+        times_ns = (-5, 1_000_000_000, 9_000_000_000)
+        return telemetry(
+            *((at_ns, "engine", "generation_tokens", n) for at_ns, n in zip(times_ns, tokens, strict=True))
+        )
+
+    summary = summarized(run_of(100), conditions(telemetry=counted(1000.0, 1500.0, 1800.0)))
     assert summary["conservation"]["output_client_tok"]["point"] == 800
     assert summary["conservation"]["output_residual"]["point"] == 0
-    more = replace(counted, value=np.array([1000.0, 1500.0, 1900.0]))
+    more = counted(1000.0, 1500.0, 1900.0)
     summary = summarized(run_of(100), conditions(telemetry=more))
     assert summary["conservation"]["output_residual"]["point"] == pytest.approx(1 / 9)
     assert advice_on_tokens(summary) == "Check whether other clients use this server."

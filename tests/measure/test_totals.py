@@ -26,7 +26,7 @@ from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
 from burstline.measure.summarize import summarize
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.judge import caveats
 from burstline.servers.host.telemetry import Row
 from tests.measure.making import MS, conditions, failed, ok
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from burstline.measure.stats.stationarity import mann_kendall, warm_up_end
+from burstline.measure.stats.serial_correlation import mann_kendall, warm_up_end
 
 
 def noise(n, seed=0):

@@ -19,9 +19,9 @@ import pytest
 from burstline.loadgen.capture import http1
 from burstline.loadgen.driver import drive, job, self_measurement
 from burstline.loadgen.wire import clock, exchange
-from burstline.measure.metrics import definitions, server_histograms, slo, throughput
+from burstline.measure.metrics import definitions, server, slo, throughput
 from burstline.measure.record import columns, record, telemetry
-from burstline.measure.stats import across_runs, estimates, quantiles, serial_correlation, significance
+from burstline.measure.stats import estimates, quantiles, serial_correlation, significance
 from burstline.measure.verdict import factors, grades, judge
 from burstline.roofline.predict import forecast
 from burstline.servers import openai, replies
@@ -137,15 +137,15 @@ MUTATIONS = (
     Mutation(
         "gaps are not weighted by their tokens",
         definitions.itl,
-        "came.value / came.n, came.n,",
-        "came.value / came.n, np.ones(len(came.n)),",
+        "came.value / came.weight, came.weight,",
+        "came.value / came.weight, np.ones(len(came.weight)),",
         MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "a gap before four tokens is one gap",
         definitions.itl,
-        "came.value / came.n, came.n,",
-        "came.value, came.n,",
+        "came.value / came.weight, came.weight,",
+        "came.value, came.weight,",
         MEASURE + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     Mutation(
         "of two repeats the longer one counts more",
-        across_runs.pooled,
+        quantiles.pooled,
         "(max(totals) / total)",
         "1.0",
         MEASURE + "test_repeats.test_two_runs_are_pooled_with_equal_weight_and_have_no_interval",
@@ -262,7 +262,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a burst counts from when all were due",
-        columns._columns,
+        columns.joined_columns,
         "if is_burst else due_s",
         "if False else due_s",
         MEASURE + "test_grades.test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing",
@@ -325,7 +325,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the server's latency is held against ours from when a request was due",
-        server_histograms._client,
+        server._client,
         "ttft_service(c)",
         "c.first_s - c.due_s",
         MEASURE + "test_agreement.test_two_sides_that_agree_say_so_and_nothing_is_flagged",

@@ -20,7 +20,7 @@ from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import Reason, State, TargetResult, Verdict
 from burstline.measure.stats.figure import Absent, Result, measured
 from burstline.measure.summarize import summarize_run
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.judge import caveats
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import first_screen, sections

@@ -14,8 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
-from burstline.measure.metrics.audit import audit, compared
-from burstline.measure.metrics.gathering import gathered
+from burstline.measure.metrics.audit import audit, audit_sentence, compared, misread, replies_differ
 from burstline.measure.metrics.steady_state import ColdStart
 from burstline.measure.record.decode import Reading
 from burstline.measure.record.manifest import Manifest
@@ -34,8 +33,8 @@ from burstline.measure.record.summary import (
 )
 from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
-from burstline.measure.verdict.replies import audit_sentence, misread, replies_differ
-from burstline.measure.verdict.warnings import caveats
+from burstline.measure.verdict.grades import gathered
+from burstline.measure.verdict.judge import caveats
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.sweeps import sweeps_in

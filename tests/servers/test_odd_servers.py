@@ -9,15 +9,16 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType, SimpleNamespace
 
-import numpy as np
 import orjson
 import pytest
 
 from burstline.bench.server_session import _attached
 from burstline.console.server_options import ServerOptions
+from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.stats.estimates import Absent
 from burstline.servers.host import ready, watch
+from burstline.servers.host.telemetry import Row
 from burstline.servers.introspection import first_model, gauges_in, json_at
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
@@ -294,10 +295,8 @@ def test_the_cause_is_not_replaced_by_an_attempt_without_time(monkeypatch: pytes
     ("counts", "grown"), [((3, 5, 9), 4.0), ((100, 3, 105, 7, 110), None), ((100, 0, 4), None)]
 )
 def test_a_counter_that_falls_is_of_more_than_one_life(counts: Sequence[float], grown: float | None) -> None:
-    n = len(counts)
-    at_ns = (np.arange(n) - 1) * 10**9
-    columns = [np.full(n, each, dtype=object) for each in ("engine", "generation_tokens", None)]
-    watched = Telemetry(at_ns, columns[0], columns[1], np.array(counts, dtype=float), columns[2], n - 2.0)
+    rows = [Row((k - 1) * 10**9, "engine", "generation_tokens", n) for k, n in enumerate(counts)]
+    watched = Telemetry.of(telemetry_table(rows)).over(len(counts) - 2.0)
     figure, change = (f("engine", "generation_tokens", "tok") for f in (watched.grown, watched.change))
     assert not isinstance(change, Absent), "a gauge may fall"
     if grown is None:

@@ -15,17 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.measure.record.columns import Columns, Floats, Ints
-from burstline.measure.stats.quantiles import Samples as Samples
-from burstline.measure.stats.quantiles import each_once
+from burstline.measure.stats.estimates import label
+from burstline.measure.stats.quantiles import Samples, each_once
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
+PERCENTILES: Final = tuple(map(label, QUANTILES))
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
-
-
-PerRequest = Callable[[Columns], Floats]
-Which = Callable[[Columns], NDArray[np.bool_]]
-Pooled = Callable[[Columns], Samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +36,10 @@ class Metric:
     formula: str
     note: str
     source: str
-    of: PerRequest | None = None
-    pooled: Pooled | None = None
+    of: Callable[[Columns], Floats] | None = None
+    pooled: Callable[[Columns], Samples] | None = None
     failures: Literal["infinite", "kept"] = "infinite"
-    undefined: Which = lambda c: np.zeros(len(c), dtype=bool)
+    undefined: Callable[[Columns], NDArray[np.bool_]] = lambda c: np.zeros(len(c), dtype=bool)
     unit: str = "s"
     better: Literal["lower", "higher", "neither"] = "lower"
 
@@ -54,10 +50,6 @@ def ttft(c: Columns) -> Floats:
 
 def ttft_service(c: Columns) -> Floats:
     return c.first_s - c.sent_s
-
-
-def ttfa(c: Columns) -> Floats:
-    return c.answer_s - c.origin_s
 
 
 def connect(c: Columns) -> Floats:
@@ -80,19 +72,15 @@ def tpot(c: Columns) -> Floats:
     return np.where(n_later > 0, (c.last_s - c.first_s) / np.where(n_later > 0, n_later, 1), np.nan)
 
 
-def ntpot(c: Columns) -> Floats:
-    return e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan)
-
-
 def icl(c: Columns) -> Samples:
     came = gaps(c)
-    return gap_samples(c, came.value, came.n, came.counts)
+    return gap_samples(c, came.value, came.weight, came.counts)
 
 
 def itl(c: Columns) -> Samples:
     """The rate view: a gap before n tokens is n samples of a n-th of it."""
     came = gaps(c, counted=True)
-    return gap_samples(c, came.value / came.n, came.n, came.counts)
+    return gap_samples(c, came.value / came.weight, came.weight, came.counts)
 
 
 def latencies(metric: Metric, c: Columns) -> Floats:
@@ -111,32 +99,24 @@ def samples_of(metric: Metric, c: Columns) -> Samples:
     return Samples.per_request(latencies(metric, c))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gaps:
-    """Gaps between successive events, request by request, and which events end one.
+@dataclass(frozen=True, eq=False)
+class Gaps(Samples):
+    """Gaps between successive events, in s, each before `weight` tokens, and which events end one."""
 
-    Gap i is `value[i]` seconds long and comes before `n[i]` tokens; `counts[k]` of them are of request k.
-    """
-
-    value: Floats
-    n: NDArray[Any]
     ends_one: NDArray[np.bool_]
-    counts: Ints
 
 
-def gaps(c: Columns, *, counted: bool = False, use: NDArray[np.bool_] | None = None) -> Gaps:
-    """The gaps of each request that succeeded, or of those to `use`.
+def gaps(c: Columns, *, counted: bool = False) -> Gaps:
+    """The gaps of each request that succeeded.
 
-    `counted` leaves out requests whose tokens per event are not known; without it all `n` are 1.
+    `counted` leaves out requests whose tokens per event are not known; without it all weights are 1.
     """
-    use = c.ok if use is None else use
-    if counted:
-        use = use & ~np.isnan(c.output_tok)
+    use = c.ok & ~np.isnan(c.output_tok) if counted else c.ok
     ends_one = c.follows
     ends_one &= c.per_event(use)
     value = np.diff(c.event_s)[ends_one[1:]]
-    n = c.event_n[ends_one] if counted and (c.event_n != 1).any() else each_once(value)
-    return Gaps(value, n, ends_one, np.where(use, (c.n_events - 1).clip(0), 0))
+    weight = c.event_n[ends_one] if counted and (c.event_n != 1).any() else each_once(value)
+    return Gaps(value, weight, np.where(use, (c.n_events - 1).clip(0), 0), ends_one)
 
 
 def gap_samples(c: Columns, value: Floats, weight: NDArray[Any], counts: Ints) -> Samples:
@@ -187,7 +167,7 @@ METRICS: Final[dict[str, Metric]] = {
         "t(first token that is not reasoning) − s",
         "equals TTFT for a model that does not reason",
         "GenAI-Perf's time to first output token",
-        of=ttfa,
+        of=lambda c: c.answer_s - c.origin_s,
         undefined=lambda c: np.isnan(c.answer_s),
     ),
     "icl": Metric(
@@ -197,7 +177,13 @@ METRICS: Final[dict[str, Metric]] = {
         "AIPerf's inter-chunk latency",
         pooled=icl,
     ),
-    "ntpot": Metric("NTPOT", "(t_m − s) / N", "includes the first token", "inference-perf", of=ntpot),
+    "ntpot": Metric(
+        "NTPOT",
+        "(t_m − s) / N",
+        "includes the first token",
+        "inference-perf",
+        of=lambda c: e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan),
+    ),
     "interactivity": Metric(
         "Interactivity",
         "1 / percentile of NTPOT",

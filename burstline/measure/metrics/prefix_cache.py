@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from burstline.measure.metrics.accounting import NO_CACHE_COUNT
 from burstline.measure.metrics.throughput import prompt_tok
-from burstline.measure.metrics.token_accounting import NO_CACHE_COUNT
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import Outcome
@@ -300,8 +300,8 @@ def prefix_cache(
     if isinstance(replied_tok, Absent):  # of the same requests as its hits: the server's other clients too
         total_tok = known(watched.grown("engine", "prompt_tokens", "tok")) or total_tok
     if uses:
-        each = [row for row, counts in zip(stack_distances(uses, block_tok), load, strict=True) if counts]
-        distances = np.array([distance for row in each for distance in row], dtype=np.int64)
+        rows = zip(stack_distances(uses, block_tok), load, strict=True)
+        distances = np.array([distance for row, counts in rows if counts for distance in row], dtype=np.int64)
         infinite_tok = measured(float(len(distances) * block_tok), "tok", "")
     else:
         share = manifest.load.expected_cached_fraction if manifest.load else None
@@ -324,19 +324,16 @@ def prefix_cache(
             CacheSize(n, measured(float((distances <= n).sum() * block_tok), "tok", ""))
             for n in (int(n_blocks * size) for size in SIZES)
         )
+    unexplained_tok = served_tok if isinstance(served_tok, Absent) else simulated_tok
+    if isinstance(served_tok, Estimate) and isinstance(simulated_tok, Estimate):
+        unexplained_tok = measured(served_tok.point - simulated_tok.point, "tok", "")
     return PrefixCache(
         prompt_tok=measured(total_tok, "tok", ""),
         infinite_tok=infinite_tok,
         simulated_tok=simulated_tok,
         counted_tok=counted_tok,
         replied_tok=replied_tok,
-        unexplained_tok=_difference(served_tok, simulated_tok),
+        unexplained_tok=unexplained_tok,
         restarted_s=restarted_s,
         by_size=by_size,
     )
-
-
-def _difference(served: Figure, simulated: Figure) -> Figure:
-    if isinstance(served, Absent) or isinstance(simulated, Absent):
-        return served if isinstance(served, Absent) else simulated
-    return measured(served.point - simulated.point, "tok", "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,12 +16,13 @@ from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Quantiles, SessionFigures, TurnFigures
-from burstline.measure.stats.estimates import Absent, Figure, label, measured
+from burstline.measure.stats.estimates import Absent, Figure, measured
+from burstline.measure.stats.figure import noted
 from burstline.measure.stats.quantiles import Samples, mean, percentiles
 
 _UNFINISHED: Final = (Outcome.NOT_SENT.value, Outcome.CANCELLED.value)
 NO_CACHE_COUNTS: Final = Absent("the server does not report cached tokens by request")
-NO_FOLLOWERS: Final = Absent("no turn follows another")
+NO_FOLLOWERS: Final = "no turn follows another"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,19 +31,18 @@ class Turns:
 
     `session` numbers the sessions from 0, `depth` is how many turns come before it on the longest way (of
     branches that fan out together all have the same), `pause_s` is from its predecessors' end to its send.
-    The predecessors of request i are `parents[starts[i] : starts[i + 1]]`, none for the first of a session.
+    It follows the requests in `after`, none for the first of a session.
     """
 
     session: Ints
     depth: Ints
     pause_s: Floats
-    parents: Ints
-    starts: Ints
+    after: Sequence[Sequence[int]]
 
     @property
     def opens(self) -> NDArray[np.bool_]:
         """Which turns are the first of their session."""
-        return np.asarray(np.diff(self.starts) == 0)
+        return np.array([not parents for parents in self.after], dtype=bool)
 
     @classmethod
     def of_plan(cls, table: pa.Table) -> Turns:
@@ -52,10 +52,8 @@ class Turns:
         for k, parents in enumerate(after):  # a turn stands behind those that it follows
             depth[k] = 1 + max((depth[j] for j in parents), default=-1)
         _, session = np.unique(table.column("session").to_numpy(), return_inverse=True)
-        starts = np.cumsum([0, *map(len, after)], dtype=np.int64)
-        flat = np.array([j for parents in after for j in parents], dtype=np.int64)
         pause_s = table.column("pause_ns").fill_null(0).to_numpy() / 1e9
-        return cls(session.astype(np.int64), depth, pause_s, flat, starts)
+        return cls(session.astype(np.int64), depth, pause_s, after)
 
 
 def turns_of(run: Run) -> Turns | None:
@@ -86,16 +84,19 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     late_s = late_s[~np.isnan(late_s)]
     asked_tok, earlier_tok = prompt_tok(c), _earlier_tok(c, turns)
     whole = int(np.isfinite(end_s[counts]).sum())
+    sessions = measured(float(counts.sum()), "sessions", "", n)
+    if not counts.all():
+        sessions = noted(sessions, f"of {n:,}: the others began before the window, or were cut off")
     return SessionFigures(
-        sessions=_counted(float(counts.sum()), n),
+        sessions=sessions,
         completed=measured(whole / counts.sum() if counts.any() else None, "1", "no session ended", n),
-        **{f"makespan_{label(p)}_s": figure for p, figure in percentiles(makespans, QUANTILES, "s").items()},
+        **{f"makespan_{p}_s": figure for p, figure in percentiles(makespans, QUANTILES, "s").items()},
         makespan_mean_s=mean(makespans, "s"),
-        early_turns=measured(float((late_s < 0).sum()), "turns", "", len(late_s))
-        if len(late_s)
-        else NO_FOLLOWERS,
+        early_turns=measured(
+            float((late_s < 0).sum()) if len(late_s) else None, "turns", NO_FOLLOWERS, len(late_s)
+        ),
         pause_late_p99_s=measured(
-            float(np.quantile(late_s, 0.99)) if len(late_s) else None, "s", NO_FOLLOWERS.reason, len(late_s)
+            float(np.quantile(late_s, 0.99)) if len(late_s) else None, "s", NO_FOLLOWERS, len(late_s)
         ),
         earlier_fraction=_share(earlier_tok, asked_tok, c.ok),
         by_turn=tuple(
@@ -105,18 +106,12 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     )
 
 
-def _counted(n_counted: float, n: int) -> Figure:
-    figure = measured(n_counted, "sessions", "", n)
-    if n_counted == n or isinstance(figure, Absent):
-        return figure
-    return replace(figure, note=f"of {n:,}: the others began before the window, or were cut off")
-
-
 def _turn(c: Columns, depth: int, where: NDArray[np.bool_], earlier_tok: Floats) -> TurnFigures:
     served = where & c.ok
     asked_tok = prompt_tok(c)
     counted = served.any() and not np.isnan(asked_tok[served]).any()
     cached = served & ~np.isnan(c.cached_tok)
+    times = {name: Samples.per_request(latencies(METRICS[name], c)[where]) for name in ("ttft", "e2e")}
     return TurnFigures(
         turn=depth + 1,
         requests=int(where.sum()),
@@ -124,7 +119,7 @@ def _turn(c: Columns, depth: int, where: NDArray[np.bool_], earlier_tok: Floats)
         prompt_tok_mean=measured(asked_tok[served].mean() if counted else None, "tok", NO_SUCCESS.reason),
         earlier_fraction=_share(earlier_tok, asked_tok, served),
         cached_fraction=_share(c.cached_tok, asked_tok, cached) if cached.any() else NO_CACHE_COUNTS,
-        **{name: _quantiles(latencies(METRICS[name], c)[where]) for name in ("ttft", "e2e")},
+        **{name: Quantiles(**percentiles(each, QUANTILES, "s")) for name, each in times.items()},
     )
 
 
@@ -133,25 +128,19 @@ def _share(part_tok: Floats, whole_tok: Floats, where: NDArray[np.bool_]) -> Fig
     return measured(part_tok[where].sum() / n_tok if n_tok > 0 else None, "1", NO_SUCCESS.reason)
 
 
-def _quantiles(values: Floats) -> Quantiles:
-    figures = percentiles(Samples.per_request(values), QUANTILES, "s")
-    return Quantiles(**{label(p): figures[p] for p in QUANTILES})
-
-
 def _late_s(c: Columns, turns: Turns) -> Floats:
     """How much later than its pause after the last predecessor's end each turn was sent; NaN of others."""
     late_s = np.full(len(c), np.nan)
-    for k, (a, b) in enumerate(pairwise(turns.starts.tolist())):
-        if b > a:
-            late_s[k] = c.sent_s[k] - c.closed_s[turns.parents[a:b]].max() - turns.pause_s[k]
+    for k, parents in enumerate(turns.after):
+        if parents:
+            late_s[k] = c.sent_s[k] - c.closed_s[parents].max() - turns.pause_s[k]
     return late_s
 
 
 def _earlier_tok(c: Columns, turns: Turns) -> Floats:
     """Prompt tokens of each turn that its predecessors' prompts and replies had brought; 0 of first turns."""
     tok, asked_tok = np.zeros(len(c)), prompt_tok(c)
-    for k, (a, b) in enumerate(pairwise(turns.starts.tolist())):
-        if b > a:
-            parents = turns.parents[a:b]
+    for k, parents in enumerate(turns.after):
+        if parents:
             tok[k] = asked_tok[parents[0]] + np.nansum(c.output_tok[parents])
     return np.minimum(tok, asked_tok)

@@ -15,23 +15,28 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.measure.metrics.definitions import METRICS, QUANTILES
+from burstline.measure.metrics.definitions import METRICS, PERCENTILES, QUANTILES
+from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Grade, State, TargetResult, Use, time_text, withheld
-from burstline.measure.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
+from burstline.measure.stats.estimates import (
+    Absent,
+    Estimate,
+    Figure,
+    clopper_pearson,
+    label,
+    measured,
+    order_statistic_ranks,
+)
 from burstline.measure.stats.figure import Result, noted
-from burstline.measure.stats.shares import clopper_pearson
+from burstline.measure.stats.limit_search import Evidence, LatencyBound
 from burstline.workloads.request import WorkloadError
 
-_PERCENTILES: Final = ("p50", "p90", "p95", "p99")
-STATISTICS: Final = (*_PERCENTILES, "mean")
+STATISTICS: Final = (*PERCENTILES, "mean")
 
 WHOLE_RUN: Final[Mapping[str, tuple[str, str, str, str]]] = {
-    "output_tok_per_s": ("throughput", "output_tok_per_s", "tok/s", ">="),
-    "input_tok_per_s": ("throughput", "input_tok_per_s", "tok/s", ">="),
-    "total_tok_per_s": ("throughput", "total_tok_per_s", "tok/s", ">="),
-    "requests_per_s": ("throughput", "requests_per_s", "1/s", ">="),
+    **{name: ("throughput", name, METRICS[name].unit, ">=") for name in RATES},
     "goodput_per_s": ("goodput", "requests_per_s", "1/s", ">="),
     "attainment": ("goodput", "attainment", "1", ">="),
     "drain_s": ("burst", "drain_s", "s", "<="),
@@ -187,9 +192,9 @@ def judge_over_runs(
 
 def _missed_below(goal: Goal, summary: Summary, c: Columns) -> str:
     """Which lower percentile misses the target already: the asked one, not known well enough, is no lower."""
-    if goal.statistic not in _PERCENTILES:
+    if goal.statistic not in PERCENTILES:
         return ""
-    for p in _PERCENTILES[: _PERCENTILES.index(goal.statistic)]:
+    for p in PERCENTILES[: PERCENTILES.index(goal.statistic)]:
         figure = summary.figure("metrics", goal.metric, p)
         if _held_against(replace(goal, statistic=p), figure, c)[0] == Result.FAIL:
             if not isinstance(figure, Estimate):
@@ -241,7 +246,7 @@ def spoilt_by(goal: Goal, summary: Summary) -> str:
     places = [_path(goal)]
     if goal.metric in SHARES:
         most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
-        ps = [f"p{100 * p:g}" for p in QUANTILES if p <= most]
+        ps = [label(p) for p in QUANTILES if p <= most]
         places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
@@ -316,3 +321,56 @@ def _lies_among_failures(goal: Goal, c: Columns) -> bool:
         return False
     low_rank, _ = order_statistic_ranks(len(c), float(goal.statistic[1:]) / 100)
     return low_rank is not None and low_rank > int(c.ok.sum())
+
+
+ATTAINMENT: Final = "attainment"
+
+
+def bounds_of(goals: Sequence[Goal]) -> tuple[LatencyBound, ...]:
+    """The bound of each goal; WorkloadError for one that is not about the latency of single requests."""
+    found = []
+    for goal in goals:
+        if goal.metric == ATTAINMENT and any(other.per_request for other in goals):
+            found.append(LatencyBound(goal.text, goal.bound, 1.0))
+        elif (goal.statistic or "").startswith("p") and METRICS[goal.metric].of is not None:
+            found.append(LatencyBound(goal.text, float(str(goal.statistic)[1:]) / 100, goal.bound))
+        elif not goal.per_request:
+            raise WorkloadError(
+                f"--slo {goal.text!r}: a limit is searched for percentiles of requests' latencies, such as "
+                "'ttft.p90<=500ms', and for attainment, such as 'ttft<=500ms' with 'attainment>=95%'"
+            )
+    if not found:
+        also = " beside them, e.g. --slo 'attainment>=95%'" if goals else ", e.g. --slo 'ttft.p90<=500ms'"
+        raise WorkloadError(f"--slo: a limit needs one that is about all requests{also}")
+    for bound in found:
+        if not bound.p < 1:
+            raise WorkloadError(f"--slo {bound.text!r}: expected below 100%: no run can show that all do")
+    return tuple(found)
+
+
+def evidence_of(goals: Sequence[Goal], c: Columns, *, open_loop: bool) -> Evidence:
+    """The evidence of these requests, which stand in the order they were due; see `Evidence`."""
+    in_flight = None
+    if open_loop:
+        ended_s = np.sort(np.where(np.isnan(c.closed_s), np.inf, c.closed_s))
+        in_flight = np.arange(len(c), dtype=np.float64) - np.searchsorted(ended_s, c.due_s)
+
+    def latency(goal: Goal) -> Floats:
+        of = METRICS[goal.metric].of
+        assert of is not None
+        return np.where(c.failed, np.inf, of(c))
+
+    return Evidence(latencies_of(goals, latency), in_flight)
+
+
+def latencies_of(goals: Sequence[Goal], latency: Callable[[Goal], Floats]) -> tuple[Floats, ...]:
+    """What each of `bounds_of(goals)` bounds, for each request; `latency` is of a goal's metric."""
+    criteria = [goal for goal in goals if goal.per_request]
+
+    def bounded(goal: Goal) -> Floats:
+        if goal.metric != ATTAINMENT:
+            return latency(goal)
+        # By how much each request misses the criterion that it misses most: above 1 it misses one.
+        return np.asarray(np.fmax.reduce([latency(each) / each.bound for each in criteria]))
+
+    return tuple(bounded(goal) for goal in goals if goal not in criteria)

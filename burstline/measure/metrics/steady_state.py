@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from burstline.measure.metrics.definitions import QUANTILES, e2e_service, tpot, ttft, ttft_service
 from burstline.measure.metrics.throughput import Lives, Window
 from burstline.measure.record.columns import Columns, Floats
-from burstline.measure.record.summary import Section
+from burstline.measure.record.summary import Section, Stationarity
 from burstline.measure.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
 from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.measure.stats.quantiles import quantile_of
-from burstline.measure.stats.stationarity import (
+from burstline.measure.stats.serial_correlation import (
     MOST_COSINES,
     N_BATCHES,
     correlation_length,
@@ -39,9 +39,6 @@ from burstline.workloads.arrivals import STEADY_PATTERNS
 LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01
-TESTS: Final = tuple(
-    f"{series}_{what}" for series in ("in_flight", "ttft", "tpot") for what in ("trend_p", "change_fraction")
-)
 NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
 KEPT_FULL: Final = Absent("a closed loop keeps as many requests in flight as it was asked for")
 LEAST_WAVES: Final = 4
@@ -76,7 +73,7 @@ class Steady:
     warm_up: Figure
     n_warm_up: int
     block_s: float
-    figures: Mapping[str, Figure]
+    figures: Stationarity
     reasons: tuple[Reason, ...]
     n_cosines: int | None = None
     too_short: str | None = None
@@ -107,7 +104,7 @@ def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
         n_warm_up=int((c.due_s < window.start_s).sum()),
         block_s=min(_least_block_s(c, lives), window.length_s),
-        figures={**dict.fromkeys(TESTS, KEPT_FULL), **_figures(tests)},
+        figures=replace(Stationarity.absent(KEPT_FULL), **_figures(tests)),
         reasons=_drifts(tests),
         n_cosines=n_cosines,
         too_short=too_short,
@@ -156,7 +153,7 @@ def steady_part(
         ),
         n_warm_up=int((c.due_s < start_s).sum()),
         block_s=min(block_s, window.length_s) if of_sessions else block_s,
-        figures=_figures(tests),
+        figures=Stationarity(**_figures(tests)),
         reasons=_queued(c) or _reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
         counts_until_s=end_s if of_sessions else None,
     )
@@ -172,16 +169,13 @@ def _warm_up_end_s(c: Columns) -> float | None:
     """When the latest of TTFT and TPOT had settled; None where either does so only past the middle."""
     cuts = [float(c.due_s.min())]
     for values in (ttft(c), tpot(c)):
-        known = np.flatnonzero(c.ok & (values > 0))
-        known = known[np.argsort(c.due_s[known], kind="stable")]
-        # Logarithms: a heavy tail must not pass for a warm-up.
-        logs = np.log(values[known])
-        if len(known) < LEAST_REQUESTS or np.ptp(logs) < FLAT:
+        logs, due_s = _logs(c, c.ok, values)
+        if len(logs) < LEAST_REQUESTS or np.ptp(logs) < FLAT:
             continue
         cut = warm_up_end(logs)
         if cut is None:
             return None
-        cuts.append(float(c.due_s[known[cut]]))
+        cuts.append(float(due_s[cut]))
     return max(cuts)
 
 
@@ -220,7 +214,10 @@ def _figures(tests: Iterable[_Test]) -> dict[str, Figure]:
 
 
 def _logs(c: Columns, counted: NDArray[np.bool_], values: Floats) -> tuple[Floats, Floats]:
-    """The logarithms of what is known and counted, in the order of dispatch, and when each was due."""
+    """The logarithms of what is known and counted, in the order of dispatch, and when each was due.
+
+    A heavy tail must not pass for a warm-up.
+    """
     known = np.flatnonzero(counted & c.ok & (values > 0))
     known = known[np.argsort(c.due_s[known], kind="stable")]
     return np.log(values[known]), c.due_s[known]

@@ -6,13 +6,14 @@ Within a window of steady state, intervals come from blocks of time: neighbours 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.measure.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
+from burstline.measure.metrics.definitions import METRICS, STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.summary import Burst, Concurrency, Stalls, Throughput
@@ -26,10 +27,7 @@ NO_LATER_SUCCESS = replace(NO_SUCCESS, reason="no request after the warm-up succ
 NO_LENGTH = Absent("the window has no length", "no-window")
 UNCOUNTED = Absent("the server did not count its tokens", "not-counted")
 BINS_A_BLOCK: Final = 8
-UNITS: Final = {
-    **dict.fromkeys(("output_tok_per_s", "input_tok_per_s", "total_tok_per_s"), "tok/s"),
-    "requests_per_s": "1/s",
-}
+RATES: Final = ("output_tok_per_s", "input_tok_per_s", "total_tok_per_s", "requests_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,9 @@ def whole_run(c: Columns) -> Window | None:
 
 
 def throughputs(c: Columns) -> Throughput:
-    return Throughput(**{name: _over_run(c, amount, UNITS[name]) for name, amount in _amounts(c).items()})
+    return Throughput(
+        **{name: _over_run(c, amount, METRICS[name].unit) for name, amount in _amounts(c).items()}
+    )
 
 
 def _amounts(c: Columns) -> dict[str, Floats]:
@@ -151,13 +151,13 @@ def throughputs_in(
     counted, given_counted = (not np.isnan(n[ok]).any() for n in (c.output_tok, prompt_tok(c)))
     requests = _binned(window, block_s, c.last_s[ok], np.ones(int(ok.sum())))
     binned = {
-        "output_tok_per_s": output if counted else None,
-        "input_tok_per_s": given if given_counted else None,
-        "total_tok_per_s": output + given if counted and given_counted else None,
-        "requests_per_s": requests,
+        "output_tok_per_s": [output] if counted else None,
+        "input_tok_per_s": [given] if given_counted else None,
+        "total_tok_per_s": [output, given] if counted and given_counted else None,
+        "requests_per_s": [requests],
     }
     rates = {
-        name: UNCOUNTED if each is None else _rate(window, block_s, each, UNITS[name])
+        name: UNCOUNTED if each is None else _rate(window, block_s, each, METRICS[name].unit)
         for name, each in binned.items()
     }
     if lives is not None:
@@ -195,7 +195,7 @@ def good_rates_in(
     own = c.per_event(met)
     at_s, amount = (c.last_s[met], c.event_s[own]), (np.ones(int(met.sum())), c.event_n[own])
     requests, tokens = (
-        _share_of(rate, share, _binned(window, window.length_s, *each).amount / window.length_s)
+        _share_of(rate, share, float(_binned(window, window.length_s, *each)[0].sum()) / window.length_s)
         for rate, *each in zip((served.requests_per_s, served.output_tok_per_s), at_s, amount, strict=True)
     )
     return requests, UNCOUNTED if np.isnan(c.output_tok[met]).any() else tokens
@@ -217,34 +217,25 @@ def _share_of(rate: Figure, share: Figure, point: float) -> Figure:
     return replace(rate, point=point, low=low, high=high, note="1 run; from throughput and attainment")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Binned:
-    """The amount per bin of a window, its total, and the number of arrivals."""
-
-    brought: Floats
-    amount: float
-    n: int
-
-    def __add__(self, other: _Binned) -> _Binned:
-        return _Binned(self.brought + other.brought, self.amount + other.amount, self.n + other.n)
-
-
 def _edges(window: Window, block_s: float) -> Floats:
     n_bins = max(1, math.floor(window.length_s / block_s * BINS_A_BLOCK))
     return np.linspace(window.start_s, window.end_s, n_bins + 1)
 
 
-def _binned(window: Window, block_s: float, at_s: Floats, amount: NDArray[Any]) -> _Binned:
+def _binned(window: Window, block_s: float, at_s: Floats, amount: NDArray[Any]) -> tuple[Floats, int]:
+    """The amount per bin of a window, and the number of arrivals."""
     inside = (at_s > window.start_s) & (at_s <= window.end_s)
-    brought = np.histogram(at_s[inside], _edges(window, block_s), weights=amount[inside])[0]
-    return _Binned(brought.astype(np.float64), float(amount[inside].sum()), int(inside.sum()))
+    amounts = np.histogram(at_s[inside], _edges(window, block_s), weights=amount[inside])[0]
+    return amounts.astype(np.float64), int(inside.sum())
 
 
-def _rate(window: Window, block_s: float, binned: _Binned, unit: str) -> Figure:
+def _rate(window: Window, block_s: float, binned: Sequence[tuple[Floats, int]], unit: str) -> Figure:
+    """The sum of several binned amounts per second."""
     if window.length_s < block_s:
         return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(block_s)}")
-    interval = rate_interval(binned.brought, np.diff(_edges(window, block_s)), BINS_A_BLOCK)
-    point, n = binned.amount / window.length_s, binned.n
+    amounts, n = np.sum([each for each, _ in binned], axis=0), sum(n for _, n in binned)
+    interval = rate_interval(amounts, np.diff(_edges(window, block_s)), BINS_A_BLOCK)
+    point = float(amounts.sum()) / window.length_s
     if interval is None:
         return Estimate(point, None, None, None, n, unit, _too_short(block_s))
     return Estimate(point, *interval, LEVEL, n, unit, "1 run; from blocks of time")
@@ -312,13 +303,12 @@ def _open_after(c: Columns) -> Figure:
 
 def server_queue(watched: Telemetry) -> dict[str, Figure]:
     """How many requests ran and waited in the server, by its own gauges while the load ran."""
-    at_s, waiting = watched.series("engine", "waiting")
-    during = waiting[(at_s >= 0) & (at_s <= watched.length_s)]
+    waiting = watched.during("engine", "waiting")[1]
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))
-    if len(waiting):
+    if len(watched.series("engine", "waiting")[1]):
         mean = Absent("the load was too short to watch", "too-short")
-    if len(during) > 1:
-        mean = measured(float(during.mean()), "requests", "", len(during))
+    if len(waiting) > 1:
+        mean = measured(float(waiting.mean()), "requests", "", len(waiting))
     return {
         "server_running_max": watched.peak("engine", "running", "requests"),
         "server_waiting_max": watched.peak("engine", "waiting", "requests"),

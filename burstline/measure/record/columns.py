@@ -146,25 +146,17 @@ def columns_of(table: pa.Table) -> Columns:
 def joined_columns(parts: Iterable[pa.Table]) -> Columns:
     """The columns of records that come in parts: what they hold for each token is never there twice."""
     rows: list[pa.Table] = []
-    n_events: list[Ints] = []
+    lengths: list[Ints] = []
     events: dict[str, list[NDArray[Any]]] = {name: [] for name in _LISTS}
     for part in parts:
-        n_events.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
+        lengths.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
         for name, values in events.items():
             flat = _flat(part, name)
             values.append(flat / 1e9 if name == "token_ns" else flat if name == "token_n" else _narrow(flat))
         rows.append(part.drop_columns(_LISTS))
-    return _columns(pa.concat_tables(rows), _joined(n_events), *map(_joined, events.values()))
+    table, n_events = pa.concat_tables(rows), _joined(lengths)
+    event_s, event_n, lag_ns, error_ns = map(_joined, events.values())
 
-
-def _columns(
-    table: pa.Table,
-    n_events: Ints,
-    event_s: Floats,
-    event_n: NDArray[Any],
-    lag_ns: NDArray[Any],
-    error_ns: NDArray[Any],
-) -> Columns:
     def floats(name: str, scale: float = 1.0) -> Floats:
         column = table.column(name).to_numpy().astype(np.float64)
         return np.asarray(column / scale)

@@ -179,21 +179,16 @@ def decoded_batches(
     """The records of `captures`, those of 0.3 s at a time and 500 at most, in the order of the captures."""
     batch: list[Record] = []
     until_s = time.monotonic() + _BATCH_S
-    for capture in _planned(captures, len(requests), on_damage):
+    for capture in captures:
+        if not 0 <= capture.index < len(requests):
+            on_damage(f"a capture is of request {capture.index:,}, but the plan has {len(requests):,}")
+            continue
         batch.append(record_of(requests[capture.index], capture, decode, counts.get(capture.index, ())))
         if len(batch) == _N_AT_ONCE or time.monotonic() > until_s:
             yield batch
             batch, until_s = [], time.monotonic() + _BATCH_S
     if batch:
         yield batch
-
-
-def _planned(captures: Iterable[Capture], n_planned: int, on_damage: OnDamage) -> Iterator[Capture]:
-    for capture in captures:
-        if 0 <= capture.index < n_planned:
-            yield capture
-        else:
-            on_damage(f"a capture is of request {capture.index:,}, but the plan has {n_planned:,}")
 
 
 def capture_limit_bytes(requests: Iterable[Request]) -> int:

@@ -253,8 +253,7 @@ class Manifest:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Manifest:
         """The manifest; MismatchError, naming the place, where a type is wrong."""
-        known = {name for name in cls.__dataclass_fields__ if name != "unknown"}
-        kept = {name: value for name, value in row.items() if name not in known}
-        return typed_json.from_fields(
-            cls, {**{name: value for name, value in row.items() if name in known}, "unknown": kept}
-        )
+        names = cls.__dataclass_fields__.keys() - {"unknown"}
+        unknown = {name: value for name, value in row.items() if name not in names}
+        known = {name: value for name, value in row.items() if name in names}
+        return typed_json.from_fields(cls, {**known, "unknown": unknown})

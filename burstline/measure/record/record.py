@@ -35,50 +35,40 @@ class Outcome(StrEnum):
     its load driver, or the machine it ran on, was lost.
     """
 
-    OK = "ok"
-    SHORT = "short"
-    CLAMPED = "clamped"
-    LONG = "long"
-    EMPTY = "empty"
-    ERROR_EVENT = "error_event"
-    REFUSED = "refused"
-    TIMEOUT = "timeout"
-    CONNECT = "connect"
-    RESET = "reset"
-    TRUNCATED = "truncated"
-    ABORTED = "aborted"
-    TOO_LARGE = "too_large"
-    CANCELLED = "cancelled"
-    NOT_SENT = "not_sent"
-    DRIVER_LOST = "driver_lost"
-    PREDECESSOR = "predecessor"
-    NO_IDS = "no_ids"
-    ABANDONED = "abandoned"
+    words: str
+    """What follows a count of such requests, "" of those that succeeded."""
+
+    OK = "ok", ""
+    SHORT = "short", "stopped early"
+    CLAMPED = "clamped", "got cut by the server"
+    LONG = "long", "got more tokens than requested"
+    EMPTY = "empty", "got no token"
+    ERROR_EVENT = "error_event", "failed inside the reply"
+    REFUSED = "refused", "refused: overloaded"
+    TIMEOUT = "timeout", "timed out"
+    CONNECT = "connect", "could not connect"
+    RESET = "reset", "lost the connection"
+    TRUNCATED = "truncated", "ended early"
+    ABORTED = "aborted", "got stopped by the server"
+    TOO_LARGE = "too_large", "longer than any requested"
+    CANCELLED = "cancelled", "got stopped by Burstline"
+    NOT_SENT = "not_sent", "never sent"
+    DRIVER_LOST = "driver_lost", "lost with their load driver"
+    PREDECESSOR = "predecessor", "not sent, as an earlier turn failed"
+    NO_IDS = (
+        "no_ids",
+        "not sent, as the reply before has no token ids to continue from (try --endpoint chat)",
+    )
+    ABANDONED = "abandoned", "hung up, as planned"
+
+    def __new__(cls, value: str, words: str) -> Outcome:
+        outcome = str.__new__(cls, value)
+        outcome._value_, outcome.words = value, words
+        return outcome
 
 
 STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})
 """Finish reasons by which a model ends on its own, in the words of every engine."""
-OUTCOME_WORDS: Final[Mapping[str, str]] = {
-    "short": "stopped early",
-    "clamped": "got cut by the server",
-    "long": "got more tokens than requested",
-    "empty": "got no token",
-    "refused": "refused: overloaded",
-    "timeout": "timed out",
-    "connect": "could not connect",
-    "reset": "lost the connection",
-    "truncated": "ended early",
-    "aborted": "got stopped by the server",
-    "cancelled": "got stopped by Burstline",
-    "abandoned": "hung up, as planned",
-    "error_event": "failed inside the reply",
-    "not_sent": "never sent",
-    "predecessor": "not sent, as an earlier turn failed",
-    "no_ids": "not sent, as the reply before has no token ids to continue from (try --endpoint chat)",
-    "too_large": "longer than any requested",
-    "driver_lost": "lost with their load driver",
-}
-"""Outcomes in words that follow a count; of an HTTP error `outcome_words` makes them."""
 NO_FAILURES: Final = frozenset({"planned", "ok", Outcome.ABANDONED.value})
 """Among counts by outcome: what is no failure."""
 OVERLOADED: Final = frozenset({Outcome.REFUSED.value, "http_429", "http_503"})
@@ -116,7 +106,8 @@ def in_words(counts: Mapping[str, int]) -> str:
 
 
 def outcome_words(kind: str) -> str:
-    return OUTCOME_WORDS.get(kind) or kind.replace("http_", "got HTTP ")
+    words = {outcome.value: outcome.words for outcome in Outcome}
+    return words.get(kind) or kind.replace("http_", "got HTTP ")
 
 
 @dataclass(frozen=True, slots=True)

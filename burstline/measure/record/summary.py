@@ -6,8 +6,8 @@ To add a figure, add its line and compute it; to add a section, add a class and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from burstline.measure.record import typed_json
@@ -59,11 +59,6 @@ class Section:
             elif isinstance(value, Estimate | Absent):
                 share = name.endswith("_fraction") or slot.metadata.get("share", False)
                 yield NamedFigure(f"{prefix}{name}", slot.metadata["title"], value, share)
-
-    def mapped(self, of: Callable[[Figure], Figure]) -> Self:
-        """The section with `of` applied to each of its own figures."""
-        own = {slot.name: getattr(self, slot.name) for slot in fields(self)}
-        return replace(self, **{k: of(v) for k, v in own.items() if isinstance(v, Estimate | Absent)})
 
     def figure(self, name: str) -> Figure:
         """The figure of that name; LACKING where there is none."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from burstline.measure.record.columns import Floats
 from burstline.measure.stats.figure import Absent, Figure, measured
@@ -23,84 +20,71 @@ LATEST_S = 1.0
 """So long before the load a reading may end: the watcher reads five times a second, and at the end."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Telemetry:
-    """One entry per row, in the order of time; a value that is missing is NaN, a missing note None.
+    """The values by source and name, and the `notes` on what is missing, all in the order of time.
 
-    `at_ns` counts from the run's start; `length_s` is how long the load ran.
+    `length_s` is how long the load ran.
     """
 
-    at_ns: NDArray[np.int64]
-    source: NDArray[Any]
-    name: NDArray[Any]
-    value: Floats
-    note: NDArray[Any]
+    values: Mapping[tuple[str, str], Series]
+    notes: Sequence[tuple[tuple[str, str], str]]
     length_s: float = 0.0
 
     @classmethod
     def of(cls, table: pa.Table) -> Telemetry:
         """The rows of a table (see `burstline.measure.record.tables.TELEMETRY`)."""
-        columns = {name: table.column(name).to_numpy() for name in table.column_names}
+        rows: dict[tuple[str, str], list[int]] = {}
+        pairs = list(zip(table.column("source").to_pylist(), table.column("name").to_pylist(), strict=True))
+        for k, pair in enumerate(pairs):
+            rows.setdefault(pair, []).append(k)
+        at_s, value = (table.column(name).to_numpy().astype(np.float64) for name in ("at_ns", "value"))
+        at_s /= 1e9
+        known = {pair: np.array(own)[~np.isnan(value[own])] for pair, own in rows.items()}
+        notes = zip(pairs, table.column("note").to_pylist(), strict=True)
         return cls(
-            columns["at_ns"].astype(np.int64),
-            columns["source"].astype(object),
-            columns["name"].astype(object),
-            columns["value"].astype(np.float64),
-            columns["note"].astype(object),
+            {pair: (at_s[own], value[own]) for pair, own in known.items()},
+            [(pair, note) for pair, note in notes if note is not None],
         )
 
     @classmethod
     def empty(cls) -> Telemetry:
         """Of a run on which nothing was watched."""
-        nothing = np.empty(0, object)
-        return cls(np.empty(0, np.int64), nothing, nothing, np.empty(0), nothing)
+        return cls({}, [])
 
     def over(self, length_s: float) -> Telemetry:
         """The same for a load that ran for `length_s`."""
         return replace(self, length_s=length_s)
 
-    def __len__(self) -> int:
-        return len(self.at_ns)
-
     def series(self, source: str, name: str) -> Series:
         """The values of one name; empty where it was never seen."""
-        rows = self._rows.get((source, name))
-        if rows is None:
-            return np.empty(0), np.empty(0)
-        values = self.value[rows]
-        known = ~np.isnan(values)
-        return self.at_ns[rows][known] / 1e9, values[known]
+        return self.values.get((source, name), (np.empty(0), np.empty(0)))
+
+    def during(self, source: str, name: str) -> Series:
+        """Those while the load ran."""
+        at_s, values = self.series(source, name)
+        inside = (at_s >= 0) & (at_s <= self.length_s)
+        return at_s[inside], values[inside]
 
     def names(self, source: str, prefix: str) -> list[str]:
         """The names of a source that begin so, in the order in which they were first seen."""
-        return [name for own, name in self._rows if own == source and name.startswith(prefix)]
+        return [name for own, name in self.values if own == source and name.startswith(prefix)]
 
     def devices(self) -> list[str]:
-        return sorted({source for source, _ in self._rows if source.startswith("gpu") and source != "gpu"})
+        return sorted({source for source, _ in self.values if source.startswith("gpu") and source != "gpu"})
 
     def why_missing(self, source: str, name: str) -> str:
         """Why there is no such value, in the watcher's words."""
-        if not len(self):
+        if not self.values:
             return "the run has no telemetry"
-        places = [self._rows[key] for key in ((source, name), (source, "*")) if key in self._rows]
-        notes = [self.note[k] for k in sorted(np.concatenate(places).tolist())] if places else []
-        return next(
-            (str(note) for note in reversed(notes) if note is not None), f"not reported by the {source}"
-        )
-
-    @cached_property
-    def _rows(self) -> dict[tuple[str, str], NDArray[np.int64]]:
-        places: dict[tuple[str, str], list[int]] = {}
-        pairs: Iterable[tuple[str, str]] = zip(self.source.tolist(), self.name.tolist(), strict=True)
-        for k, pair in enumerate(pairs):
-            places.setdefault(pair, []).append(k)
-        return {pair: np.array(rows) for pair, rows in places.items()}
+        places = ((source, name), (source, "*"))
+        notes = (note for pair, note in reversed(self.notes) if pair in places)
+        return next(notes, f"not reported by the {source}")
 
     def peak(self, source: str, name: str, unit: str) -> Figure:
-        """The largest value while the load ran."""
-        at_s, values = self.series(source, name)
-        inside = values[(at_s >= 0) & (at_s <= self.length_s)] if len(values) else values
-        values = inside if len(inside) else values
+        """The largest value while the load ran, of all values where none came meanwhile."""
+        values = self.during(source, name)[1]
+        values = values if len(values) else self.series(source, name)[1]
         largest = float(values.max()) if len(values) else None
         return measured(largest, unit, self.why_missing(source, name), len(values))
 
@@ -135,7 +119,7 @@ class Telemetry:
 
         They are taken from the same two readings: the last before the load and the last after it.
         """
-        if not len(self):
+        if not self.values:
             return Absent("the run has no telemetry")
         counters = {name: self.series(source, name) for name in self.names(source, prefix)}
         at_s = np.concatenate([times for times, _ in counters.values()]) if counters else np.empty(0)
@@ -178,8 +162,7 @@ class Telemetry:
         """
         shares = []
         for device in self.devices():
-            at_s, bits = self.series(device, "throttle_reasons")
-            seen = bits[(at_s >= 0) & (at_s <= self.length_s)].astype(np.int64) & reasons
+            seen = self.during(device, "throttle_reasons")[1].astype(np.int64) & reasons
             if len(seen):
                 shares.append((np.count_nonzero(seen) / len(seen), len(seen)))
         return measured(max(shares)[0], "1", "", max(shares)[1]) if shares else None
@@ -196,12 +179,9 @@ class Telemetry:
 
     def fraction(self, source: str, name: str, per_s: float) -> Figure:
         """How much a counter grew in a second of the watched time, as a share of `per_s`."""
-        at_s, values = self.series(source, name)
-        inside = (at_s >= 0) & (at_s <= self.length_s)
-        if inside.sum() < 2:
-            return Absent(
-                self.why_missing(source, name) if not len(values) else "the load was too short to watch",
-                "too-short" if len(values) else "unwatched",
-            )
-        at_s, values = at_s[inside], values[inside]
+        at_s, values = self.during(source, name)
+        if not len(self.series(source, name)[1]):
+            return Absent(self.why_missing(source, name), "unwatched")
+        if len(values) < 2:
+            return Absent("the load was too short to watch", "too-short")
         return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))

@@ -142,17 +142,10 @@ def _scalar(of: Any, row: Any, where: str) -> Any:
     if type(row) is of:
         return row
     if issubclass(of, Enum):
-        known = [member.value for member in of]
-        if row in known:
-            return of(row)
-        raise _mismatch(where, " or ".join(map(repr, known)), row)
-    if isinstance(row, bool) and of is not bool:
-        raise _mismatch(where, _NAMES[of], row)
-    if of is float and isinstance(row, int):
-        return float(row)
-    if of is NoneType or not isinstance(row, of):
+        return of(_one_of(tuple(member.value for member in of), row, where))
+    if isinstance(row, bool) or not isinstance(row, (int, float) if of is float else of):
         raise _mismatch(where, _NAMES.get(of, of.__name__), row)
-    return row
+    return float(row) if of is float else row
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}

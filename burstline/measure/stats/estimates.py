@@ -1,9 +1,14 @@
-"""Estimates: a number with its interval, its sample size and its unit, or the reason why there is none."""
+"""Estimates: a number with its interval, its sample size and its unit, or the reason why there is none.
+
+Intervals of order statistics and of shares: one of a number of trials, and the difference of two in the same
+trials.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -44,41 +49,33 @@ def binom_ppf(q: Any, n: Any, p: Any) -> Any:
     return np.where(binom_cdf(before, n, p) >= q, before, k)
 
 
-def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
+def order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
     """Ranks (1-based) of the two order statistics that hold the quantile `p` with at least that probability.
 
-    For independent samples only. At most (1 - level)/2 lies beyond either rank; None where the sample is too
-    small for that side. Source: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
+    For independent samples only. At most 2.5% lies beyond either rank; None where the sample is too small for
+    that side. Source: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
     """
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low = int(binom_ppf(tail, n, p))
     high = int(binom_ppf(1 - tail, n, p)) + 1
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
-def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING_CONFIDENCE) -> int:
+def early_stopping_discards(n: int, p: float) -> int:
     """MLPerf's t: the largest with find_min(t) + t <= n; find_min(t) is the least h: I_p(h, t + 1) < 1 - c.
 
     I_p(n - t, t + 1) is the probability that at most t of n samples exceed the quantile. 0 where even t = 0
     is not reached. Source: MLCommons inference rules, "Early stopping"
     (https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc, appendix).
     """
-    guess = int(binom_ppf(1 - confidence, n, 1 - p))
-    while guess >= 0 and binom_cdf(guess, n, 1 - p) >= 1 - confidence:
-        guess -= 1
-    return max(guess, 0)
+    return max(int(binom_ppf(1 - EARLY_STOPPING_CONFIDENCE, n, 1 - p)) - 1, 0)
 
 
 @cache
 def early_stopping_floor(p: float) -> int:
     """The fewest samples for which early stopping gives a bound: 11, 64, 130, 662, 6,636 for p50 to p99.9."""
-    low, high = 1, 2
-    while early_stopping_discards(high, p) < 1:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if early_stopping_discards(middle, p) >= 1 else (middle, high)
-    return high
+    # With so many samples it is rare enough that at most one exceeds the quantile.
+    return next(n for n in count(2) if p**n + n * (1 - p) * p ** (n - 1) < 1 - EARLY_STOPPING_CONFIDENCE)
 
 
 def early_stopping_bound(values: Floats, p: float, unit: str, n_effective: float | None = None) -> Figure:
@@ -112,3 +109,41 @@ def among_failures(n_failed: float, n: int, p: float, *, of_tokens: bool = False
     of = "tokens belong to requests that" if of_tokens else "measured requests"
     late = f"{of} did not succeed and count as infinitely late"
     return f"{n_failed:,.0f} of the {n:,} {late}, so {label(p)} does not exist"
+
+
+def clopper_pearson(k: float, n: float) -> tuple[float, float]:
+    """The exact binomial interval of a share, for numbers that need not be whole."""
+    low = float(special.betaincinv(k, n - k + 1, (1 - LEVEL) / 2)) if k > 0 else 0.0
+    return low, float(special.betaincinv(k + 1, n - k, (1 + LEVEL) / 2)) if k < n else 1.0
+
+
+def share_of(k: int, n: int) -> Estimate:
+    return Estimate(k / n, *clopper_pearson(k, n), LEVEL, n, "1", "exact binomial interval")
+
+
+def paired_excess(n: int, first: int, second: int, both: int) -> Estimate:
+    """The share of n trials in which one thing happened, minus the share in which another did.
+
+    Of the trials in `first` and in `second`, `both` are the same. The interval is exact where the second
+    never happened: it is that of the first. Otherwise it is Newcombe's for pairs (Statistics in Medicine 17,
+    1998, p. 2635, method 10).
+    """
+    if not second:
+        return share_of(first, n)
+    p, q, z2 = first / n, second / n, float(special.ndtri((1 + LEVEL) / 2)) ** 2
+
+    def wilson(k: int, sign: int) -> float:
+        """An end of the score interval."""
+        return (k + z2 / 2 + sign * math.sqrt(z2 * (k * (n - k) / n + z2 / 4))) / (n + z2)
+
+    excess = both * (n - first - second + both) - (first - both) * (second - both)
+    margins = first * (n - first) * second * (n - second)
+    # Corrected for continuity where the two tend to happen together.
+    phi = (max(excess - n / 2, 0) if excess > 0 else excess) / math.sqrt(margins) if margins else 0.0
+
+    def reach(sign: int) -> float:
+        a, b = wilson(first, sign) - p, q - wilson(second, -sign)
+        return sign * math.sqrt(a**2 - 2 * phi * a * b + b**2)
+
+    note = "Newcombe's interval for pairs"
+    return Estimate(p - q, p - q + reach(-1), p - q + reach(1), LEVEL, n, "1", note)

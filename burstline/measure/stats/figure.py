@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -34,15 +34,7 @@ class Estimate:
     note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "point": self.point,
-            "low": self.low,
-            "high": self.high,
-            "level": self.level,
-            "n": self.n,
-            "unit": self.unit,
-        }
-        return row if self.note is None else {**row, "note": self.note}
+        return {name: value for name, value in asdict(self).items() if name != "note" or value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,15 @@ from scipy import special
 from burstline.measure.stats.estimates import Floats
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.quantiles import Samples, quantile_of
-from burstline.measure.stats.serial_correlation import OrderedSamples, size_at
-from burstline.measure.stats.stationarity import MOST_COSINES, N_BATCHES, mann_kendall, outgrown, warm_up_end
+from burstline.measure.stats.serial_correlation import (
+    MOST_COSINES,
+    N_BATCHES,
+    OrderedSamples,
+    mann_kendall,
+    outgrown,
+    size_at,
+    warm_up_end,
+)
 
 STEP: Final = 1.1
 """How far the load that fails may lie above the load that holds."""

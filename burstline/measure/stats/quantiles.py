@@ -1,6 +1,9 @@
 """Percentiles and means of samples: the one estimator behind every table, figure, ratio and export.
 
 A failed request is infinitely late: it enters as +inf, so that shedding load never looks faster.
+
+Runs of one server mostly differ by more than the requests of one run do. So of several runs these are the
+units: intervals are Student's t on the logarithms of the runs' own numbers.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from burstline.measure.stats.estimates import (
+    LEVEL,
     ONE_RUN,
     Absent,
     Estimate,
@@ -24,7 +28,11 @@ from burstline.measure.stats.estimates import (
     among_failures,
     early_stopping_floor,
     label,
+    students_t,
 )
+
+LEAST_RUNS: Final = 3
+"""So many runs have an interval: their scatter is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,16 +161,12 @@ def quantile_of(values: Floats, p: float) -> float:
     return quantile(kept, p) if len(kept) else math.nan
 
 
-def percentiles(samples: Samples, ps: Sequence[float], unit: str) -> dict[float, Figure]:
-    """The percentiles `ps` as plain readings: one run is one observation, its requests share one queue.
+def percentiles(samples: Samples, ps: Sequence[float], unit: str) -> dict[str, Figure]:
+    """The percentiles `ps` by name, as plain readings: one run is one observation, with one queue.
 
     Below MLPerf's early-stopping floor a percentile is Absent, and where it lies among failures.
     """
-    return {p: _percentile(samples, p, unit) for p in ps}
-
-
-def percentile(values: Floats, p: float, unit: str) -> Figure:
-    return percentiles(Samples.per_request(values), (p,), unit)[p]
+    return {label(p): _percentile(samples, p, unit) for p in ps}
 
 
 def mean(samples: Samples, unit: str) -> Figure:
@@ -202,3 +206,57 @@ def _percentile(samples: Samples, p: float, unit: str) -> Figure:
         of_tokens = n > int(np.count_nonzero(samples.counts))
         return Absent(among_failures(n_failed, n, p, of_tokens=of_tokens))
     return Estimate(point, None, None, None, n, unit, ONE_RUN)
+
+
+def percentile_over_runs(runs: Sequence[Samples], p: float, unit: str) -> Figure:
+    """The percentile `p` of all requests, every run with equal weight; from 3 runs on with an interval.
+
+    The point is never an average of percentiles. The interval's width comes from how far the runs' own
+    percentiles scatter. +inf is a failed request.
+    """
+    k, n = len(runs), sum(int(run.ranked.total) for run in runs)
+    if any(len(run.value) == 0 for run in runs):
+        return Absent("a run has no value at all")
+    if n < early_stopping_floor(p):
+        return Absent(f"{label(p)} needs {early_stopping_floor(p):,} samples, there are {n:,}")
+    value, cumulated = pooled(runs)
+    point = quantile(value, p, cumulated)
+    if not math.isfinite(point):
+        n_failed = sum(float(run.weight[np.isinf(run.value)].sum()) for run in runs)
+        return Absent(among_failures(n_failed, n, p))
+    own = np.array([run.ranked.quantile(p) for run in runs])
+    return _with_interval(point, own, n, unit, f"{k} runs pooled with equal weight")
+
+
+def over_runs(values: Floats, unit: str) -> Figure:
+    """One number a run: their geometric mean, from 3 runs on with Student's interval."""
+    if not len(values) or not np.isfinite(values).all() or values.min() < 0:
+        return Absent("a run has no value at all")
+    if values.min() == 0:
+        return Estimate(float(values.mean()), None, None, None, len(values), unit, "some runs have 0")
+    point = math.exp(float(np.log(values).mean()))
+    return _with_interval(point, values, len(values), unit, f"geometric mean of {len(values)} runs")
+
+
+def pooled(runs: Sequence[Samples]) -> tuple[Floats, Floats]:
+    """All values ascending with the running totals of their weights; every run weighs as much as another."""
+    totals = [run.ranked.total for run in runs]
+    value = np.concatenate([run.value for run in runs])
+    weight = np.concatenate(
+        [run.weight * (max(totals) / total) for run, total in zip(runs, totals, strict=True)]
+    )
+    order = np.argsort(value, kind="stable")
+    return value[order], np.cumsum(weight[order])
+
+
+def _with_interval(point: float, own: Floats, n: int, unit: str, note: str) -> Figure:
+    """Student's t on the logarithms of the runs' own numbers, laid around the point."""
+    if len(own) == 1:
+        return Estimate(point, None, None, None, n, unit, ONE_RUN)
+    if len(own) < LEAST_RUNS:
+        return Estimate(point, None, None, None, n, unit, f"{note}; {LEAST_RUNS} runs give an interval")
+    if not np.isfinite(own).all() or own.min() <= 0:
+        return Estimate(point, None, None, None, n, unit, f"{note}; in some runs it lies among failures")
+    spread = float(np.log(own).std(ddof=1))
+    reach = math.exp(students_t(len(own) - 1) * spread / math.sqrt(len(own)))
+    return Estimate(point, point / reach, point * reach, LEVEL, n, unit, f"{note}, Student's t between runs")

@@ -36,9 +36,9 @@ class Printed:
     that means the nearest (`metrics.ttft.p50`, `throughput.requests_per_s`), or as a `share.error_rate`.
 
     `defines` says how it defines a metric or all `total`s, and `throughput` where it counts over a part of
-    the load alone: that is shown beside the whole load's truth and is not judged. `besides` is what else to
-    know of it. Counts are None where the tool gives none. `doubts` are why its numbers cannot be relied on,
-    or could not be read. A file that is not `whole` is of a part of the run.
+    the load alone: that is shown beside the whole load's truth and is not judged. Counts are None where the
+    tool gives none. `doubts` are why its numbers cannot be relied on, or could not be read. A file that is
+    not `whole` is of a part of the run.
     """
 
     tool: str

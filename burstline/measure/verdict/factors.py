@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from burstline.measure.record.manifest import LoadFacts, Manifest
-from burstline.measure.verdict.served_work import quantization_of
+from burstline.measure.verdict.comparable import quantization_of
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain

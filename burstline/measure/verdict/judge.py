@@ -1,15 +1,24 @@
-"""The verdict of a run: one word, its reasons and what to do."""
+"""The verdict of a run: one word, its reasons and what to do; and warnings, facts that do not change it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from burstline.measure.metrics.server import disagreement
 from burstline.measure.record.manifest import Manifest, Status
-from burstline.measure.record.record import CUT_OFF, OVERLOADED, Outcome, failed, in_words, lost_a_part
-from burstline.measure.record.summary import Summary
+from burstline.measure.record.record import (
+    CUT_OFF,
+    OVERLOADED,
+    RECOUNTS,
+    Outcome,
+    failed,
+    in_words,
+    lost_a_part,
+)
+from burstline.measure.record.summary import Conservation, PrefixCache, SessionFigures, Summary
 from burstline.measure.record.verdict import (
     MOST_SHARE,
     SLOW_CLIENT,
@@ -20,8 +29,9 @@ from burstline.measure.record.verdict import (
     time_text,
     worst,
 )
-from burstline.measure.stats.estimates import Estimate, early_stopping_floor
+from burstline.measure.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from burstline.measure.stats.figure import known
+from burstline.servers.identity import Identity
 
 HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
 """The percentiles that people read first: where the client spoils one of them, it spoils the run."""
@@ -222,3 +232,214 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
         advice = "Cool the machine or lower its power limit (`nvidia-smi -q -d PERFORMANCE`), and run again."
         reasons.append(Reason("gpu-throttled", text, advice))
     return reasons
+
+
+NOTABLE = 0.01
+SIMULATED = 0.03
+"""By which share of the prompt tokens a simulated cache may differ from a real one: admission is inferred."""
+LEFT_OPEN = 0.05
+"""Share of the requests' time behind their last token that is mentioned."""
+NONE_OF = 0.05
+"""Below this share of the expected hits the cache served as good as nothing."""
+
+
+def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> Iterator[Reason]:
+    """Every warning that applies, out of the summary's own sections."""
+    yield from _of_requests(summary, manifest, status)
+    yield from _of_tokens(summary)
+    if summary.prefix_cache is not None:
+        yield from _cached(summary.prefix_cache, summary.sessions, manifest.identity)
+    load = manifest.load
+    if load is not None and load.warm_up and not load.warm_up_agrees:
+        yield Reason(
+            "warm-up", load.warm_up_sentence, "Pass --warmup N with more requests; they do not count."
+        )
+    if (share := _point(summary.concurrency.open_after_fraction)) > LEFT_OPEN:
+        text = f"Requests stayed open for {share:.0%} of their time after their last token."
+        advice = "No latency includes that, but a closed loop waits for it: look at what ends the replies."
+        yield Reason("left-open", text, advice)
+    yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
+    used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
+    others = _point(used)
+    if others > BUSY and not is_watched(summary, manifest):
+        text = f"Processes other than the client used {others:.0%} of this machine's CPU."
+        why = summary.instrument.server_cpu_s
+        known = f" ({why.reason})" if isinstance(why, Absent) and why.code == "unwatched" else ""
+        advice = f"Unless the server is one of them, they competed with it for CPU{known}."
+        yield Reason("busy-machine", text, advice)
+    if isinstance(used, Absent) and used.code == "too-short":
+        text = "The load was too short to see whether other processes disturbed it."
+        yield Reason("too-short", text, "Send more with --requests, or for --duration-s 1 or longer.")
+    if isinstance(canary, Absent) and canary.code == "canary-lost":
+        text = "The canary was lost: for most of the load nothing checked the client's own times."
+        yield Reason(
+            "canary-lost", text, "Run it again, or run `burstline certify`, before you rely on them."
+        )
+    capped = summary.instrument.gpu_power_capped_fraction
+    if capped is not None and _point(capped) > SLOWED and manifest.on_this_machine:
+        text = f"The power limit lowered the clocks of a GPU in {_point(capped):.0%} of the readings."
+        yield Reason("power-cap", text, "Compare only with runs under the same power limit.")
+    medians = {name: each.get("p50") for name, each in summary.grades.items()}
+    late_s = {name: each.read_effect_s or 0.0 for name, each in medians.items() if each}
+    yield from disagreement(summary.agreement, late_s)
+
+
+def _of_requests(summary: Summary, manifest: Manifest, status: str) -> Iterator[Reason]:
+    counts = summary.counts
+    ok, planned = counts["ok"], counts["planned"]
+    if status == "interrupted":
+        text = f"The run was interrupted: {ok:,} of {planned:,} requests had succeeded."
+        yield Reason("interrupted", text, "Run it again and let it finish.")
+    if lost := manifest.lost:
+        first = min(lost, key=lambda each: each.at_s)
+        share = sum(each.share for each in lost if each.at_s < first.at_s + 1.0)
+        text = f"From {first.at_s:.1f} s on, {share:.0%} of the load was missing: {first.why}."
+        yield Reason("lost-drivers", text, "The numbers cover only requests due before that.")
+    floor = early_stopping_floor(0.5)
+    if 0 < ok == planned < floor:
+        many = f"{ok} request{'s' * (ok > 1)} succeeded"
+        yield Reason("too-few", f"{many}; even a median needs {floor}.", "Send more with --requests.")
+    failures = failed(counts, interrupted=status == "interrupted")
+    if failures and ok:
+        text = f"{sum(failures.values()):,} of {planned:,} requests failed: {in_words(failures)}."
+        advice = "Their latency counts as infinite; the report lists the first of each kind."
+        yield Reason("failures", text, advice)
+    n, hang_ups = counts.get(Outcome.ABANDONED, 0), manifest.asked.cancel_share
+    if n:
+        yield _abandoned(
+            summary, f"{n:,} of {planned:,} requests were abandoned by their clients, as planned"
+        )
+    if hang_ups is not None and status == "complete" and n < hang_ups.share * (ok + n) / 2:
+        text = f"Only {n:,} of {planned:,} clients hung up; {hang_ups.share:.0%} should have."
+        advice = "The other replies ended first: lower N in --cancel-share P,after=N."
+        yield Reason("not-abandoned", text, advice)
+
+
+def _abandoned(summary: Summary, text: str) -> Reason:
+    """Whether the server has freed what it held for the clients that hung up."""
+    advice = "They are in no latency and no throughput, but the server's work on them slows the others."
+    running, kv = summary.memory.running_after, summary.memory.kv_after_fraction
+    held = " and ".join(
+        words
+        for figure, words in (
+            (running, f"{_point(running):,.0f} requests in flight"),
+            (kv, f"{_point(kv):.1%} of its KV cache in use"),
+        )
+        if isinstance(figure, Estimate)
+    )
+    if not held:
+        return Reason("abandoned", f"{text}; the server does not report whether it freed them.", advice)
+    if _point(running) > 0 or _point(kv) > NOTABLE:
+        text = f"{text}; after the load the server still had {held}, more than before."
+        advice = "The server does not stop working on a request when its client hangs up."
+        return Reason("abandoned-not-freed", text, advice)
+    return Reason("abandoned", f"{text}; the server freed them: {held} after the load.", advice)
+
+
+def _of_tokens(summary: Summary) -> Iterator[Reason]:
+    lengths = summary.lengths
+    if n_other := _point(lengths.prompt_mismatches):
+        text = f"The server counted a different prompt length than planned for {n_other:,.0f} requests."
+        causes = (
+            "a special token that the server adds, or a reply that is tokenized differently in the next turn"
+        )
+        yield Reason("prompt-length", text, f"The usual causes: {causes}.")
+    if n_guessed := sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")):
+        text = f"The server did not report how many tokens each event of {n_guessed:,} replies carries."
+        yield Reason("chunks", text, "Their ITL assumes an even spread: use ICL and TPOT instead.")
+    if n_other := _point(lengths.output_mismatches):
+        text = f"{n_other:,.0f} replies do not have the requested length: the server did not keep to it."
+        yield Reason("output-length", text, "Compare only runs of equal lengths.")
+    if n_hidden := _point(lengths.hidden_tok):
+        mean = lengths.output_tok.served_mean
+        share = n_hidden / (mean.point * mean.n) if isinstance(mean, Estimate) else 1.0
+        text = f"The server sent no text of {share:.0%} of the output tokens: hidden reasoning, for example."
+        yield Reason("hidden", text, "TTFT is of the first text, TPOT and ITL of the tokens with text.")
+    if n_recounted := sum(lengths.output_sources.get(name, 0) for name in RECOUNTS):
+        text = f"The server did not count the tokens of {n_recounted:,} replies, so the text was tokenized."
+        advice = "The count can be off by a token: an end-of-text token, for example, leaves no text."
+        yield Reason("recounted", text, advice)
+    if n_cut := _point(lengths.cut_behind):
+        text = f"{n_cut:,.0f} replies had all their tokens but no proper end: the [DONE] event was missing."
+        advice = "They count as successes; usual causes are a proxy or a wrong Content-Length."
+        yield Reason("cut-behind", text, advice)
+
+
+def _cached(
+    cache: PrefixCache, sessions: SessionFigures | None, identity: Identity | None
+) -> Iterator[Reason]:
+    """Compare the prefix cache's hits with those that the plan and the size of the cache explain."""
+    total_tok = _point(cache.prompt_tok)
+    if not total_tok:
+        return
+    served_tok = cache.served_tok
+    by_turns = sessions if isinstance(cache.infinite_tok, Absent) else None
+    planned = _point(by_turns.earlier_fraction) if by_turns else _point(cache.infinite_tok) / total_tok
+    if isinstance(cache.restarted_s, Estimate):
+        text = (
+            f"The engine restarted {cache.restarted_s.point:.1f} s into the load: its counters began again."
+        )
+        if cache.restarted_s.n > 3:  # where one starts again, each of the three counters falls once
+            text = "The server's counters fell again and again, as of several servers that answer in turn."
+        yield Reason("prefix-restarted", text, "What the prefix cache served is not known: run it again.")
+        return
+    if isinstance(served_tok, Absent):
+        text = f"By the plan, a prefix cache can serve {planned:.1%} of the prompt tokens; the server "
+        advice = "TTFT depends on it: compare only runs with the same prefix cache."
+        if planned > NOTABLE:
+            yield Reason("prefix-unknown", f"{text}does not report how many it served.", advice)
+        return
+    share = served_tok.point / total_tok
+    text = f"The prefix cache served {share:.1%} of the prompt tokens"
+    if share > planned + NOTABLE and planned <= NOTABLE:
+        advice = "Results are not comparable with uncached runs. Pass a new --salt or disable the cache."
+        yield Reason("prefix-cache", f"{text}.", advice)
+    elif share > planned + NOTABLE:
+        text = (
+            f"{text}, {(share - planned) * 100:.1f} points more than the shared prefixes of the plan explain"
+        )
+        advice = (
+            "An earlier run probably filled the cache: pass a new --salt. Prompts from --data have no salt: "
+            "restart the server instead."
+        )
+        yield Reason("prefix-more", f"{text} ({planned:.1%}).", advice)
+    simulated = isinstance(cache.simulated_tok, Estimate)
+    expected = _point(cache.simulated_tok) / total_tok if simulated else planned
+    if by_turns or share >= expected - (SIMULATED if simulated else NOTABLE):
+        return
+    bound = "a cache of this size should" if simulated else "the plan allows"
+    if identity is not None and identity.prefix_cache is False:
+        text = f"Prefix caching is off: it could serve {expected:.1%} of the prompt tokens."
+        yield Reason("prefix-off", text, "TTFT depends on it: compare only runs with the same setting.")
+    elif share < NONE_OF * expected:
+        text = f"{text}; {bound} serve {expected:.1%}." if simulated else f"{text}; {bound} {expected:.1%}."
+        advice = (
+            "The prompts reached the engine without their shared prefixes (a salt or a template of its own "
+            "in each), or its prefix caching is off."
+        )
+        yield Reason("prefix-none", text, advice)
+    else:
+        gap = f"{text}, {(expected - share) * 100:.1f} points less than {bound} ({expected:.1%})."
+        advice = "Check that the KV cache is large enough; requests sent at the same time cannot share yet."
+        if simulated:
+            advice = "Another client may have filled the cache, or requests went to several engines."
+        yield Reason("prefix-less", gap, advice)
+
+
+def _conservation(tokens: Conservation, *, whole: bool) -> Iterator[Reason]:
+    client, server = _point(tokens.output_client_tok), _point(tokens.output_server_tok)
+    if abs(_point(tokens.output_residual)) <= NOTABLE:
+        return
+    if server < client:
+        text = f"The server's own metrics are incomplete: {server:,.0f} of {client:,.0f} generated tokens."
+        yield Reason("metrics-incomplete", text, "Use the client's counts, which include every reply.")
+        return
+    more = (server - client) / client
+    times = f"{more:.0%} more" if more < 1 else f"{server / client:.1f} times as many"
+    text = f"The server generated {times} tokens than this client received."
+    advice = "It may have continued requests that failed here, or other clients use it."
+    yield Reason("conservation", text, "Check whether other clients use this server." if whole else advice)
+
+
+def _point(figure: Figure | None) -> float:
+    return figure.point if isinstance(figure, Estimate) else 0.0

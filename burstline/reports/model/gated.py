@@ -14,8 +14,7 @@ from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason, State, Use, withheld
 from burstline.measure.stats.estimates import Absent, Estimate, Floats
 from burstline.measure.stats.limit_search import MOST_LOST
-from burstline.measure.stats.sequential import LEAST_SERIES, Look, look, series
-from burstline.measure.stats.significance import Answer
+from burstline.measure.stats.significance import LEAST_SERIES, Answer, Look, look, series
 from burstline.reports.model.comparison import HEADLINES, Case, Headline, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.columns import Floats
 from burstline.measure.record.record import NO_FAILURES, outcome_words
 from burstline.measure.record.summary import PrefixCache
 from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.figure import known
-from burstline.measure.verdict.replies import audit_sentence
 from burstline.reports.blocks import Block, Cell, Column, Command, Folded, Note, Row, Side, Table, table
 from burstline.reports.figures import run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS

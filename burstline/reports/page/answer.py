@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import CUT_OFF, Outcome, failed, in_words, outcome_words
 from burstline.measure.record.summary import Summary
@@ -13,7 +14,6 @@ from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
-from burstline.measure.verdict.replies import audit_sentence
 from burstline.reports.blocks import Answer
 from burstline.reports.model.comparison import (
     E2E,

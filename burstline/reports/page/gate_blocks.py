@@ -13,7 +13,7 @@ from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats import significance
 from burstline.measure.stats.estimates import Estimate
-from burstline.measure.stats.sequential import FALSE_ALARMS, LASTING, Look
+from burstline.measure.stats.significance import FALSE_ALARMS, LASTING, Look
 from burstline.reports.blocks import Answer, Banner, Block, Command, Note, Plot, Table, Tile, table
 from burstline.reports.figures.history import RunDot, history
 from burstline.reports.formats.junit import JUnitCase

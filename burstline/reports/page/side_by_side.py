@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from burstline.measure.stats.across_runs import LEAST_RUNS
 from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.quantiles import LEAST_RUNS
 from burstline.measure.stats.significance import MARGIN, Answer, Contrast
 from burstline.measure.verdict.certificate import Printed
 from burstline.reports.blocks import Block, Cell, Column, Findings, Row, Table, table
