@@ -16,7 +16,7 @@ from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, originals
 from burstline.reports.blocks import Plot
 from burstline.reports.formats.junit import junit_suite
-from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import Case, Member
 from burstline.reports.model.gated import (
     BASELINE,

@@ -21,7 +21,7 @@ from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.verdict import Reason, State, Verdict
 from burstline.measure.summarize import summarize
 from burstline.reports.formats.junit import junit
-from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import figure_files

@@ -6,7 +6,7 @@ import pytest
 from burstline.measure.stats.figure import Estimate, measured
 from burstline.measure.stats.quantiles import quantile_of
 from burstline.reports.figures import ecdf, first_screen, run_figures
-from burstline.reports.figures.forest import Ratio, forest
+from burstline.reports.figures.contenders import Ratio, forest
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.number_format import number
 

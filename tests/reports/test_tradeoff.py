@@ -9,16 +9,14 @@ import pytest
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of, differing_factors
 from burstline.reports.model.sweep_load import differ_in_load_alone, load_of
 from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
 from burstline.reports.page.banner import banner
-from burstline.reports.page.comparison_json import comparison_json
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import comparison_json, digest
 from burstline.reports.page.page import render
 from burstline.reports.page.sweep_words import best_loads, costs_of, knee, limits, remarks
 from burstline.workloads.arrivals import parse_arrival

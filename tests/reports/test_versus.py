@@ -13,8 +13,7 @@ from burstline.measure.stats.estimates import Absent, Estimate
 from burstline.measure.stats.significance import Answer, Contrast
 from burstline.measure.verdict.comparable import COMPARABLE, Comparability
 from burstline.reports.figures.ecdf import Curve, ecdf
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, Contender, Headline
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.answer import answer

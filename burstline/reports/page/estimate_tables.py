@@ -1,10 +1,11 @@
-"""The summary's estimates as tables, and the glossary of what they mean."""
+"""The summary's estimates as tables, a forecast's score, and the glossary of what they mean."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from markupsafe import Markup, escape
 
@@ -14,19 +15,22 @@ from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tol
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.serial_correlation import NARROW
-from burstline.reports.blocks import LATENCIES, Block, Cell, Column, Row, Table, table
+from burstline.reports.blocks import LATENCIES, Block, Cell, Column, Note, Row, Table, table
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
     ARROWS,
     Scale,
+    changed,
     duration,
     error,
     interval,
+    number,
     point,
     scale_of,
     with_interval,
 )
 from burstline.reports.sentences import say
+from burstline.roofline.predict.forecast import CONFIDENCE, Score
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
 LETTERS = (
@@ -294,3 +298,45 @@ def glossary_table() -> Table:
 def formula(text: str) -> Markup:
     """A formula with its indices as subscripts: t_1, t_{i−1}."""
     return Markup(re.sub(r"_(?:\{([^}]+)\}|(\w))", r"<sub>\1\2</sub>", str(escape(text))))  # noqa: S704
+
+
+FORECAST_TITLES: Final = {
+    "metrics.ttft.p50": "TTFT p50",
+    "metrics.tpot.p50": "TPOT p50",
+    "metrics.e2e.p50": "E2E p50",
+    "throughput.requests_per_s": "Requests/s",
+}
+
+
+def score_line(score: Score) -> Note:
+    """What a terminal says of a forecast: inside or outside, and by how much."""
+    said = []
+    for name in score.measured:
+        where = "inside" if score.inside(name) else "outside"
+        said.append(f"{FORECAST_TITLES[name]} {where} ({changed(score.ratio(name) - 1)})")
+    return Note(f"Forecast, {CONFIDENCE:.0%} intervals, measured against predicted: {', '.join(said)}.")
+
+
+def score_table(score: Score) -> Table:
+    rows: list[list[str | Cell]] = [
+        [
+            FORECAST_TITLES[name],
+            _told(name, score.predicted[name].point),
+            f"{_told(name, score.predicted[name].low)} to {_told(name, score.predicted[name].high)}",
+            _told(name, measured),
+            changed(score.ratio(name) - 1),
+            "inside" if score.inside(name) else "outside",
+        ]
+        for name, measured in score.measured.items()
+    ]
+    columns = ["Figure", "Forecast", f"{CONFIDENCE:.0%} interval", "Measured", "Difference", "Interval"]
+    return table(
+        f"The forecast, made before the first request; intervals from {score.intervals}",
+        columns,
+        rows,
+        text=(0, 5),
+    )
+
+
+def _told(name: str, value: float) -> str:
+    return f"{number(value)}/s" if name.endswith("per_s") else duration(value)

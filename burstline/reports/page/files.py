@@ -13,21 +13,22 @@ from typing import Final
 
 import numpy as np
 import orjson
+import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.metrics.sessions import turns_of
 from burstline.measure.record.rundir import Run
 from burstline.reports.blocks import Block, Folded, Plot, Side
 from burstline.reports.figures.drawing import VARIABLES, witness
-from burstline.reports.formats.csv import records_csv
 from burstline.reports.formats.junit import junit
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison, alone, view_of
-from burstline.reports.page.comparison_json import comparison_json
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import comparison_json, digest
 from burstline.reports.page.page import page_sections, render
 
 DOTS_PER_INCH = 144
@@ -155,3 +156,36 @@ def _real(colour: object) -> tuple[float, ...] | str:
     red, green, blue = (int(theme()[variable][k : k + 2], 16) / 255 for k in (1, 3, 5))
     opacity = colour[3] if isinstance(colour, list | tuple) and len(colour) == 4 else 1.0
     return (red, green, blue, opacity)
+
+
+def request_frame(run: Run) -> pd.DataFrame:
+    """Every plain field of the records, and each request's latencies in seconds; NaN where undefined.
+
+    Of sessions also each request's session, from 0, and the place of its turn there, from 1.
+    """
+    c = run.columns
+    frame = run.request_table.to_pandas(integer_object_nulls=True)
+    latencies = {
+        f"{name}_s": np.where(c.ok, metric.of(c), np.nan)
+        for name, metric in METRICS.items()
+        if metric.of is not None
+    }
+    if (turns := turns_of(run)) is not None:
+        frame.insert(1, "session", turns.session)
+        frame.insert(2, "turn", turns.depth + 1)
+    whole: pd.DataFrame = pd.concat([frame, pd.DataFrame(latencies)], axis=1)
+    return whole
+
+
+def records_csv(run: Run) -> bytes:
+    """The frame of the requests as CSV; what is undefined is empty."""
+    frame = request_frame(run)
+    for name in (field.name for field in run.request_table.schema if pa.types.is_string(field.type)):
+        frame[name] = frame[name].map(_no_formula)
+    text: str = frame.to_csv(index=False, float_format="%.9g")
+    return text.encode()
+
+
+def _no_formula(value: object) -> object:
+    """Text that a spreadsheet would run begins with an apostrophe instead: a server wrote some of it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

@@ -15,10 +15,10 @@ from burstline.measure.record.verdict import State
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, known
 from burstline.reports.blocks import MARKS, Banner, Numbers, Plot, Tile
-from burstline.reports.figures import first_screen, roofline, series
+from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
-from burstline.reports.model.comparison import QUANTILES, Contender, View
+from burstline.reports.model.comparison import QUANTILES, Contender, View, sending_order
 from burstline.reports.number_format import counted, duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
 from burstline.reports.page.banner import FAILURES
@@ -156,13 +156,13 @@ def is_burst(view: View) -> bool:
 
 def served_order(c: Columns) -> Ints:
     """Positions in the order in which first tokens came; what has none last, in the order of sending."""
-    sent = series.sending_order(c)
+    sent = sending_order(c)
     return sent[np.argsort(c.first_s[sent], kind="stable")]
 
 
 def overtaken(c: Columns) -> int:
     """How many requests got their first token before one that was sent earlier and by more than chance."""
-    sent = series.sending_order(c)
+    sent = sending_order(c)
     first = c.first_s[sent][c.ok[sent]]
     latest = np.maximum.accumulate(first) if len(first) else first
     step = float(np.median(np.diff(np.sort(first)))) if len(first) > 1 else 0.0

@@ -15,7 +15,7 @@ from burstline.measure.stats import significance
 from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.sequential import FALSE_ALARMS, LASTING, Look
 from burstline.reports.blocks import Answer, Banner, Block, Command, Note, Plot, Table, Tile, table
-from burstline.reports.figures.history import RunDot, history
+from burstline.reports.figures.contenders import RunDot, history
 from burstline.reports.formats.junit import JUnitCase
 from burstline.reports.model.comparison import Case, Comparison, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number

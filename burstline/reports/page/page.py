@@ -17,14 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Plot, Row, Tile
-from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
-from burstline.reports.page import accounts, compared, first_screen, roofline_section, sections, tradeoff
+from burstline.reports.page import compared, first_screen, roofline_section, sections
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
-from burstline.reports.page.comparison_json import comparison_json
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import comparison_json, digest
 from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
@@ -84,7 +83,7 @@ SECTIONS: tuple[Section, ...] = (
         "nothing",
         "Cause",
         "Why was nothing served?",
-        accounts.nothing,
+        sections.nothing,
         lambda v: not v.has_served,
         of_served=False,
     ),
@@ -104,8 +103,8 @@ SECTIONS: tuple[Section, ...] = (
         lambda v: v.counted.ok.sum() >= FEWEST,
     ),
     _one("when", "Timeline", "What happened when?", sections.when),
-    _one("requests", "Requests", "What happened to each request?", accounts.requests, of_served=False),
-    _one("failures", "Failures", "What failed?", accounts.failures, lambda v: not v.columns.ok.all()),
+    _one("requests", "Requests", "What happened to each request?", sections.requests, of_served=False),
+    _one("failures", "Failures", "What failed?", sections.failures, lambda v: not v.columns.ok.all()),
     _one(
         "hardware",
         "Hardware",
@@ -120,10 +119,10 @@ SECTIONS: tuple[Section, ...] = (
         roofline_section.profile,
         lambda v: v.summary.profile is not None,
     ),
-    _one("served", "Lengths", "Were all tokens served?", accounts.served),
+    _one("served", "Lengths", "Were all tokens served?", sections.served),
     _one("instrument", "Instrument", "How accurate is the measurement?", sections.trust),
-    _one("again", "Reproduce", "Reproduce this run", accounts.again, of_served=False),
-    _one("glossary", "Glossary", "What does each number mean?", accounts.glossary, of_served=False),
+    _one("again", "Reproduce", "Reproduce this run", sections.again, of_served=False),
+    _one("glossary", "Glossary", "What does each number mean?", sections.glossary, of_served=False),
     Section("numbers", "Numbers", "Which is faster?", compared.numbers, lambda c: c.gate.comparable),
     Section("numbers", "Numbers", "How fast is it?", compared.numbers, lambda c: c.is_alone),
     Section(
@@ -251,7 +250,7 @@ def _of_sweep(
     of = f"{sweep.name}: " if prefix else ""
     anchors = {str(load): f"#{prefixes[id(case)]}load" for load, case in zip(sweep.loads, cases, strict=True)}
     question = f"{of}How do throughput and latency change with the load?"
-    blocks = partial(tradeoff.blocks, sweep, prefix, anchors)
+    blocks = partial(compared.tradeoff, sweep, prefix, anchors)
     yield PageSection(f"{prefix}tradeoff", f"{of}Trade-off", question, blocks)
 
     def folds() -> list[Block]:

@@ -10,7 +10,7 @@ from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, tab
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import changed, count, duration, number, prefixed, scale_for
-from burstline.reports.page.forecast_tables import score_table
+from burstline.reports.page.estimate_tables import score_table
 from burstline.reports.sentences import say
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import (
