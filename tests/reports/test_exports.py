@@ -1,5 +1,7 @@
 import io
+import re
 from dataclasses import replace
+from importlib.resources import files
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -20,6 +22,7 @@ from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.verdict import Reason, State, Verdict
 from burstline.measure.summarize import summarize
+from burstline.reports.figures.drawing import VARIABLES
 from burstline.reports.formats.junit import junit
 from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
@@ -142,9 +145,14 @@ def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
         else:
             image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
             assert tuple(image[0, 0]) == (0xFC, 0xFB, 0xF9)
-            assert not (image.max(axis=2) < 12).any(), f"{name} still has a sentinel colour"
     ecdf = np.asarray(Image.open(io.BytesIO(found["ttft-cdf.png"])).convert("RGB")).reshape(-1, 3)
     assert (np.abs(ecdf.astype(int) - [0x0B, 0x64, 0xB3]).max(axis=1) < 4).any(), "the first series' colour"
+
+
+def test_figures_are_drawn_in_the_colours_of_the_light_theme():
+    css = files("burstline.reports.page").joinpath("templates/page.css").read_text("utf-8")
+    light = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", css[: css.index("}")]))
+    assert {name: light[name] for name in VARIABLES.values()} == {name: c for c, name in VARIABLES.items()}
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):

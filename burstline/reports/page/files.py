@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -16,15 +14,13 @@ import orjson
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from matplotlib.artist import Artist
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from burstline.measure.metrics.definitions import METRICS
 from burstline.measure.metrics.sessions import turns_of
 from burstline.measure.record.rundir import Run
 from burstline.reports.blocks import Block, Folded, Plot, Side
-from burstline.reports.figures.drawing import VARIABLES, witness
+from burstline.reports.figures.drawing import PAPER, VARIABLES, witness
 from burstline.reports.formats.junit import junit
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison, alone, view_of
@@ -101,61 +97,23 @@ def standalone_svg(plot: Plot) -> str:
     """The wide drawing as a document: colours written out, on the page's paper, title and description."""
     drawing = plot.drawings[0]
     width, height = f"{drawing.width:g}", f"{drawing.height:g}"
-    body = re.sub(r"var\(--(\w+)\)", lambda found: theme()[found[1]], drawing.body)
+    colours = {name: colour for colour, name in VARIABLES.items()}
+    body = re.sub(r"var\(--(\w+)\)", lambda found: colours[found[1]], drawing.body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
         f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="system-ui, Helvetica, Arial, sans-serif">\n'
         f"<title>{escape(plot.title)}</title>\n<desc>{escape(plot.finding)}</desc>\n"
-        f'<rect width="100%" height="100%" fill="{theme()["paper"]}"/>\n{body}\n</svg>\n'
+        f'<rect width="100%" height="100%" fill="{PAPER}"/>\n{body}\n</svg>\n'
     )
-
-
-@cache
-def theme() -> dict[str, str]:
-    """The page's colours in its light theme, by the name of their CSS variable."""
-    css = files("burstline.reports.page").joinpath("templates/page.css").read_text("utf-8")
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", css[: css.index("}")]))
 
 
 def _png(figure: Figure) -> bytes:
-    for artist in figure.findobj():
-        _recolour(artist)
     for panel in figure.axes:
         panel.set_facecolor("none")
     out = io.BytesIO()
-    figure.savefig(
-        out, format="png", dpi=DOTS_PER_INCH, facecolor=theme()["paper"], metadata={"Software": None}
-    )
+    figure.savefig(out, format="png", dpi=DOTS_PER_INCH, facecolor=PAPER, metadata={"Software": None})
     return out.getvalue()
-
-
-_COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
-
-
-def _recolour(artist: Artist) -> None:
-    """Gives an artist drawn in sentinel colours those of the theme."""
-    for name in _COLOURED:
-        get, put = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
-        if get is None or put is None:
-            continue
-        colour = get()
-        if isinstance(colour, np.ndarray) and colour.ndim == 2:
-            put([_real(row) for row in colour.tolist()])
-        elif isinstance(colour, np.ndarray):
-            put(_real(colour.tolist()))
-        elif isinstance(colour, str | tuple) and colour not in ("none", "auto"):
-            put(_real(colour))
-
-
-def _real(colour: object) -> tuple[float, ...] | str:
-    """The theme's colour for a sentinel, its opacity kept; any other as it is."""
-    variable = VARIABLES.get(to_hex(colour))  # type: ignore[arg-type]
-    if variable is None:
-        return colour if isinstance(colour, str) else tuple(colour)  # type: ignore[arg-type]
-    red, green, blue = (int(theme()[variable][k : k + 2], 16) / 255 for k in (1, 3, 5))
-    opacity = colour[3] if isinstance(colour, list | tuple) and len(colour) == 4 else 1.0
-    return (red, green, blue, opacity)
 
 
 def request_frame(run: Run) -> pd.DataFrame:
