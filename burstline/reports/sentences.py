@@ -134,7 +134,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "next.all": "raise {flags} to {n}, so that all requests run at once.",
     "next.raise": "raise {flags}.",
     "next.repeat": "Next: run each of them three times (--repeats 3) to see whether this is more than noise.",
-    "next.more": "Next: run {names} {times} each{per} ({n} runs) to settle which is faster.",
+    "next.more": "Next: to settle which of {names} is faster, run each {times}{per} ({n} runs).",
     # How the words of a comparison are meant.
     "words.no-noise": "The noise between runs is unknown, so no difference is called significant: run each "
     "{n} times to measure it (`burstline run --repeats {n}`).",

@@ -131,7 +131,7 @@ def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
 
 def test_the_targets_are_told_in_words_and_why_no_more_load_meets_them(sweep):
     assert remarks(sweep)[0] == "SLOs: TTFT p50 ≤ 60 ms and TPOT p50 ≤ 12 ms."
-    best = r"Highest output that meets all SLOs: vllm \S+ tok/s per GPU at concurrency 4"
+    best = r"Highest output that meets all SLOs: \S+ tok/s per GPU at concurrency 4 with vllm"
     assert re.match(best, best_loads(sweep))
     assert "vllm first misses" in limits(sweep)
 

@@ -316,7 +316,7 @@ def _own(contender: Contender) -> str:
     figure = contender.figure(*E2E.path)
     if isinstance(figure, Absent):
         return say("no-e2e", label=contender.label)
-    return f"{contender.label} {with_unit(figure)} (E2E p50)"
+    return f"{contender.label}: {with_unit(figure)} (E2E p50)"
 
 
 def pair_words(pair: Pair, contrasts: Contrasts, *, others: bool = True) -> str:

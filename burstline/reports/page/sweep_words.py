@@ -49,7 +49,7 @@ def slos_words(texts: Iterable[str]) -> str:
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Highest output that meets all SLOs: vllm 90 tok/s at 8 req/s, 1.5x higher than tgi (60 tok/s at ...).`
+    """`Highest output that meets all SLOs: 90 tok/s at 8 req/s with vllm, 1.5x higher than tgi (...).`
 
     Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
     """
@@ -58,7 +58,7 @@ def best_loads(sweep: Sweep) -> str:
     if not known:
         return say("sweep.none", labels=" or ".join(without)) if sweep.goals else ""
     first, *others = known
-    parts = [f"{first.label} {_told(first, sweep)}"]
+    parts = [f"{_told(first, sweep)} with {first.label}"]
     for at in others:
         times = f"{number(first.output_point / at.output_point)}x higher than " if at.output_point else ""
         parts.append(f"{times}{at.label} ({_told(at, sweep)})")
