@@ -118,8 +118,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "equal": "{one} and {other} are equally fast (E2E p50 within {percent}%{ends})",
     "equally-long": "{one} and {other} take the same time (E2E p50){ends}",
     "undecided": "No significant difference between {one} and {other} (E2E p50): {one} was {times}, {ends}; "
-    "with this many runs, only differences of {percent} or more can be detected",
+    "with this many runs, only differences of {least} or more can be detected",
     "faster": "{one} is {times} than {other} (E2E p50){ends}",
+    "contrary": "but {parts} with {one}",
     "fastest": "{first} is fastest in {n} of {cases} cases: {by} faster than {next} (E2E p50).",
     "lowest": "{first} has the lowest E2E p50 in {n} of {cases} cases; {sure}.",
     "lead": "its lead is significant in {n}",

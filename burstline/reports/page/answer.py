@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from burstline.measure.record.manifest import Manifest
@@ -42,7 +43,7 @@ from burstline.reports.page.bottleneck import (
     next_step,
     not_why,
 )
-from burstline.reports.page.side_by_side import SAME_TEXT, times_of
+from burstline.reports.page.side_by_side import SAME_TEXT, detectable, times_of
 from burstline.reports.page.sweep_words import best_loads, best_numbers, limits, next_loads
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import NotReconciled
@@ -56,6 +57,8 @@ MEMORY: Final[Sequence[tuple[str, Path]]] = (
     ("host memory", ("memory", "server_peak_bytes")),
 )
 """The first that is known stands in the first sentence."""
+OTHERS: Final[tuple[Path, ...]] = (("metrics", "ttft", "p50"), ("metrics", "tpot", "p50"), OUTPUT.path)
+"""The numbers that the first sentence names where they go another way than the E2E p50."""
 MOST_LISTED: Final = 4
 """Of more cases than this the first lines name only the overall winner: the table below has each."""
 
@@ -252,7 +255,7 @@ def _case_numbers(case: Case) -> Iterator[tuple[str, str]]:
 
 def pair_numbers(case: Case, pair: Pair, contrasts: Contrasts) -> Iterator[tuple[str, str]]:
     """The numbers of the words on a pair, by their key."""
-    for path in (E2E.path, OUTPUT.path, *(path for _, path in MEMORY)):
+    for path in dict.fromkeys((E2E.path, *contrary(contrasts), OUTPUT.path, *(path for _, path in MEMORY))):
         contrast = contrasts.get(path)
         if isinstance(contrast, Contrast):
             yield case.key(" vs ".join(pair), path), times_of(contrast, *TITLES[path]).text
@@ -320,15 +323,49 @@ def _own(contender: Contender) -> str:
 
 
 def pair_words(pair: Pair, contrasts: Contrasts, *, others: bool = True) -> str:
-    """How much faster the first is, with the `others`: output and memory."""
+    """How much faster the first is, and in what it is worse; with the `others`: output and memory."""
     memory = next((own for own in MEMORY if isinstance(contrasts.get(own[1]), Contrast)), MEMORY[0])
+    against = contrary(contrasts)
     also = (("output throughput", OUTPUT.path), memory) if others else ()
-    parts = (_also(name, path, contrasts.get(path)) for name, path in also)
-    text = "; ".join(filter(None, (_faster(pair, contrasts), *parts)))
+    parts = (_also(name, path, contrasts.get(path)) for name, path in also if path not in against)
+    text = "; ".join(filter(None, (_faster(pair, contrasts), _but(pair, contrasts), *parts)))
     e2e = contrasts.get(E2E.path)
     if not isinstance(e2e, Contrast) or e2e.noise is not None:
         return text
     return f"{text}: {say('open.one-run')}"
+
+
+def contrary(contrasts: Contrasts) -> list[Path]:
+    """In which of OTHERS the first is worse; where E2E decides nothing, also in which latency better."""
+    undecided = _is_better(contrasts, E2E.path) is None
+    ways = {path: _is_better(contrasts, path) for path in OTHERS}
+    return [
+        path
+        for path, is_better in ways.items()
+        if is_better is False or (is_better and undecided and path != OUTPUT.path)
+    ]
+
+
+def _is_better(contrasts: Contrasts, path: Path) -> bool | None:
+    """Whether the first is better; None where that is open, but not only because each ran once."""
+    contrast = contrasts.get(path)
+    if not isinstance(contrast, Contrast) or times_of(contrast, *TITLES[path]).ratio.point < SAME_TEXT:
+        return None
+    if contrast.noise is None:
+        contrast = replace(contrast, answer=Decided.DIFFERENT)
+    return better(contrast, TITLES[path][1])
+
+
+def _but(pair: Pair, contrasts: Contrasts) -> str:
+    """`but TPOT p50 is 3.17x slower with vllm`, "" where nothing is."""
+    found = ((path, contrasts[path]) for path in contrary(contrasts))
+    names = {OUTPUT.path: "output throughput"}
+    parts = [
+        f"{names.get(path, TITLES[path][0])} is {times_of(each, *TITLES[path]).text}"
+        for path, each in found
+        if isinstance(each, Contrast)
+    ]
+    return say("contrary", parts=listed(parts), one=pair[0]) if parts else ""
 
 
 def _also(name: str, path: Path, contrast: Contrast | Absent | None) -> str:
@@ -353,8 +390,8 @@ def _faster(pair: Pair, contrasts: Contrasts) -> str:
     if contrast.answer == Decided.SAME:
         return say("equal", one=one, other=other, percent=number((times.ratio.point - 1) * 100), ends=ends)
     if contrast.answer == Decided.INCONCLUSIVE and contrast.noise is not None:
-        least = f"{contrast.detectable or 0.0:.0%}"
-        return say("undecided", one=one, other=other, times=times.text, ends=times.interval, percent=least)
+        least = detectable(contrast.detectable or 0.0)
+        return say("undecided", one=one, other=other, times=times.text, ends=times.interval, least=least)
     if times.ratio.point < SAME_TEXT:
         return say("equally-long", one=one, other=other, ends=ends)
     return say("faster", one=one, times=times.text, other=other, ends=ends)

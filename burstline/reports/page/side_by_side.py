@@ -173,9 +173,13 @@ def _against(contrast: Contrast | Absent | None, headline: Headline, key: str) -
     times = times_of(contrast, headline.title, headline.better)
     detail = " ".join(filter(None, (times.interval, contrast.answer)))
     if times.interval and contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
-        share = contrast.detectable
-        detail += f"; can detect {f'{share:.0%}' if share < 1 else f'{number(1 + min(share, 999))}×'}"
+        detail += f"; can detect {detectable(contrast.detectable)}"
     return Cell(times.text, detail=detail, key=key, unit=times.word)
+
+
+def detectable(share: float) -> str:
+    """The least difference that would be detected: `7%`, `2.76×`."""
+    return f"{share:.0%}" if share < 1 else f"{number(1 + min(share, 999))}×"
 
 
 def beside_others(comparison: Comparison) -> list[Block]:
