@@ -27,7 +27,7 @@ from burstline.roofline.predict.forecast import Score
 
 def headline(comparison: Comparison, view: View) -> list[Block]:
     """What a terminal shows at the end of a run: the answer, the verdict and SLOs, the percentiles."""
-    numbers = [*headline_latencies(view, ""), *session_tables(view.summary)]
+    numbers = [*headline_latencies(view, ""), *session_tables(view)]
     score = view.summary.forecast
     forecast = [score_line(score)] if isinstance(score, Score) else []
     return [answer(comparison), run_banner(view.summary), *numbers, *forecast, _outcomes(view.summary)]

@@ -243,9 +243,9 @@ def whole_run(summary: Summary) -> Table:
     )
 
 
-def session_tables(summary: Summary) -> list[Block]:
+def session_tables(view: View) -> list[Block]:
     """Whole sessions, and one row for each turn by its place in them; none without sessions."""
-    sessions, notes = summary.sessions, list[str]()
+    sessions, notes = view.summary.sessions, list[str]()
     if sessions is None:
         return []
     turns = sessions.by_turn
@@ -274,7 +274,7 @@ def session_tables(summary: Summary) -> list[Block]:
     titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
     columns = tuple(Column(title, k > 0) for k, title in enumerate(["Turn", "Served", *titles]))
     by_turn = Table("Turns by their place in the session", columns, rows, notes=tuple(notes))
-    return [group_table("Whole sessions", summary, "sessions"), by_turn]
+    return [group_table("Whole sessions", view.summary, "sessions"), by_turn]
 
 
 def glossary_table() -> Table:

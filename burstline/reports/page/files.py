@@ -25,7 +25,7 @@ from burstline.reports.formats.junit import junit
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.page.digest import comparison_json, digest
-from burstline.reports.page.page import page_sections, render
+from burstline.reports.page.page import page_over, render
 
 DOTS_PER_INCH = 144
 """Twice the size on the page: sharp on today's screens."""
@@ -73,7 +73,8 @@ def figure_files(comparison: Comparison) -> dict[str, bytes]:
     bitmaps: dict[str, bytes] = {}
     seen = witness.set(lambda name, figure: bitmaps.update({name: _png(figure)}))
     try:
-        plots = [plot for section in page_sections(comparison) for plot in plots_in(section.blocks())]
+        page = page_over(comparison)
+        plots = [*page.pictures, *(p for section in page.sections for p in plots_in(section.blocks()))]
     finally:
         witness.reset(seen)
     found: dict[str, bytes] = {}

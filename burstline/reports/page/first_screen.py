@@ -57,21 +57,28 @@ def tiles(view: View) -> list[Tile]:
 
 def _how_fast(view: View) -> Tile:
     """`13.7 s, then 115 ms per token`: the medians, or the means of too few requests for a median."""
-    words = {"ttft": "{}", "tpot": "then {} per token"} if view.is_generating else {"e2e": "{}"}
-    for p in ("p50", "mean"):
-        figures = {key: view.summary.figure("metrics", key, p) for key in words}
-        shown = {key: f for key, f in figures.items() if isinstance(f, Estimate) and np.isfinite(f.point)}
-        if shown:
-            break
-    told = {key: with_unit(figure) for key, figure in shown.items()}
-    ends = {key: interval(figure, scale_of([figure])) for key, figure in shown.items()}
+    p = next((p for p in ("p50", "mean") if speed_figures(view, p)), "mean")
+    value, numbers = speed(view, p)
+    ends = {key: interval(f, scale_of([f])) for key, f in speed_figures(view, p).items()}
     names = ", ".join(f"{title_of(key)} {p} {end}".rstrip() for key, end in ends.items())
-    numbers: Numbers = tuple((f"metrics.{key}.{p}", text) for key, text in told.items())
     e2e = ((p, view.summary.figure("metrics", "e2e", p)) for p in ("p95", "p99", "p50"))
     also = ((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate))
-    value = ", ".join(words[key].format(text) for key, text in told.items())
     detail = f"{names}. {tail(view.summary, view.manifest)}".strip()
     return Tile("How fast?", value, detail, (*numbers, *also))
+
+
+def speed_figures(view: View, p: str) -> dict[str, Estimate]:
+    """The latencies that say how fast a run is, at a percentile, by metric; those that are known."""
+    keys = ("ttft", "tpot") if view.is_generating else ("e2e",)
+    figures = {key: view.summary.figure("metrics", key, p) for key in keys}
+    return {key: f for key, f in figures.items() if isinstance(f, Estimate) and np.isfinite(f.point)}
+
+
+def speed(view: View, p: str) -> tuple[str, Numbers]:
+    """`13.7 s, then 115 ms per token` at a percentile, and its numbers; "" where none is known."""
+    told = {key: with_unit(figure) for key, figure in speed_figures(view, p).items()}
+    parts = (f"then {text} per token" if key == "tpot" else text for key, text in told.items())
+    return ", ".join(parts), tuple((f"metrics.{key}.{p}", text) for key, text in told.items())
 
 
 def _load(view: View) -> Tile:
@@ -111,14 +118,19 @@ def _next(view: View) -> Tile:
     """The first step: after a valid run by what limited it, else what the verdict advises."""
     verdict = view.summary.verdict
     if verdict.state == State.VALID:
-        step = next_by(view).removeprefix("Next: ")
+        step = next_by(view)
     else:
         step = next((reason.advice for reason in verdict.reasons if reason.advice), "")
-    value, rest = step, ""
     if len(step) > LONG and verdict.state == State.FAILED:
-        value, rest = "Find out why requests failed", step
-    elif found := re.search(r"[,.;] (?=which |so that |[A-Z])", step):
-        value, rest = step[: found.start()], step[found.end() :]
+        return Tile("What next?", "Find out why requests failed", step)
+    return next_tile(step)
+
+
+def next_tile(step: str) -> Tile:
+    """A step as the answer to what to do next: its first clause, and the rest below."""
+    step = step.removeprefix("Next: ")
+    found = re.search(r"[,.;] (?=which |so that |[A-Z])", step)
+    value, rest = (step[: found.start()], step[found.end() :]) if found else (step, "")
     return Tile("What next?", f"{value[:1].upper()}{value[1:]}".removesuffix("."), rest)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import geometric_mean
 from typing import Any, Final
 
@@ -14,14 +13,14 @@ from burstline.measure.record.verdict import Reason
 from burstline.measure.stats import significance
 from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.sequential import FALSE_ALARMS, LASTING, Look
-from burstline.reports.blocks import Answer, Banner, Block, Command, Note, Plot, Table, Tile, table
+from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, Tile, table
 from burstline.reports.figures.contenders import RunDot, history
 from burstline.reports.formats.junit import JUnitCase
 from burstline.reports.model.comparison import Case, Comparison, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
 from burstline.reports.number_format import counted, point, scale_of
-from burstline.reports.page import compared
-from burstline.reports.page.page import PageSection, common_facts, document
+from burstline.reports.page.first_screen import next_tile
+from burstline.reports.page.page import Page, PageSection, case_sections, common_facts
 from burstline.reports.page.side_by_side import side_by_side
 
 STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
@@ -51,31 +50,23 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
     plots = [each for each in blocks if isinstance(each, Plot)]
     shown: list[Block] = [each for each in blocks if not isinstance(each, Plot)]
     facts: tuple[str, ...] = (f"{counted(len(judged.runs), 'run')} of one series",)
-    evidence = []
+    sections = [PageSection("numbers", "", "What was measured?", lambda: shown)]
     if case is not None:
         facts = tuple(common_facts(Comparison("", (case,))))
         shown += [side_by_side(replace(case, contrasts={}))]  # the gate alone says which is better
-        evidence = [
-            ("differences", "Were the conditions equal?", compared.differences(case, "")),
-            ("shape", "How are the latencies distributed?", compared.shape(case, "")),
-            ("runs", "Which runs were compared?", compared.runs(case, "")),
-        ]
-    sections = [("numbers", "What was measured?", shown), *evidence, ("again", "Reproduce", [reproduce])]
+        sections += list(case_sections(case))[1:]
+    sections += [PageSection("again", "", "Reproduce", lambda: [reproduce])]
     who = f"{BASELINE} and {CANDIDATE}" if case is not None else "the newest run of a series"
-    return document(
+    return Page(
         title=f"Gate: {who}",
         facts=facts,
-        answer=Answer(sentence(judged)),
         verdict=verdict,
         tiles=_tiles(judged),
         pictures=plots,
-        sections=[
-            PageSection(name, "", question, partial(list, own), True) for name, question, own in sections
-        ],
+        sections=[replace(section, folded=True) for section in sections],
         summary=gate_json(judged),
         digest=made,
-        made_from="these runs",
-    )
+    ).html()
 
 
 def _tiles(judged: Judged) -> list[Tile]:
@@ -86,16 +77,12 @@ def _tiles(judged: Judged) -> list[Tile]:
     runs, of, rest = next(iter(notes), "None counts").partition(" of runs")
     if judged.runs:
         runs, of, rest = counted(len(judged.runs), "run"), "of the series", ""
-    step = NEXT[judged.outcome][bool(judged.runs)]
-    more = ""
-    if not step:
-        advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
-        step, _, more = advice.partition(". ")
+    advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
     tiles = [
         Tile("What changed?", value, ends),
         Tile("From what runs?", runs, f"{of}{rest}".strip().capitalize()),
         Tile("What is the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
-        Tile("What next?", step.rstrip("."), more),
+        next_tile(NEXT[judged.outcome][bool(judged.runs)] or advice),
     ]
     return [tile for tile in tiles if tile.value]
 
