@@ -13,7 +13,6 @@ import numpy as np
 import orjson
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from burstline.measure.metrics.definitions import METRICS
@@ -21,7 +20,6 @@ from burstline.measure.metrics.sessions import turns_of
 from burstline.measure.record.rundir import Run
 from burstline.reports.blocks import Block, Folded, Plot, Side
 from burstline.reports.figures.drawing import PAPER, VARIABLES, witness
-from burstline.reports.formats.junit import junit
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.page.digest import comparison_json, digest
@@ -31,21 +29,13 @@ DOTS_PER_INCH = 144
 """Twice the size on the page: sharp on today's screens."""
 
 
-def _parquet(run: Run) -> dict[str, bytes]:
-    out = io.BytesIO()
-    pq.write_table(run.record_table, out, compression="zstd")
-    return {"records.parquet": out.getvalue()}
-
-
 def _figures(run: Run) -> dict[str, bytes]:
     return {f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()}
 
 
 FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
-    "parquet": _parquet,
     "csv": lambda run: {"records.csv": records_csv(run)},
     "markdown": lambda run: {"summary.md": markdown(digest(alone(view_of(run)))).encode()},
-    "junit": lambda run: {"junit.xml": junit(view_of(run)).encode()},
     "figures": _figures,
 }
 """By format, what makes its files of a run: their contents by name."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
@@ -15,7 +16,6 @@ from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.sequential import FALSE_ALARMS, LASTING, Look
 from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, Tile, table
 from burstline.reports.figures.contenders import RunDot, history
-from burstline.reports.formats.junit import JUnitCase
 from burstline.reports.model.comparison import Case, Comparison, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
 from burstline.reports.number_format import counted, point, scale_of
@@ -186,17 +186,23 @@ def _pairs(judged: Judged, number: Number) -> Plot:
     return history(name, title, "ratio", dots, finding, of=of, explained=PAIRS_EXPLAINED)
 
 
-def gate_cases(judged: Judged) -> list[JUnitCase]:
-    """One test case for each number that is judged: worse is a failure, undecided an error."""
+def gate_junit(judged: Judged, lasted_s: float) -> str:
+    """JUnit XML: a test case for each number that is judged; worse is a failure, undecided an error."""
     reasons = "\n".join(f"{each.text} {each.advice}".strip() for each in judged.reasons)
-    cases = []
+    suite = ET.Element("testsuite", name="burstline gate", skipped="0", time=f"{lasted_s:.3f}", timestamp="")
     for number in judged.numbers:
         outcome, told = judged.outcome, reasons or judged.outcome
         if number.look is not None:
             outcome, told = number.outcome, _told(judged, number, number.look)
+        case = ET.SubElement(suite, "testcase", classname="burstline.gate", name=number.headline.title)
         kind = STATES[outcome][2]
-        cases.append(JUnitCase("burstline.gate", number.headline.title, kind, outcome, outcome, told))
-    return cases
+        why = {"message": str(outcome), "type": str(outcome)} if kind else {}
+        ET.SubElement(case, kind or "system-out", why).text = told
+    for kind in ("failure", "error"):
+        suite.set(f"{kind}s", str(len(suite.findall(f"testcase/{kind}"))))
+    suite.set("tests", str(len(suite)))
+    ET.indent(suite)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(suite, encoding="unicode")}\n'
 
 
 def gate_json(judged: Judged) -> dict[str, Any]:
