@@ -5,9 +5,9 @@ Every format renders the same blocks: HTML (`page/templates/blocks.html.j2`), te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from burstline.measure.record.verdict import Reason
 
@@ -72,14 +72,24 @@ class Table:
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], *, text: Sequence[int] = (0,)
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Row | Iterable[str | Cell]],
+    *,
+    text: Container[int] = (0,),
+    **more: Any,
 ) -> Table:
-    """A table of plain cells; `text` are the indices of the columns that hold words."""
+    """A table of plain cells; `text` are the indices of the columns of words, `more` are its other fields."""
     return Table(
         caption,
         tuple(Column(title, k not in text) for k, title in enumerate(columns)),
-        tuple(Row(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)) for row in rows),
+        tuple(row if isinstance(row, Row) else Row(tuple(map(_cell, row))) for row in rows),
+        **more,
     )
+
+
+def _cell(cell: str | Cell) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell(cell)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ Below them are the series that the timeline draws, in bins of equal width, in se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import cycle
 
@@ -49,20 +49,15 @@ def head_room(width: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesLine:
-    """One series of a timeline's panel, "" where the title names it: a value per bin, NaN where none is."""
-
-    label: str
-    values: Floats
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of a timeline; `unit` is the stored unit of its lines."""
+    """One panel of a timeline: by name, "" where the title says it, a value per bin, NaN where none is.
+
+    `unit` is the stored unit of its lines.
+    """
 
     title: str
     unit: str
-    lines: tuple[SeriesLine, ...]
+    lines: Mapping[str, Floats]
 
 
 Span = tuple[float, float, str]
@@ -77,7 +72,7 @@ def timeline(
     greyed: Sequence[Span] = (),
 ) -> Plot:
     """Panels over one shared time axis in bins of equal width; `marks` are instants (s) worth a line."""
-    scales = [scale_for(p.unit, [_greatest(line.values) for line in p.lines]) for p in panels]
+    scales = [scale_for(p.unit, map(_greatest, p.lines.values())) for p in panels]
 
     def draw(name: str, width: float) -> Drawing:
         narrow = width < WIDE
@@ -123,30 +118,35 @@ def grey(panels: Sequence[Axes], spans: Sequence[Span], end: float) -> None:
 
 
 def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
-    for k, (line, color, dashes) in enumerate(zip(panel.lines, cycle(SERIES), cycle(DASHES), strict=False)):
-        values = line.values / scale.divisor
+    styles = zip(panel.lines.items(), cycle(SERIES), cycle(DASHES), strict=False)
+    for k, ((label, stored), color, dashes) in enumerate(styles):
+        values = stored / scale.divisor
         # The first of several is broad: another line on top of it, as "waiting" often is, leaves it visible.
         broad = len(panel.lines) > 1 and k == 0
-        axis.stairs(values, edges, baseline=None, label=line.label, color=color, linestyle=dashes,
+        axis.stairs(values, edges, baseline=None, label=label, color=color, linestyle=dashes,
                     linewidth=5 if broad else 1.8, alpha=0.45 if broad else 1)  # fmt: skip
         if len(panel.lines) == 1:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
-    greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
+    greatest = max(map(_greatest, panel.lines.values())) / scale.divisor
     axis.set_ylim(0, 100 if panel.unit == "fraction" else greatest * 1.08 or 1)
     if not panel.unit:
         axis.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    head(axis, _with_unit(panel.title, scale), named=any(line.label for line in panel.lines))
+    head(axis, _with_unit(panel.title, scale), named=any(panel.lines))
 
 
 def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Scale]) -> Table:
-    shown = [(p, line, scale) for p, scale in zip(panels, scales, strict=True) for line in p.lines]
-    titles = [_with_unit(": ".join(filter(None, (p.title, line.label))), scale) for p, line, scale in shown]
+    shown = [
+        (": ".join(filter(None, (panel.title, label))), values, scale)
+        for panel, scale in zip(panels, scales, strict=True)
+        for label, values in panel.lines.items()
+    ]
+    titles = [_with_unit(title, scale) for title, _, scale in shown]
     rows = [
-        [f"{edges[k]:g}", *(number(line.values[k] / scale.divisor) for _, line, scale in shown)]
+        [f"{edges[k]:g}", *(number(values[k] / scale.divisor) for _, values, scale in shown)]
         for k in range(len(edges) - 1)
     ]
-    made = table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
-    return replace(made, id="timeline-numbers")
+    caption = f"The timeline in bins of {edges[1] - edges[0]:g} s"
+    return table(caption, ["From (s)", *titles], rows, text=(), id="timeline-numbers")
 
 
 def outline(y: Floats, most: int) -> Ints:

@@ -11,20 +11,7 @@ from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.comparable import UNSAID, Fact
-from burstline.reports.blocks import (
-    Block,
-    Cell,
-    Column,
-    Findings,
-    Folded,
-    Note,
-    Numbers,
-    Plot,
-    Row,
-    Side,
-    Table,
-    table,
-)
+from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Numbers, Plot, Side, Table, table
 from burstline.reports.figures.contenders import Ratio, forest
 from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
 from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
@@ -176,18 +163,18 @@ def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
     if len(cases) < 2:
         return None
     labels = list(dict.fromkeys(label for case in cases for label in case.labels))
-    rows = [Row((Cell("Comparable?"), *(_state(case, anchors[id(case)]) for case in cases)))]
+    rows: list[list[str | Cell]] = [["Comparable?", *(_state(case, anchors[id(case)]) for case in cases)]]
     for label in labels:
         known = [next((c for c in case.contenders if c.label == label), None) for case in cases]
         cells = (_grid_cell(case, contender) for case, contender in zip(cases, known, strict=True))
-        rows.append(Row((Cell(label), *cells)))
+        rows.append([label, *cells])
     limited = (" ".join(limits_of([case], brief=True)) or "–" for case in cases)
-    rows.append(Row((Cell("What limited each"), *(Cell(limit, tone="wrap") for limit in limited))))
-    columns = (Column("Contender", False), *(Column(case.name or "all", False) for case in cases))
+    rows.append(["What limited each", *(Cell(limit, tone="wrap") for limit in limited)])
+    columns = ["Contender", *(case.name or "all" for case in cases)]
     figures = [contender.figure(*E2E.path) for case in cases for contender in case.contenders]
     has_intervals = any(interval(figure, scale_of([figure])) for figure in figures)
     caption = f"E2E p50 {'with its 95% interval ' if has_intervals else ''}and the output rate in each case"
-    return Table(caption, columns, tuple(rows))
+    return table(caption, columns, rows, text=range(len(columns)))
 
 
 def _state(case: Case, anchor: str) -> Cell:

@@ -15,7 +15,7 @@ from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tol
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.serial_correlation import NARROW
-from burstline.reports.blocks import LATENCIES, Block, Cell, Column, Note, Row, Table, table
+from burstline.reports.blocks import LATENCIES, Block, Cell, Note, Row, Table, table
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
     ARROWS,
@@ -72,19 +72,14 @@ def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) 
     ]
     errors = ["instrument_error"] if any("instrument_error" in row for row in figures.values()) else []
     notes: list[str] = []
-    rows = tuple(
-        Row(tuple(_latency_cells(key, row, graded.get(key, {}), columns, errors, notes)))
+    rows = [
+        [*_latency_cells(key, row, graded.get(key, {}), columns, errors, notes)]
         for key, row in figures.items()
-    )
+    ]
     titles = ["Latency", "Unit", *(COLUMNS[p] for p in columns), *("± instrument" for _ in errors), "n"]
     known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
-    return Table(
-        caption,
-        tuple(Column(title, k > 1) for k, title in enumerate(titles)),
-        rows,
-        remark=_of_intervals({figure.note or "" for figure in known}),
-        notes=tuple(notes),
-    )
+    remark = _of_intervals({figure.note or "" for figure in known})
+    return table(caption, titles, rows, text=(0, 1), remark=remark, notes=tuple(notes))
 
 
 def _of_intervals(notes: set[str]) -> str:
@@ -170,9 +165,8 @@ def group_table(caption: str, summary: Summary, name: str) -> Table:
     """The section `name` of the summary, one figure a row; absent ones are named below, with the reasons."""
     shown = list(getattr(summary, name).rows())
     known = [row for row in shown if isinstance(row.figure, Estimate)]
-    columns = (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False))
-    rows = tuple(Row(tuple(_group_cells(row, f"{name}.{row.name}"))) for row in known)
-    return Table(caption, columns, rows, remark=_absent(shown))
+    rows = (_group_cells(row, f"{name}.{row.name}") for row in known)
+    return table(caption, ["What", "Value", "Unit"], rows, text=(0, 2), remark=_absent(shown))
 
 
 def _absent(rows: Iterable[NamedFigure]) -> str:
@@ -257,29 +251,27 @@ def session_tables(view: View) -> list[Block]:
         ("From the cache", [turn.cached_fraction for turn in turns], True),
     ]
     scales = [scale_of(figures, share=share) for _, figures, share in shown]
-    rows = tuple(
-        Row(
-            (
-                Cell(f"{turn.turn}"),
-                Cell(f"{turn.ok:,} of {turn.requests:,}"),
-                *(
-                    _value(figures[k], scale, f"sessions.{turn.turn}.{title}", notes)
-                    for (title, figures, _), scale in zip(shown, scales, strict=True)
-                ),
-            )
-        )
+    rows: list[list[str | Cell]] = [
+        [
+            f"{turn.turn}",
+            f"{turn.ok:,} of {turn.requests:,}",
+            *(
+                _value(figures[k], scale, f"sessions.{turn.turn}.{title}", notes)
+                for (title, figures, _), scale in zip(shown, scales, strict=True)
+            ),
+        ]
         for k, turn in enumerate(turns)
-    )
+    ]
     units = [f" ({scale.unit})" if scale.unit else "" for scale in scales]
     titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
-    columns = tuple(Column(title, k > 0) for k, title in enumerate(["Turn", "Served", *titles]))
-    by_turn = Table("Turns by their place in the session", columns, rows, notes=tuple(notes))
+    caption = "Turns by their place in the session"
+    by_turn = table(caption, ["Turn", "Served", *titles], rows, notes=tuple(notes))
     return [group_table("Whole sessions", view.summary, "sessions"), by_turn]
 
 
 def glossary_table() -> Table:
     better = {"lower": "↓ lower", "higher": "↑ higher"}
-    rows = tuple(
+    rows = [
         Row(
             (
                 Cell(metric.title),
@@ -290,9 +282,9 @@ def glossary_table() -> Table:
             id=f"def-{key}",
         )
         for key, metric in METRICS.items()
-    )
-    columns = tuple(Column(title, numeric=False) for title in ("Metric", "Formula", "Unit", "Source"))
-    return Table("What every number means", columns, rows)
+    ]
+    columns = ["Metric", "Formula", "Unit", "Source"]
+    return table("What every number means", columns, rows, text=range(len(columns)))
 
 
 def formula(text: str) -> Markup:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
@@ -134,7 +133,7 @@ def _bounds(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Table:
     columns = ["Op", "M × N × K", "FLOPs", "Bytes", "FLOP/B", "Ridge", "Bound", *times]
     columns += ["Achieved", "Moved", "Of the step"]
     caption = f"What bounds each op of a typical step of {phase.phase}, on {device.name} in {device.dtype}"
-    return replace(table(caption, columns, rows, text=(0, 6)), id=f"{of}bounds-{phase.phase}")
+    return table(caption, columns, rows, text=(0, 6), id=f"{of}bounds-{phase.phase}")
 
 
 def _shape(op: OpRow) -> str:

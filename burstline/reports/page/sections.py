@@ -19,7 +19,6 @@ from burstline.measure.verdict.replies import audit_sentence
 from burstline.reports.blocks import (
     Block,
     Cell,
-    Column,
     Command,
     Folded,
     Note,
@@ -31,7 +30,7 @@ from burstline.reports.blocks import (
 )
 from burstline.reports.figures import ecdf, run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
-from burstline.reports.figures.run_figures import Panel, SeriesLine
+from burstline.reports.figures.run_figures import Panel
 from burstline.reports.model.comparison import QUANTILES, Contender, Shown, View
 from burstline.reports.number_format import count, counted, duration, number, scale_for
 from burstline.reports.page.answer import counted_apart
@@ -135,7 +134,7 @@ def when(view: View) -> list[Block]:
     first_s = c.first_s[c.ok]
     drained = is_burst(view) and isinstance(view.summary.burst.drain_s, Estimate)
     marks = [(float(first_s.max()), "last first token")] if drained else []
-    most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
+    most, fastest = (next(iter(panel.lines.values())).max() for panel in panels[:2])
     numbers = (
         ("timeline.in_flight_max", counted(most, "request")),
         ("timeline.output_max_tok_per_s", f"{number(fastest)} tok/s"),
@@ -174,20 +173,16 @@ def _edges(view: View) -> Floats | None:
 def _panels(view: View, edges: Floats) -> list[Panel]:
     telemetry = view.run.watched
 
-    def lines(*wanted: tuple[str, str, str]) -> tuple[SeriesLine, ...]:
-        found = [
-            SeriesLine(label, run_figures.level(telemetry, source, name, edges))
-            for source, name, label in wanted
-        ]
-        return tuple(line for line in found if np.isfinite(line.values).any())
+    def lines(*wanted: tuple[str, str, str]) -> dict[str, Floats]:
+        found = {label: run_figures.level(telemetry, source, name, edges) for source, name, label in wanted}
+        return {label: values for label, values in found.items() if np.isfinite(values).any()}
 
     devices = ((device, "memory_used_bytes", device) for device in telemetry.devices())
-    in_flight = SeriesLine("in flight", run_figures.in_flight(view.columns, edges))
-    output = SeriesLine("", run_figures.tokens_per_s(view.columns, edges))
+    in_flight = run_figures.in_flight(view.columns, edges)
     return [
-        Panel("Requests", "", (in_flight, *lines(*QUEUE))),
-        Panel("Output tokens", "tok/s", (output,)),
-        Panel("Memory", "bytes", (*(lines(SERVER) or lines(SAID)), *lines(CLIENT, *devices))),
+        Panel("Requests", "", {"in flight": in_flight, **lines(*QUEUE)}),
+        Panel("Output tokens", "tok/s", {"": run_figures.tokens_per_s(view.columns, edges)}),
+        Panel("Memory", "bytes", {**(lines(SERVER) or lines(SAID)), **lines(CLIENT, *devices)}),
         Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", ""))),
     ]
 
@@ -284,13 +279,7 @@ def _request_table(view: View) -> Table:
         texts += [_count(c.prompt_tok[k]), _count(c.output_tok[k]), _words(reasons[k])]
         rows.append(Row(tuple(map(Cell, texts)), id=f"r{k}"))
     words = {0, 1, len(titles) - 1}
-    return Table(
-        _listed(view.shown),
-        tuple(Column(title, k not in words) for k, title in enumerate(titles)),
-        tuple(rows),
-        sortable=True,
-        id=ALL_REQUESTS,
-    )
+    return table(_listed(view.shown), titles, rows, text=words, sortable=True, id=ALL_REQUESTS)
 
 
 def _listed(shown: Shown) -> str:

@@ -10,7 +10,7 @@ from burstline.measure.stats.across_runs import LEAST_RUNS
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.significance import MARGIN, Answer, Contrast
 from burstline.measure.verdict.certificate import Printed
-from burstline.reports.blocks import Block, Cell, Column, Findings, Row, Table, table
+from burstline.reports.blocks import Block, Cell, Findings, Table, table
 from burstline.reports.model.comparison import (
     HEADLINES,
     TITLES,
@@ -114,7 +114,7 @@ def side_by_side(case: Case) -> Table:
         if is_noise_known:
             text, key = "" if noise is None else f"{noise:.1%}", case.key("noise", headline.path)
             cells.append(Cell(text, key=key, unit="%"))
-        rows.append(Row(tuple(cells)))
+        rows.append(cells)
     titles = [*case.labels, *(f"{one} vs {other}" for (one, other), _ in pairs)]
     titles += ["A/A noise"] if is_noise_known else []
     notes = list(remarks(list(case.contrasts.values())))
@@ -122,12 +122,9 @@ def side_by_side(case: Case) -> Table:
         notes.append(say("words.best"))
     if is_noise_known:
         notes.append(say("words.noise"))
-    return Table(
-        f"{case.name or 'Side by side'}{': 95% intervals in brackets' if _has_intervals(case) else ''}",
-        (Column("Number", False), Column("Unit", False), *map(Column, titles)),
-        tuple(rows),
-        remark=" ".join(notes),
-    )
+    brackets = ": 95% intervals in brackets" if _has_intervals(case) else ""
+    caption = f"{case.name or 'Side by side'}{brackets}"
+    return table(caption, ["Number", "Unit", *titles], rows, text=(0, 1), remark=" ".join(notes))
 
 
 def _has_intervals(case: Case) -> bool:

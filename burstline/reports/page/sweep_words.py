@@ -11,7 +11,7 @@ from burstline.measure.metrics.definitions import METRICS
 from burstline.measure.metrics.slo import WHOLE_RUN, Goal, parse_goal
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate, Figure, inverse
-from burstline.reports.blocks import MARKS, Cell, Column, Row, Table
+from burstline.reports.blocks import MARKS, Cell, Table, table
 from burstline.reports.model.comparison import OUTPUT
 from burstline.reports.model.sweep_load import KINDS
 from burstline.reports.model.sweeps import Point, Sweep
@@ -279,11 +279,10 @@ def remarks(sweep: Sweep) -> list[str]:
 def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
     """Every load of every contender; loads that `anchors` knows link there."""
     costs = [(cost, cost.scale(sweep.points)) for cost in costs_of(sweep)]
-    columns = [Column(title, numeric=False) for title in (KINDS[sweep.kind][0], "Contender")]
-    columns += [Column(f"{sweep.output_title} ↑")]
-    columns += [Column(f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}") for cost, scale in costs]
-    columns += [Column("SLOs", numeric=False)] if sweep.goals else []
-    columns += [Column("Reliable?", numeric=False)]
+    columns = [KINDS[sweep.kind][0], "Contender", f"{sweep.output_title} ↑"]
+    columns += [f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}" for cost, scale in costs]
+    words = (0, 1, len(columns), len(columns) + 1)
+    columns += ["SLOs", "Reliable?"] if sweep.goals else ["Reliable?"]
     rows = []
     for at in sorted(sweep.points, key=lambda at: at.load):
         load = str(at.load)
@@ -296,8 +295,8 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
         if sweep.goals:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
             cells.append(Cell(result, detail=slos_words(at.missed)))
-        rows.append(Row((*cells, Cell(", ".join(at.doubts) or "yes"))))
-    return Table("Every load; 95% intervals in brackets", tuple(columns), tuple(rows), sortable=True)
+        rows.append([*cells, Cell(", ".join(at.doubts) or "yes")])
+    return table("Every load; 95% intervals in brackets", columns, rows, text=words, sortable=True)
 
 
 def sweep_json(sweep: Sweep) -> dict[str, Any]:
