@@ -13,12 +13,7 @@ from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.number_format import counted
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner, case_banner, case_state, run_banner
-from burstline.reports.page.estimate_tables import (
-    headline_latencies,
-    score_line,
-    session_tables,
-    whole_run,
-)
+from burstline.reports.page.estimate_tables import headline_latencies, score_line, session_tables, whole_run
 from burstline.reports.page.side_by_side import beside_others, contrast_json, side_by_side
 from burstline.reports.page.sweep_words import all_loads, remarks, sweep_json
 from burstline.reports.sentences import say

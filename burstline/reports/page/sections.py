@@ -16,18 +16,7 @@ from burstline.measure.record.record import NO_FAILURES, outcome_words
 from burstline.measure.record.summary import PrefixCache
 from burstline.measure.stats.figure import Absent, Estimate, known
 from burstline.measure.verdict.replies import audit_sentence
-from burstline.reports.blocks import (
-    Block,
-    Cell,
-    Command,
-    Folded,
-    Note,
-    Plot,
-    Row,
-    Side,
-    Table,
-    table,
-)
+from burstline.reports.blocks import Block, Cell, Command, Folded, Note, Plot, Row, Side, Table, table
 from burstline.reports.figures import ecdf, run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
 from burstline.reports.figures.run_figures import Panel
