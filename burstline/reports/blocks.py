@@ -16,9 +16,6 @@ MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 LATENCIES = "latencies"
 """The table with the numbers of the figure of percentiles, by id."""
 
-Numbers = tuple[tuple[str, str], ...]
-"""Keys of numbers, and the words that show them in a sentence."""
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -124,11 +121,11 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of the page: what it shows, its result in words, how to read it, and its numbers.
+    """A figure of the page: what it shows, its result in words, how to read it, and its table.
 
     `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
     table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand
-    along the figure's y axis, from 1. `numbers` are those of the finding, as (key, text), in their order.
+    along the figure's y axis, from 1.
     """
 
     kind: ClassVar[str] = "plot"
@@ -139,7 +136,6 @@ class Plot:
     drawings: tuple[Drawing, ...]
     table: Table | str
     rows: tuple[int, ...] = ()
-    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,25 +175,20 @@ class Banner:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A question and its short answer, with a line of `detail`; `numbers` are those in both."""
+    """A question and its short answer, with a line of `detail`."""
 
     label: str
     value: str
     detail: str
-    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the page says first: one sentence, and under it what limits it or what to look at next.
-
-    `numbers` are those of the summary in them, as (key, text), in their order.
-    """
+    """What the page says first: one sentence, and under it what limits it or what to look at next."""
 
     kind: ClassVar[str] = "answer"
     sentence: str
     details: tuple[str, ...] = ()
-    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)

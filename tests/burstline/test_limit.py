@@ -239,7 +239,7 @@ def test_each_of_several_searches_is_named_in_the_answer(result):
 
 
 @pytest.mark.parametrize("state", ["confirmed", "open", "lost", "none", "none seen", "several"])
-def test_every_number_of_a_search_has_a_key_with_one_value(result, burst_run, state):
+def test_every_number_of_a_searchs_tables_has_a_key_with_one_value(result, burst_run, state):
     found = {
         "open": replace(FOUND, high=None, more_requests=5000),
         "lost": replace(FOUND, high=None, probes=(*PROBES, *LOST)),
@@ -255,11 +255,6 @@ def test_every_number_of_a_search_has_a_key_with_one_value(result, burst_run, st
         values.setdefault(key, set()).add(value_of(words, unit))
     assert {key: found for key, found in values.items() if len(found) > 1} == {}
     assert len(values) > 3
-    sentences = re.findall(r'<div class="answer">.*?</div>|<figcaption>.*?</figcaption>', page, re.DOTALL)
-    asked = r"T\w+ p\d+ ≤ [\d.]+ \w+|At [\d.]+ req/s: .*|95% interval"
-    for html in sentences:
-        bare = re.sub(r"<[^>]+>", "", re.sub(r"<span data-key.*?</span>", "", html))
-        assert re.findall(r"(?<![\w.])\d[\d.,]*", re.sub(asked, "", bare)) == [], html
     cells = re.findall(r"<td[^>]*>[^<]*", page)
     numbers = [cell for cell in cells if re.search(r">[\d.,]+%?$", cell) and "data-key" not in cell]
     assert all(re.fullmatch(r"<td[^>]*>[12]", cell) for cell in numbers), "only a probe's number has no key"

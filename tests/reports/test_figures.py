@@ -120,7 +120,7 @@ def test_where_time_goes_are_the_means_of_each_group():
 
 def test_few_requests_are_dots_and_an_interval_without_an_end_is_an_arrow():
     def shown(known):
-        return first_screen.ranges({"TTFT": known}, {"TTFT": np.array([0.2, 0.3])}, {}, "", ())
+        return first_screen.ranges({"TTFT": known}, {"TTFT": np.array([0.2, 0.3])}, {}, "")
 
     assert "200 to 300 ms" in shown({}).drawings[0].body
     open_end = Estimate(0.2, 0.1, None, 0.95, 99, "s")

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from burstline.measure.record.columns import Floats
 from burstline.measure.stats.figure import Estimate
 from burstline.measure.stats.quantiles import quantile
-from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
+from burstline.reports.blocks import Drawing, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
@@ -51,13 +51,12 @@ NO_BOUNDS: Mapping[str, float] = {}
 class Curve:
     """One contender's requests: +inf is a failed one, NaN is left out.
 
-    `known` are its percentiles, s; `key` begins the keys of its numbers: `metrics.ttft`.
+    `known` are its percentiles, s.
     """
 
     label: str
     values_s: Floats
     known: Mapping[float, Estimate]
-    key: str = ""
 
     @cached_property
     def values(self) -> Floats:
@@ -129,14 +128,10 @@ def ecdf(
         margins(figure, top=10 + legend, bottom=44, left=48, right=12)
         return drawn(figure, name, panel)
 
-    if several:
-        numbers = tuple((f"{curve.key}.p50", f"{curve.at(0.5, scale)} {scale.unit}") for _, curve in shown)
-        medians = (f"{p50} for {curve.label}" for (_, curve), (_, p50) in zip(shown, numbers, strict=True))
-        finding = f"{label} p50: {'; '.join(medians)}."
-    else:
-        finding, numbers = _finding(label, curves[0], scale)
+    medians = (f"{curve.at(0.5, scale)} {scale.unit} for {curve.label}" for _, curve in shown)
+    finding = f"{label} p50: {'; '.join(medians)}." if several else _finding(label, curves[0], scale)
     rows = _table(title, label, curves, scale)
-    return Plot(name, title, finding, "", (attempt(name, 310, draw),), rows, numbers=numbers)
+    return Plot(name, title, finding, "", (attempt(name, 310, draw),), rows)
 
 
 def fit_x(panel: Axes, x: Floats) -> None:
@@ -166,17 +161,13 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     write(panel, f"{n - n_ok:,} not served", (0, height), (4, 5), BAD, of=("axes fraction", "data"))
 
 
-def _finding(label: str, curve: Curve, scale: Scale) -> tuple[str, Numbers]:
-    """The ends and the middle in words; and these numbers."""
-    n, n_ok, key = curve.n, curve.n_ok, curve.key
+def _finding(label: str, curve: Curve, scale: Scale) -> str:
+    """The ends and the middle in words."""
+    n, n_ok = curve.n, curve.n_ok
     first, last = (f"{number(curve.values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
-    half = f"{curve.at(0.5, scale)} {scale.unit}"
-    lost = ((f"{key}.failed", f"{n - n_ok:,}"), (f"{key}.n", f"{n:,}")) if n_ok < n else ()
-    failed = f"; {lost[0][1]} of {lost[1][1]} failed, so their latency counts as infinite" if lost else ""
-    middle = f"half within {half}, " if 0.5 in curve.known else ""
-    end = "served_max" if lost else "max"
-    numbers = ((f"{key}.min", first), (f"{key}.p50", half), (f"{key}.{end}", last))
-    return f"{label}: fastest {first}, {middle}slowest {last}{failed}.", (*numbers, *lost)
+    failed = f"; {n - n_ok:,} of {n:,} failed, so their latency counts as infinite" if n_ok < n else ""
+    middle = f"half within {curve.at(0.5, scale)} {scale.unit}, " if 0.5 in curve.known else ""
+    return f"{label}: fastest {first}, {middle}slowest {last}{failed}."
 
 
 def _table(title: str, label: str, curves: Sequence[Curve], scale: Scale) -> Table:

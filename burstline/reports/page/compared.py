@@ -11,7 +11,7 @@ from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.comparable import UNSAID, Fact
-from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Numbers, Plot, Side, Table, table
+from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Plot, Side, Table, table
 from burstline.reports.figures.contenders import Ratio, forest
 from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
 from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
@@ -31,7 +31,7 @@ from burstline.reports.model.comparison import (
 from burstline.reports.model.sweep_load import load_range
 from burstline.reports.model.sweeps import Point, Sweep
 from burstline.reports.number_format import Scale, interval, number, point, reach_of, scale_of
-from burstline.reports.page.answer import pair_numbers, pair_words
+from burstline.reports.page.answer import pair_words
 from burstline.reports.page.bottleneck import limits_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.page.sections import distributions, side_of
@@ -62,8 +62,7 @@ def _forests(case: Case, prefix: str) -> Iterator[Block]:
         ratios = [r for path in JUDGED if (r := _ratio(case, pair, path, contrasts.get(path)))]
         if ratios:
             finding = f"{pair_words(pair, contrasts)}."
-            plot = forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
-            yield replace(plot, numbers=tuple(pair_numbers(case, pair, contrasts)))
+            yield forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
             explain = False
 
 
@@ -114,9 +113,8 @@ def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
 
 def shape(case: Case, prefix: str) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, one curve a contender."""
-    keys = [case.key(label, ()) for label in case.labels]
     explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
-    return side_of(distributions(case.contenders, keys, "ttft", "tpot", "e2e", prefix=prefix), explained)
+    return side_of(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix), explained)
 
 
 def platforms(comparison: Comparison) -> list[Block]:
@@ -131,8 +129,7 @@ def platforms(comparison: Comparison) -> list[Block]:
     for k, ((label, *_), found) in enumerate(groups.items()):
         if len(found) > 1 and all(found):
             curves = [Contender(devices, contender.views) for devices, (_, contender) in found.items()]
-            keys = [case.key(label, ()) for case, _ in found.values()]
-            plots = tuple(distributions(curves, keys, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
+            plots = tuple(distributions(curves, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
             names = "; ".join(case.name for case, _ in found.values())
             blocks += [Note(f"{label}: {names}."), Side(plots, OVERLAID)] if plots else []
     return blocks
@@ -223,10 +220,10 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
     region, name = _region(sweep, cost, scale), f"{prefix}tradeoff-{cost.key}"
     wide = WIDE if cost.key == "speed" else HALF
     drawings = in_both_widths(name, partial(scatter, curves=curves, axes=axes, region=region), wide=wide)
-    finding, numbers = _finding(sweep, cost, scale)
+    finding = _finding(sweep, cost, scale)
     explained = _explained(sweep) if cost.key == "speed" else ""
     rows = _plot_table(known, cost, scale, sweep)
-    return Plot(name, cost.title, finding, explained, drawings, rows, numbers=numbers)
+    return Plot(name, cost.title, finding, explained, drawings, rows)
 
 
 def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
@@ -250,19 +247,18 @@ def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
     return Region(x, cost.better == "lower", y, " and ".join(map(slo_words, (*on_x, *on_y))))
 
 
-def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> tuple[str, Numbers]:
-    """From which value to which it goes as the load grows, contender by contender, and these values."""
-    said: dict[str, list[tuple[str, Numbers]]] = {}
+def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
+    """From which value to which it goes as the load grows, contender by contender."""
+    said: dict[str, list[str]] = {}
     for label in sweep.labels:
         who = f" with {label}" if len(sweep.labels) > 1 else ""
         known = [at for at in sweep.of(label) if isinstance(cost.of(at), Estimate)]
         if known:
-            texts = (f"{point(cost.of(at), scale)} {scale.unit}" for at in (known[0], known[-1]))
-            ends = tuple(zip((cost.path(at, sweep) for at in (known[0], known[-1])), texts, strict=True))
+            ends = (f"{point(cost.of(at), scale)} {scale.unit}" for at in (known[0], known[-1]))
             loads = f"from {load_range(known[0].load, known[-1].load)}"
-            said.setdefault(loads, []).append((f"{' to '.join(text for _, text in ends)}{who}", ends))
-    told = "; ".join(f"{loads}: {', '.join(text for text, _ in own)}" for loads, own in said.items())
-    return f"{cost.label}, {told}.", tuple(each for own in said.values() for _, ends in own for each in ends)
+            said.setdefault(loads, []).append(f"{' to '.join(ends)}{who}")
+    told = "; ".join(f"{loads}: {', '.join(texts)}" for loads, texts in said.items())
+    return f"{cost.label}, {told}."
 
 
 def _explained(sweep: Sweep) -> str:

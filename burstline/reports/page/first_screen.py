@@ -14,7 +14,7 @@ from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, known
-from burstline.reports.blocks import MARKS, Banner, Numbers, Plot, Tile
+from burstline.reports.blocks import MARKS, Banner, Plot, Tile
 from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
@@ -57,49 +57,45 @@ def tiles(view: View) -> list[Tile]:
 
 def _how_fast(view: View) -> Tile:
     """`13.7 s, then 115 ms per token`: the medians, or the means of too few requests for a median."""
-    p = next((p for p in ("p50", "mean") if speed_figures(view, p)), "mean")
-    value, numbers = speed(view, p)
-    ends = {key: interval(f, scale_of([f])) for key, f in speed_figures(view, p).items()}
+    p = next((p for p in ("p50", "mean") if _speed_figures(view, p)), "mean")
+    ends = {key: interval(f, scale_of([f])) for key, f in _speed_figures(view, p).items()}
     names = ", ".join(f"{title_of(key)} {p} {end}".rstrip() for key, end in ends.items())
-    e2e = ((p, view.summary.figure("metrics", "e2e", p)) for p in ("p95", "p99", "p50"))
-    also = ((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate))
-    detail = f"{names}. {tail(view.summary, view.manifest)}".strip()
-    return Tile("How fast?", value, detail, (*numbers, *also))
+    return Tile("How fast?", speed(view, p), f"{names}. {tail(view.summary, view.manifest)}".strip())
 
 
-def speed_figures(view: View, p: str) -> dict[str, Estimate]:
+def _speed_figures(view: View, p: str) -> dict[str, Estimate]:
     """The latencies that say how fast a run is, at a percentile, by metric; those that are known."""
     keys = ("ttft", "tpot") if view.is_generating else ("e2e",)
     figures = {key: view.summary.figure("metrics", key, p) for key in keys}
     return {key: f for key, f in figures.items() if isinstance(f, Estimate) and np.isfinite(f.point)}
 
 
-def speed(view: View, p: str) -> tuple[str, Numbers]:
-    """`13.7 s, then 115 ms per token` at a percentile, and its numbers; "" where none is known."""
-    told = {key: with_unit(figure) for key, figure in speed_figures(view, p).items()}
-    parts = (f"then {text} per token" if key == "tpot" else text for key, text in told.items())
-    return ", ".join(parts), tuple((f"metrics.{key}.{p}", text) for key, text in told.items())
+def speed(view: View, p: str) -> str:
+    """`13.7 s, then 115 ms per token` at a percentile, "" where none is known."""
+    told = {key: with_unit(figure) for key, figure in _speed_figures(view, p).items()}
+    return ", ".join(f"then {text} per token" if key == "tpot" else text for key, text in told.items())
+
+
+def rates(view: View) -> str:
+    """`34.0 req/s · 2,170 output tok/s`"""
+    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
+    return " · ".join(text for path, text in known_numbers if path[0] == "throughput")
 
 
 def _load(view: View) -> Tile:
     """`34.0 req/s · 2,170 tok/s`, the most in flight, and what failed or was cut short."""
     summary, window = view.summary, view.summary.window
-    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
-    numbers = [(".".join(path), text) for path, text in known_numbers if path[0] == "throughput"]
-    value = " · ".join(text for _, text in numbers)
     parts = []
     most = counted(finite(summary.concurrency.max) or 0, "request")
     if most not in f"0 requests {limit_of(summary, view.manifest)}":  # a number stands once
-        numbers.append(("concurrency.max", most))
         parts.append(f"at most {most} in flight")
     start, end = finite(window.start_s), finite(window.end_s)
     if start is not None and end is not None:
-        numbers.append(("window.length_s", duration(end - start)))
-        parts.append(f"{numbers[-1][1]} measured")
+        parts.append(f"{duration(end - start)} measured")
     first = f"{', '.join(parts).capitalize()}." if parts else ""
     is_told = any(reason.code in FAILURES for reason in summary.verdict.reasons)
     details = " ".join(filter(None, (first, cut_short(summary), "" if is_told else failures(view))))
-    return Tile("At what load?", value, details, tuple(numbers))
+    return Tile("At what load?", rates(view), details)
 
 
 def _limit(view: View) -> Tile:
@@ -192,8 +188,7 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
     if n_late:
         finding = f"Not served in the order of sending: {late} overtook others."
     greyed = [] if is_burst(view) else left_out(view, float(c.due_s.max()))
-    plot = first_screen.over_time(x, label, latencies, bounds, greyed, finding, title=title, wide=wide)
-    return replace(plot, numbers=((("over-time.overtook", late),) if n_late else ()))
+    return first_screen.over_time(x, label, latencies, bounds, greyed, finding, title=title, wide=wide)
 
 
 def _trend(view: View, name: str) -> str:
@@ -244,10 +239,8 @@ def _time_split(view: View) -> Iterator[Plot]:
     texts = [f"{float(waits[own].mean() / e2e[own].mean()):.0%}" for own in groups.values()]
     first, last = next(iter(groups)), list(groups)[-1]
     finding = f"Waiting for the first token is {texts[0]} of the time at {first.replace('mean', 'the mean')}"
-    numbers = [(f"split.{first}", texts[0])]
     if last != first and texts[-1] != texts[0]:
         finding += f" and {texts[-1]} at {last}"
-        numbers.append((f"split.{last}", texts[-1]))
     told = view.summary.agreement
     queue, prefill = known(told.server_queue_mean_s), known(told.server_prefill_mean_s)
     also = ""
@@ -256,8 +249,7 @@ def _time_split(view: View) -> Iterator[Plot]:
             f" By the server's own clock a request waits {duration(queue)} in its queue on average, and its "
             f"prefill takes {duration(prefill)}."
         )
-    plot = first_screen.time_split(parts, groups, f"{finding}.", also)
-    yield replace(plot, numbers=tuple(numbers))
+    yield first_screen.time_split(parts, groups, f"{finding}.", also)
 
 
 def _parts(c: Columns, threshold_s: float | None) -> dict[str, Floats]:
@@ -284,18 +276,16 @@ def _ranges(view: View, shown: Sequence[str], bounds: first_screen.Bounds) -> Pl
         each = ((p, view.summary.figure("metrics", key, p)) for p in QUANTILES)
         figures[title_of(key)] = {p: f for p, f in each if isinstance(f, Estimate) and np.isfinite(f.point)}
     values = {title_of(key): view.latency(key) for key in shown}
-    return first_screen.ranges(figures, values, bounds, *few(view))
+    return first_screen.ranges(figures, values, bounds, few(view))
 
 
-def few(view: View) -> tuple[str, Numbers]:
-    """`8 requests: p50 needs 11, p90 64.`, with its numbers; why others are missing; "" where none is."""
+def few(view: View) -> str:
+    """`8 requests: p50 needs 11, p90 64.`, or why others are missing; "" where none is."""
     figures = [view.summary.figure("metrics", "e2e", p) for p in ("p50", "p90", "p95", "p99")]
     absent = {p: f for p, f in zip(QUANTILES, figures, strict=False) if isinstance(f, Absent)}
     n = int(view.counted.failed.sum() + view.counted.ok.sum())
     floors = {p: early_stopping_floor(QUANTILES[p]) for p in absent}
-    needed = {p: f"{floor:,}" for p, floor in floors.items() if n < floor}
+    needed = [f"{p} {floor:,}" for p, floor in floors.items() if n < floor]
     if not needed:
-        return (f"{next(iter(absent.values())).reason}." if absent else ""), ()
-    parts = ", ".join(f"{p} {floor}" for p, floor in needed.items()).replace(" ", " needs ", 1)
-    requests, keys = counted(n, "request"), ((f"floor.{p}", floor) for p, floor in needed.items())
-    return f"{requests}: {parts}.", (("counted.n", requests), *keys)
+        return f"{next(iter(absent.values())).reason}." if absent else ""
+    return f"{counted(n, 'request')}: {', '.join(needed).replace(' ', ' needs ', 1)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -15,22 +15,10 @@ from burstline.measure.record.typed_json import from_fields, plain
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Estimate, Result
 from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
-from burstline.reports.blocks import (
-    MARKS,
-    Answer,
-    Banner,
-    Block,
-    Cell,
-    Note,
-    Numbers,
-    Plot,
-    Table,
-    Tile,
-    table,
-)
+from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, Tile, table
 from burstline.reports.figures.drawing import in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from burstline.reports.model.comparison import OUTPUT, Contender, Path, view_of
+from burstline.reports.model.comparison import OUTPUT, Path, view_of
 from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.number_format import (
     Reach,
@@ -42,9 +30,8 @@ from burstline.reports.number_format import (
     scale_of,
     with_interval,
 )
-from burstline.reports.page.answer import headline_numbers
 from burstline.reports.page.bottleneck import limit_at, limited_by
-from burstline.reports.page.first_screen import MIDDLE, next_tile, speed
+from burstline.reports.page.first_screen import MIDDLE, next_tile, rates, speed
 from burstline.reports.page.page import Page, PageSection
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS, say
@@ -106,13 +93,12 @@ class _Words(NamedTuple):
     basis: str
     limit: str
     then: str
-    numbers: Numbers
 
 
 def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
     words = _words_of(result, runs)
     details = (words.basis, words.limit, words.then)
-    return Answer(words.sentence, tuple(filter(None, details)), words.numbers)
+    return Answer(words.sentence, tuple(filter(None, details)))
 
 
 def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
@@ -157,8 +143,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
             code = "highest.above" if held else "highest.below" if missed else code
         sentence = say("highest.open", who=who, known=say(code, **shown))
         then = result.why or ("" if result.more_s is None else say("highest.more", **shown))
-    numbers = tuple((f"limit.{what}", text) for what, text in shown.items())
-    return _Words(sentence, basis, limit, then, numbers)
+    return _Words(sentence, basis, limit, then)
 
 
 def why_open(found: Found, runs: Sequence[Run]) -> str:
@@ -224,11 +209,10 @@ def _how_fast(result: LimitResult, runs: Sequence[Run]) -> Tile:
     probed = _probe_at(high if low is None else low, result, runs)
     if probed is None:
         return Tile("How fast?", "", "")
-    probe, view = probed[0], view_of(probed[1])
-    (value, numbers), (slow, others) = speed(view, "p50"), speed(view, "p90")
-    missed = ", which misses" if low is None else ""
-    detail = f"Medians at {result.load(probe.load)}{missed}.{f' p90: {slow}.' if slow else ''}"
-    return Tile("How fast?", value, detail, _of_probe(probe, (*numbers, *others)))
+    view, missed = view_of(probed[1]), ", which misses" if low is None else ""
+    slow = speed(view, "p90")
+    detail = f"Medians at {result.load(probed[0].load)}{missed}.{f' p90: {slow}.' if slow else ''}"
+    return Tile("How fast?", speed(view, "p50"), detail)
 
 
 def _load(result: LimitResult, runs: Sequence[Run], words: _Words) -> Tile:
@@ -238,23 +222,14 @@ def _load(result: LimitResult, runs: Sequence[Run], words: _Words) -> Tile:
     if low and high:
         value = load_range(low, high) if low < high else "Unknown"
     probed = _probe_at(low.value, result, runs) if low else None
-    if probed is None:
-        return Tile("At what load?", value, words.basis)
-    rates = headline_numbers(Contender(result.engine, (view_of(probed[1]),)))
-    numbers = [(".".join(path), text) for path, text in rates if path[0] == "throughput"]
-    served = f"{' · '.join(text for _, text in numbers)} at {low}."
-    return Tile("At what load?", value, f"{served} {words.basis}", _of_probe(probed[0], numbers))
+    served = f"{rates(view_of(probed[1]))} at {low}. " if probed else ""
+    return Tile("At what load?", value, f"{served}{words.basis}")
 
 
 def _limit(result: LimitResult, runs: Sequence[Run], words: _Words) -> Tile:
     probed = _probe_at(_leanings(result.found)[1], result, runs)
     code = limited_by(view_of(probed[1]).summary, probed[1].manifest)[0] if probed else ""
     return Tile("What limits it?", LIMITS.get(code, ""), words.limit)
-
-
-def _of_probe(probe: LoadProbe, numbers: Iterable[tuple[str, str]]) -> Numbers:
-    """A run's numbers by the keys that they have on this page: `limit.probe.2.ttft.p50`."""
-    return tuple((f"limit.probe.{probe.number}.{key.partition('.')[2]}", text) for key, text in numbers)
 
 
 def _title(engine: str) -> str:
@@ -268,17 +243,16 @@ Searches = Sequence[tuple[str, str, LimitResult]]
 def limits_blocks(searches: Searches) -> tuple[Answer, Table]:
     """What a terminal shows of several searches: the load that each found to hold, and all in a table."""
     rows: list[tuple[str | Cell, ...]] = []
-    parts, numbers = [], []
+    parts = []
     for name, href, each in searches:
         low, high = ("–" if end is None else str(each.load(end)) for end in (each.found.low, each.found.high))
         state, key = STATES[each.state][0], f"{name}/limit"
         ends = Cell(low, key=f"{key}.low"), Cell(high, key=f"{key}.high")
         rows.append((Cell(name, href=href), *ends, slos_words(each.targets), state))
         parts.append(f"{name} {'none' if each.found.low is None else low} ({state.lower()})")
-        numbers.append((f"{key}.low", low))
     columns = ("Search", "Holds", "Misses", "SLOs", "Result")
     return (
-        Answer(say("highest.several", loads="; ".join(parts)), (), tuple(numbers)),
+        Answer(say("highest.several", loads="; ".join(parts))),
         table("The highest load within the SLOs", columns, rows, text=(0, 3, 4)),
     )
 

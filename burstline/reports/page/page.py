@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Plot, Row, Tile
+from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Plot, Row, Tile
 from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
@@ -221,7 +221,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"cells": cells, "keyed": keyed}
+    environment.globals |= {"cells": cells, "coded": coded}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
@@ -245,20 +245,9 @@ def cells(row: Row, columns: Sequence[Column]) -> Markup:
     return Markup("".join(parts))  # noqa: S704 every text above is escaped
 
 
-def keyed(sentences: Iterable[str], numbers: Numbers) -> Iterator[Markup]:
-    """The sentences with their numbers, which stand in them in their order, marked by their keys."""
-    for rest in sentences:
-        done, later = Markup(), []
-        for key, text in numbers:
-            # The whole number: 2 req/s is not the end of 2.2 req/s.
-            found = re.search(rf"(?<![\d.,]){re.escape(text)}(?!\d)", rest)
-            if found:
-                shown = Markup('{}{}<span data-key="{}">{}</span>')
-                done, rest = shown.format(done, rest[: found.start()], key, text), rest[found.end() :]
-            else:
-                later.append((key, text))
-        numbers = tuple(later)
-        yield Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(done + escape(rest))))  # noqa: S704 all is escaped
+def coded(sentence: str) -> Markup:
+    """The sentence, its commands set as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(sentence))))  # noqa: S704 all is escaped
 
 
 def _json_in_html(value: object) -> Markup:

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -77,20 +76,16 @@ def numbers(view: View) -> list[Block]:
 
 
 def distributions(
-    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = "", slos: Bounds = NONE
+    contenders: Sequence[Contender], *metrics: str, prefix: str = "", slos: Bounds = NONE
 ) -> Iterator[Plot]:
-    """The distributions of latencies, with the percentiles that all tables have.
-
-    `keys` begin the keys of each contender's numbers.
-    """
+    """The distributions of latencies, with the percentiles that all tables have."""
     titles = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
     for metric in metrics:
         curves = []
-        for contender, key in zip(contenders, keys, strict=True):
+        for contender in contenders:
             figures = {share: contender.figure("metrics", metric, p) for p, share in QUANTILES.items()}
             known = {share: f for share, f in figures.items() if isinstance(f, Estimate)}
-            curve = ecdf.Curve(contender.label, contender.counted(metric), known, f"{key}metrics.{metric}")
-            curves.append(curve)
+            curves.append(ecdf.Curve(contender.label, contender.counted(metric), known))
         name, label = f"{prefix}{metric}-cdf", title_of(metric)
         plot = ecdf.ecdf(name, titles[metric], label, curves, slos.get(label, {}))
         if plot is not None:
@@ -101,7 +96,7 @@ def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
     contender = Contender(view.manifest.engine, (view,))
-    return side_of(distributions([contender], [""], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
+    return side_of(distributions([contender], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
 
 
 def side_of(distributions: Iterator[Plot], explained: str) -> list[Block]:
@@ -124,15 +119,11 @@ def when(view: View) -> list[Block]:
     drained = is_burst(view) and isinstance(view.summary.burst.drain_s, Estimate)
     marks = [(float(first_s.max()), "last first token")] if drained else []
     most, fastest = (next(iter(panel.lines.values())).max() for panel in panels[:2])
-    numbers = (
-        ("timeline.in_flight_max", counted(most, "request")),
-        ("timeline.output_max_tok_per_s", f"{number(fastest)} tok/s"),
-        ("timeline.end_s", duration(end_s)),
+    finding = (
+        f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; the last "
+        f"reply ends after {duration(end_s)}."
     )
-    requests, output, end = (text for _, text in numbers)
-    finding = f"At most {requests} in flight; output peaks at {output}; the last reply ends after {end}."
-    plot = run_figures.timeline(edges, shown, marks, finding, left_out(view, end_s))
-    blocks: list[Block] = [replace(plot, numbers=numbers)]
+    blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, left_out(view, end_s))]
     if missing:
         blocks.append(Note(f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."))
     memory = view.summary.memory.server_peak_bytes
@@ -236,19 +227,18 @@ def requests(view: View) -> list[Block]:
     n = len(c)
     if not n:
         return [Note("The plan has no requests.")]
-    numbers = [("counts.planned", counted(n, "request"))]
-    finding = f"{numbers[0][1]}, none of which succeeded."
+    finding = f"{counted(n, 'request')}, none of which succeeded."
     if c.ok.any():
         share = f"{np.median(view.latency('ttft')[c.ok] / view.latency('e2e')[c.ok]):.0%}"
-        finding = f"{numbers[0][1]}: the median request spends {share} of its time in queue and prefill."
-        numbers.append(("requests.ttft_share_p50", share))
+        finding = (
+            f"{counted(n, 'request')}: the median request spends {share} of its time in queue and prefill."
+        )
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = run_figures.request_rows(c, shown.even, "rows", f"Each request{evenly}", finding, ALL_REQUESTS)
     many = counted(n, "request") if shown.all else f"{len(shown.listed):,} of {n:,} requests"
     listing = Folded(f"{many} as a table", (_request_table(view),))
-    rows = replace(sent, numbers=tuple(numbers)) if sent else Note("No request was sent and ended.")
-    return [rows, listing]
+    return [sent or Note("No request was sent and ended."), listing]
 
 
 def _request_table(view: View) -> Table:

@@ -67,11 +67,6 @@ def best_loads(sweep: Sweep) -> str:
     return f"{what}: {', '.join(parts)}{lacking}."
 
 
-def best_numbers(sweep: Sweep) -> list[tuple[str, str]]:
-    """The outputs in this sentence, by their key."""
-    return [(output_key(at, sweep), _output(at, sweep)) for at in _best(sweep)]
-
-
 def _best(sweep: Sweep) -> list[Point]:
     """The best point of each contender that has one, most output first."""
     best = (best_within(own) if sweep.goals else _highest(own) for own in map(sweep.of, sweep.labels))
@@ -162,11 +157,7 @@ def _loads(points: Sequence[Point]) -> str:
 
 
 def _told(at: Point, sweep: Sweep) -> str:
-    return f"{_output(at, sweep)} at {at.load}"
-
-
-def _output(at: Point, sweep: Sweep) -> str:
-    return f"{point(at.output, Scale(1.0, 'tok/s'))} {sweep.output_unit}"
+    return f"{point(at.output, Scale(1.0, 'tok/s'))} {sweep.output_unit} at {at.load}"
 
 
 def _highest(points: Sequence[Point]) -> Point | None:
