@@ -164,7 +164,7 @@ def evenly(n: int, most: int) -> Ints:
     return found
 
 
-def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, numbers: str) -> Plot | None:
+def request_rows(c: Columns, order: Ints, title: str, finding: str, numbers: str) -> Plot | None:
     """Each request in `order`: wait from due to the first token, then decoding; failures marked.
 
     A burst has a row for each, another load as many lanes as were in flight at once. `numbers` is the id of
@@ -203,12 +203,12 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
         "requests were in flight at once."
     )
     return Plot(
-        name,
+        "rows",
         title,
         finding,
         f"{how} The colour changes at the first token, so a long first part is time in the queue and in "
         "prefill.",
-        in_both_widths(name, draw),
+        in_both_widths("rows", draw),
         numbers,
         tuple(order.tolist()),
     )

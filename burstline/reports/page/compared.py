@@ -30,7 +30,7 @@ from burstline.reports.model.comparison import (
 )
 from burstline.reports.model.sweep_load import load_range
 from burstline.reports.model.sweeps import Point, Sweep
-from burstline.reports.number_format import Scale, interval, number, point, reach_of, scale_of
+from burstline.reports.number_format import Scale, in_brackets, interval, number, point, reach_of, scale_of
 from burstline.reports.page.answer import pair_words
 from burstline.reports.page.bottleneck import limits_of
 from burstline.reports.page.estimate_tables import figure_cell
@@ -169,8 +169,7 @@ def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
     rows.append(["What limited each", *(Cell(limit, tone="wrap") for limit in limited)])
     columns = ["Contender", *(case.name or "all" for case in cases)]
     figures = [contender.figure(*E2E.path) for case in cases for contender in case.contenders]
-    has_intervals = any(interval(figure, scale_of([figure])) for figure in figures)
-    caption = f"E2E p50 {'with its 95% interval ' if has_intervals else ''}and the output rate in each case"
+    caption = f"E2E p50 and the output rate in each case{in_brackets(figures)}"
     return table(caption, columns, rows, text=range(len(columns)))
 
 

@@ -20,7 +20,7 @@ from burstline.reports.figures import ecdf, run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
 from burstline.reports.figures.run_figures import Panel
 from burstline.reports.model.comparison import QUANTILES, Contender, Shown, View
-from burstline.reports.number_format import count, counted, duration, number, scale_for
+from burstline.reports.number_format import count, counted, duration, in_brackets, number, scale_for
 from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
 from burstline.reports.page.estimate_tables import (
@@ -63,9 +63,8 @@ def numbers(view: View) -> list[Block]:
     after = " after the warm-up" if view.has_warm_up else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
-    brackets = "; 95% intervals in brackets" if any(figure.low is not None for figure in e2e) else ""
     blocks: list[Block] = [
-        *headline_latencies(view, f"Latency of the {n}{after}{brackets}"),
+        *headline_latencies(view, f"Latency of the {n}{after}{in_brackets(e2e)}"),
         whole_run(summary),
         Side(tables),
         *map(Note, filter(None, [counted_apart(summary)])),
@@ -235,7 +234,7 @@ def requests(view: View) -> list[Block]:
         )
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
-    sent = run_figures.request_rows(c, shown.even, "rows", f"Each request{evenly}", finding, ALL_REQUESTS)
+    sent = run_figures.request_rows(c, shown.even, f"Each request{evenly}", finding, ALL_REQUESTS)
     many = counted(n, "request") if shown.all else f"{len(shown.listed):,} of {n:,} requests"
     listing = Folded(f"{many} as a table", (_request_table(view),))
     return [sent or Note("No request was sent and ended."), listing]

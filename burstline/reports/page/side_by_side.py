@@ -21,7 +21,7 @@ from burstline.reports.model.comparison import (
     Pair,
     turned,
 )
-from burstline.reports.number_format import ARROWS, counted, number, point, ratio_text, scale_of
+from burstline.reports.number_format import ARROWS, counted, in_brackets, number, point, ratio_text, scale_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import say
 
@@ -122,18 +122,10 @@ def side_by_side(case: Case) -> Table:
         notes.append(say("words.best"))
     if is_noise_known:
         notes.append(say("words.noise"))
-    brackets = ": 95% intervals in brackets" if _has_intervals(case) else ""
-    caption = f"{case.name or 'Side by side'}{brackets}"
+    figures = [contender.figure(*headline.path) for contender in case.contenders for headline in shown]
+    ratios = [c.ratio for found in case.contrasts.values() for c in found.values() if isinstance(c, Contrast)]
+    caption = f"{case.name or 'Side by side'}{in_brackets([*figures, *ratios])}"
     return table(caption, ["Number", "Unit", *titles], rows, text=(0, 1), remark=" ".join(notes))
-
-
-def _has_intervals(case: Case) -> bool:
-    """Whether any number or ratio of the table has an interval."""
-    figures = (contender.figure(*headline.path) for contender in case.contenders for headline in HEADLINES)
-    ratios = (c.ratio for found in case.contrasts.values() for c in found.values() if isinstance(c, Contrast))
-    return any(isinstance(f, Estimate) and f.low is not None for f in figures) or any(
-        None not in (ratio.low, ratio.high) for ratio in ratios
-    )
 
 
 def _noise(case: Case, headline: Headline) -> float | None:
