@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from burstline.measure.record.verdict import Reason
 
@@ -58,7 +58,6 @@ class Table:
     about the table as a whole.
     """
 
-    kind: ClassVar[str] = "table"
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -128,7 +127,6 @@ class Plot:
     along the figure's y axis, from 1.
     """
 
-    kind: ClassVar[str] = "plot"
     id: str
     title: str
     finding: str
@@ -142,7 +140,6 @@ class Plot:
 class Heading:
     """A title; `level` is 1 for the whole, more for what is inside."""
 
-    kind: ClassVar[str] = "heading"
     text: str
     level: int = 2
 
@@ -163,7 +160,6 @@ class TargetLine:
 class Banner:
     """A verdict with its reasons; `name` is what is judged where there are several."""
 
-    kind: ClassVar[str] = "banner"
     state: str
     tone: str
     mark: str
@@ -186,7 +182,6 @@ class Tile:
 class Answer:
     """What the page says first: one sentence, and under it what limits it or what to look at next."""
 
-    kind: ClassVar[str] = "answer"
     sentence: str
     details: tuple[str, ...] = ()
 
@@ -195,7 +190,6 @@ class Answer:
 class Side:
     """Figures or tables side by side, explained together; a column of tables is at least `least_rem` wide."""
 
-    kind: ClassVar[str] = "side"
     blocks: tuple[Plot | Table, ...]
     explained: str = ""
     least_rem: int = 25
@@ -205,7 +199,6 @@ class Side:
 class Command:
     """Something to copy; `aligned` text keeps its lines, others may be broken."""
 
-    kind: ClassVar[str] = "command"
     caption: str
     text: str
     aligned: bool = False
@@ -215,7 +208,6 @@ class Command:
 class Note:
     """A sentence, mostly on why something is not here."""
 
-    kind: ClassVar[str] = "note"
     text: str
 
 
@@ -223,7 +215,6 @@ class Note:
 class Findings:
     """What was found, a sentence each."""
 
-    kind: ClassVar[str] = "findings"
     sentences: tuple[str, ...]
 
 
@@ -231,7 +222,6 @@ class Findings:
 class Folded:
     """Blocks that a reader unfolds; `id` is where links to it lead."""
 
-    kind: ClassVar[str] = "folded"
     summary: str
     blocks: tuple[Block, ...]
     id: str = ""

@@ -150,20 +150,16 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
     if setting_of(manifests, varied):
         return [factors(manifest).get(varied[0], NOT_STATED) for manifest in manifests]
     engines = [manifest.engine for manifest in manifests]
+    checked = [name for name in CHECKED if not (swept and name == "workload")]
     kinds = [
-        (engine, *_what(manifest, swept), *_how(manifest, swept=swept))
-        for engine, manifest in zip(engines, manifests, strict=True)
+        (manifest.engine, *map(factors(manifest).get, checked), *_how(manifest, swept=swept))
+        for manifest in manifests
     ]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
         labels.append(engine if len(others) == 1 else f"{engine} {chr(ord('A') + others.index(kind))}")
     return labels
-
-
-def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
-    known = factors(manifest)
-    return tuple(known.get(key, "") for key in CHECKED if not (swept and key == "workload"))
 
 
 def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:

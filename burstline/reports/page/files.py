@@ -29,14 +29,12 @@ DOTS_PER_INCH = 144
 """Twice the size on the page: sharp on today's screens."""
 
 
-def _figures(run: Run) -> dict[str, bytes]:
-    return {f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()}
-
-
 FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
     "csv": lambda run: {"records.csv": records_csv(run)},
     "markdown": lambda run: {"summary.md": markdown(digest(alone(view_of(run)))).encode()},
-    "figures": _figures,
+    "figures": lambda run: {
+        f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()
+    },
 }
 """By format, what makes its files of a run: their contents by name."""
 

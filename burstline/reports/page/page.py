@@ -221,10 +221,15 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"cells": cells, "coded": coded}
+    environment.globals |= {"cells": cells, "coded": coded, "kind_of": kind_of}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
+
+
+def kind_of(block: Block) -> str:
+    """`table`, `plot`."""
+    return type(block).__name__.lower()
 
 
 def cells(row: Row, columns: Sequence[Column]) -> Markup:
