@@ -153,7 +153,6 @@ class TargetLine:
     text: str
     measured: str
     reason: str
-    key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     "limit.queue": "Limited by the server: {ran}",
     "limit.not-measured": "What limited the server was not measured.",
     "limit.not-why": "Why the engines differ in speed was not measured.",
-    "limit.not-why-slower": "Why {names} slower was not measured.",
-    "limit.not-why-cases": "{name} is significantly slower than the fastest in {n} of {cases} "
-    "cases{others}; the cause was not measured.",
     "not-reconciled": "The run cannot be compared with its hardware: {why}.",
     "no-slo": "No SLOs were set; --slo sets them.",
     "no-target": "for information: no goodput SLO is set",

@@ -19,7 +19,7 @@ from burstline.measure.record.summary import MetricFigures
 from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.summarize import summarize_run
-from burstline.reports.blocks import Banner, Block, Folded, Side, Table
+from burstline.reports.blocks import Block, Folded, Side, Table
 from burstline.reports.model.comparison import Comparison, Contender, View, alone, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.number_format import SCALES
@@ -164,8 +164,6 @@ def of_blocks(blocks: list[Block]) -> Iterator[Keyed]:
         match block:
             case Table():
                 yield from ((c.key, c.text, c.unit) for row in block.rows for c in row.cells if c.key)
-            case Banner():
-                yield from ((t.key, t.measured, "") for t in block.targets)
             case Side() | Folded():
                 yield from of_blocks(list(block.blocks))
 

@@ -237,7 +237,7 @@ def test_each_engine_that_its_batch_limits_is_named_with_its_own_flag(tmp_path):
     ]
     *_, limit, then = answer(comparison_of(runs, tmp_path)).details
     assert limit.startswith("vllm and tgi were each limited by the batch limit of 64 requests: at most 64 of")
-    assert limit.endswith("Why tgi is slower was not measured.")
+    assert limit.endswith("Why the engines differ in speed was not measured.")
     assert then.startswith(
         "Next: raise --max-num-seqs of vllm and --max-batch-size of tgi to about 77, which"
     )
@@ -254,6 +254,10 @@ TITLE = {
 """What the sentence compares, by its words."""
 
 
+def unit_of(path: tuple[str, ...], value: float) -> Estimate:
+    return replace(figure(value), unit="s" if path[0] == "metrics" else "tok/s")
+
+
 def random_case(rng: np.random.Generator) -> Case:
     """Two contenders of one or three runs, each better in some numbers; some runs scatter, some do not."""
     n, noise = int(rng.choice([1, 3])), float(rng.choice([0.001, 0.01, 0.1]))
@@ -263,18 +267,12 @@ def random_case(rng: np.random.Generator) -> Case:
         runs = [{path: own * np.exp(rng.normal(0, noise)) for path, own in level.items()} for _ in range(n)]
         views = [View(figure(run["throughput", "output_tok_per_s"])) for run in runs]
         for view, run in zip(views, runs, strict=True):
-            metrics = {
-                key: MetricFigures(p50=figure(run["metrics", key, "p50"])) for key in ("e2e", "ttft", "tpot")
-            }
-            output = replace(figure(run["throughput", "output_tok_per_s"]), unit="tok/s")
-            view.summary = replace(
-                view.summary, metrics=metrics, throughput=Throughput(output_tok_per_s=output)
-            )
+            figures = {path: unit_of(path, value) for path, value in run.items()}
+            metrics = {path[1]: MetricFigures(p50=f) for path, f in figures.items() if path[0] == "metrics"}
+            output = Throughput(output_tok_per_s=figures["throughput", "output_tok_per_s"])
+            view.summary = replace(view.summary, metrics=metrics, throughput=output)
         means = {path: float(np.exp(np.mean([np.log(run[path]) for run in runs]))) for path in level}
-        known = {
-            path: replace(figure(mean), unit="s" if path[0] == "metrics" else "tok/s")
-            for path, mean in means.items()
-        }
+        known = {path: unit_of(path, mean) for path, mean in means.items()}
         contenders.append(Contender(label, tuple(views), known))
     contrasts = contrasts_of(contenders, {"4": [], "32": []})
     return Case("", tuple(contenders), Comparability(COMPARABLE, (), (), ()), {}, contrasts)

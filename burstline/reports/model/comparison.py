@@ -175,12 +175,6 @@ class View:
         """The requests that the summary's latencies are made of."""
         return part_of(self.columns, self.manifest, self.run.status, turns_of(self.run)).counted
 
-    @property
-    def has_warm_up(self) -> bool:
-        """Whether requests at the beginning do not count."""
-        n = self.summary.window.n_warm_up
-        return isinstance(n, Estimate) and n.point > 0
-
     @cached_property
     def shown(self) -> Shown:
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")

@@ -226,15 +226,12 @@ def whole_run(summary: Summary) -> Table:
             if row.name in TOTALS
         ),
     ]
-    return table(
-        "The run as a whole",
-        ["What", "Value"],
-        [
-            [title, Cell(with_interval(f), key=key, unit=scale_of([f]).unit)]
-            for title, key, f in rows
-            if isinstance(f, Estimate)
-        ],
-    )
+    known: list[list[str | Cell]] = [
+        [title, Cell(with_interval(f), key=key, unit=scale_of([f]).unit)]
+        for title, key, f in rows
+        if isinstance(f, Estimate)
+    ]
+    return table("The run as a whole", ["What", "Value"], known)
 
 
 def session_tables(view: View) -> list[Block]:
@@ -322,12 +319,8 @@ def score_table(score: Score) -> Table:
         for name, measured in score.measured.items()
     ]
     columns = ["Figure", "Forecast", f"{CONFIDENCE:.0%} interval", "Measured", "Difference", "Interval"]
-    return table(
-        f"The forecast, made before the first request; intervals from {score.intervals}",
-        columns,
-        rows,
-        text=(0, 5),
-    )
+    caption = f"The forecast, made before the first request; intervals from {score.intervals}"
+    return table(caption, columns, rows, text=(0, 5))
 
 
 def _told(name: str, value: float) -> str:

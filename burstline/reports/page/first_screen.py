@@ -43,8 +43,7 @@ def strip(verdict: Banner) -> Banner:
         is_rated = each.result in MARKS
         measured = each.measured if is_rated else each.measured.partition(", ")[0]
         text, reason = slos_words(each.text.split(" and ")), each.reason if is_rated else ""
-        key = each.key if is_rated else f"{each.key}.share"
-        chips.append(replace(each, text=text, measured=measured, reason=reason, key=key))
+        chips.append(replace(each, text=text, measured=measured, reason=reason))
     k = next((k for k, reason in enumerate(verdict.reasons) if reason.advice), -1)
     reasons = (replace(r, advice="") if at == k else r for at, r in enumerate(verdict.reasons))
     return replace(verdict, targets=tuple(chips), reasons=tuple(reasons))

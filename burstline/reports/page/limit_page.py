@@ -87,10 +87,15 @@ class LimitResult:
 
 
 class _Words(NamedTuple):
-    """What a search says: its answer, what that rests on, what limited the load that misses, what next."""
+    """What a search says: its answer and what that rests on, what limited the lowest load that misses, and
+    what to do next.
+
+    What limited it is told in two or three words, and in a sentence.
+    """
 
     sentence: str
     basis: str
+    limited_by: str
     limit: str
     then: str
 
@@ -103,47 +108,40 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
 
 def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     found, who = result.found, _title(result.engine)
-    none = found.none_holds or found.none_seems
     held, missed = _leanings(found)
-    is_open = result.state in ("open", "lost")
+    least = min((probe.load for probe in found.probes), default=None)
+    ends = {"held": held, "missed": missed, "low": found.low, "high": found.high, "least": least}
+    loads = {what: str(result.load(load)) for what, load in ends.items() if load is not None}
     lost = Counter(probe.lost for probe in found.probes if probe.lost)
-    loads = {
-        "held": held if is_open else None,
-        "missed": missed if is_open else None,
-        "low": None if is_open else found.low,
-        "high": None if none or is_open else found.high,
-        "least": min(probe.load for probe in found.probes) if none else None,
-    }
-    shown = {what: str(result.load(value)) for what, value in loads.items() if value is not None}
-    shown["error"] = f"{100 * found.error:.3g}%"
-    shown["probes"] = counted(len(found.probes) - lost.total(), "probe")
-    shown["n"] = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "request")
     valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
     if lost:
-        shown["lost"] = counted(lost.total(), "other")
-        valid = say("highest.lost", n=shown["lost"], states=", ".join(lost))
-    budget_s = math.ceil((result.budget_s + (result.more_s or 0.0)) / 10) * 10
-    shown |= {"budget": f"{budget_s}", "more": number(found.more_requests or 0)}
-    shown["more_s"] = duration(result.more_s or 0.0)
-    basis, limit, then = say("highest.basis", valid=valid, **shown), "", ""
+        valid = say("highest.lost", n=counted(lost.total(), "other"), states=", ".join(lost))
+    n = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "request")
+    probes = counted(len(found.probes) - lost.total(), "probe")
+    basis, code, limit, then = say("highest.basis", probes=probes, n=n, valid=valid), "", "", ""
     if probed := _probe_at(missed, result, runs):
-        limit, then = limit_at(str(result.load(probed[0].load)), view_of(probed[1]))
-    if none:
-        code = "highest.none" if found.none_holds else "highest.none-seen"
-        sentence = say(code, who=who, slo=slo_words(parse_goal(found.worst.text)), **shown)
+        view = view_of(probed[1])
+        code = limited_by(view.summary, view.manifest)[0]
+        limit, then = limit_at(str(result.load(probed[0].load)), view)
+    if found.none_holds or found.none_seems:
+        none = "highest.none" if found.none_holds else "highest.none-seen"
+        sentence = say(none, who=who, slo=slo_words(parse_goal(found.worst.text)), **loads)
         then = result.why or say("highest.change" if found.none_holds else "highest.lower")
     elif result.state == "confirmed":
         slos = slos_words(bound.text for bound in found.bounds)
-        sentence = say("highest.found", who=who, slos=slos, **shown)
+        sentence = say("highest.found", who=who, slos=slos, error=f"{100 * found.error:.3g}%", **loads)
     else:
-        code = "highest.unknown"
+        between = "highest.unknown"
         if held and missed and held < missed:
-            code = "highest.between"
+            between = "highest.between"
         elif not (held and missed):
-            code = "highest.above" if held else "highest.below" if missed else code
-        sentence = say("highest.open", who=who, known=say(code, **shown))
-        then = result.why or ("" if result.more_s is None else say("highest.more", **shown))
-    return _Words(sentence, basis, limit, then)
+            between = "highest.above" if held else "highest.below" if missed else between
+        sentence, then = say("highest.open", who=who, known=say(between, **loads)), result.why
+        if not then and result.more_s is not None:
+            budget_s = math.ceil((result.budget_s + result.more_s) / 10) * 10
+            more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
+            then = say("highest.more", budget=budget_s, **more)
+    return _Words(sentence, basis, LIMITS.get(code, ""), limit, then)
 
 
 def why_open(found: Found, runs: Sequence[Run]) -> str:
@@ -186,13 +184,14 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     facts += [ARRIVALS[asked.pattern].title if result.kind == "rate" else "closed loop"]
     state, tone, mark, code = STATES[result.state]
     meant = Reason(result.state, say(code, budget=duration(result.budget_s)), "")
-    tiles = (_how_fast(result, runs), _load(result, runs, words), _limit(result, runs, words))
+    limit = Tile("What limits it?", words.limited_by, words.limit)
+    tiles = (_how_fast(result, runs), _load(result, runs, words), limit, next_tile(words.then))
     plots = list(_plots(result, runs))
     return Page(
         title=f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
         facts=(*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
         verdict=Banner(state, tone, mark, words.sentence, (meant,)),
-        tiles=[tile for tile in (*tiles, next_tile(words.then)) if tile.value],
+        tiles=[tile for tile in tiles if tile.value],
         # Beside the first there is room for narrow ones.
         pictures=[*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])],
         sections=[
@@ -226,12 +225,6 @@ def _load(result: LimitResult, runs: Sequence[Run], words: _Words) -> Tile:
     return Tile("At what load?", value, f"{served}{words.basis}")
 
 
-def _limit(result: LimitResult, runs: Sequence[Run], words: _Words) -> Tile:
-    probed = _probe_at(_leanings(result.found)[1], result, runs)
-    code = limited_by(view_of(probed[1]).summary, probed[1].manifest)[0] if probed else ""
-    return Tile("What limits it?", LIMITS.get(code, ""), words.limit)
-
-
 def _title(engine: str) -> str:
     return ENGINES[engine].title if engine in ENGINES else engine
 
@@ -251,10 +244,8 @@ def limits_blocks(searches: Searches) -> tuple[Answer, Table]:
         rows.append((Cell(name, href=href), *ends, slos_words(each.targets), state))
         parts.append(f"{name} {'none' if each.found.low is None else low} ({state.lower()})")
     columns = ("Search", "Holds", "Misses", "SLOs", "Result")
-    return (
-        Answer(say("highest.several", loads="; ".join(parts))),
-        table("The highest load within the SLOs", columns, rows, text=(0, 3, 4)),
-    )
+    found = table("The highest load within the SLOs", columns, rows, text=(0, 3, 4))
+    return Answer(say("highest.several", loads="; ".join(parts))), found
 
 
 def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:

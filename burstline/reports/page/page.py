@@ -63,15 +63,9 @@ class Page:
 
     def html(self) -> str:
         """One document; the same page gives the same bytes."""
-        return (
-            templates()
-            .get_template("page.html.j2")
-            .render(
-                page=self,
-                summary_json=_json_in_html(self.summary),
-                markdown_json=_json_in_html(markdown(self.digest)),
-            )
-        )
+        template = templates().get_template("page.html.j2")
+        summary, copied = _json_in_html(self.summary), _json_in_html(markdown(self.digest))
+        return template.render(page=self, summary_json=summary, markdown_json=copied)
 
 
 FEWEST: Final = 11
@@ -98,7 +92,7 @@ SECTIONS: Final[tuple[tuple[str, str, str, Blocks, Callable[[View], object]], ..
     ("again", "Reproduce", "Reproduce this run", sections.again, bool),
     ("glossary", "Glossary", "What does each number mean?", sections.glossary, bool),
 )  # fmt: skip
-"""Of a run that is shown alone: id, name, question, what makes the blocks, and whether there are any."""
+"""Of a run that is shown alone: id, name, question, blocks, and whether it has any (`bool`: always)."""
 
 
 def render(comparison: Comparison) -> str:

@@ -60,7 +60,7 @@ def numbers(view: View) -> list[Block]:
     if not any(isinstance(row.figure, Estimate) for row in summary.cost.rows()):
         unused |= {"cost"}
     tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in unused)
-    after = " after the warm-up" if view.has_warm_up else ""
+    after = " after the warm-up" if known(summary.window.n_warm_up) else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
     blocks: list[Block] = [
@@ -226,12 +226,11 @@ def requests(view: View) -> list[Block]:
     n = len(c)
     if not n:
         return [Note("The plan has no requests.")]
-    finding = f"{counted(n, 'request')}, none of which succeeded."
+    finding = "none of which succeeded."
     if c.ok.any():
         share = f"{np.median(view.latency('ttft')[c.ok] / view.latency('e2e')[c.ok]):.0%}"
-        finding = (
-            f"{counted(n, 'request')}: the median request spends {share} of its time in queue and prefill."
-        )
+        finding = f"of which the median one spends {share} of its time in queue and prefill."
+    finding = f"{counted(n, 'request')}, {finding}"
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = run_figures.request_rows(c, shown.even, f"Each request{evenly}", finding, ALL_REQUESTS)
