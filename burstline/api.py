@@ -27,9 +27,8 @@ from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Verdict
 from burstline.reports.formats.bound_text import told
-from burstline.reports.formats.csv import request_frame
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page.files import figure_files
+from burstline.reports.page.files import figure_files, request_frame
 from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable

@@ -32,7 +32,6 @@ NO_MODULES = {
     "burstline.engines": "an entry point's group",
     "burstline.json": "a file",
     "burstline.gate": "a class name in JUnit's format",
-    "burstline.target": "a class name in JUnit's format",
 }
 """What looks like a module and is none, with what it is."""
 NO_PATHS = {

@@ -5,9 +5,9 @@ Every format renders the same blocks: HTML (`page/templates/blocks.html.j2`), te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from burstline.measure.record.verdict import Reason
 
@@ -15,9 +15,6 @@ MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 """The mark of each result of an SLO."""
 LATENCIES = "latencies"
 """The table with the numbers of the figure of percentiles, by id."""
-
-Numbers = tuple[tuple[str, str], ...]
-"""Keys of numbers, and the words that show them in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,6 @@ class Table:
     about the table as a whole.
     """
 
-    kind: ClassVar[str] = "table"
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -72,14 +68,24 @@ class Table:
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], *, text: Sequence[int] = (0,)
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Row | Iterable[str | Cell]],
+    *,
+    text: Container[int] = (0,),
+    **more: Any,
 ) -> Table:
-    """A table of plain cells; `text` are the indices of the columns that hold words."""
+    """A table of plain cells; `text` are the indices of the columns of words, `more` are its other fields."""
     return Table(
         caption,
         tuple(Column(title, k not in text) for k, title in enumerate(columns)),
-        tuple(Row(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)) for row in rows),
+        tuple(row if isinstance(row, Row) else Row(tuple(map(_cell, row))) for row in rows),
+        **more,
     )
+
+
+def _cell(cell: str | Cell) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +120,13 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of the page: what it shows, its result in words, how to read it, and its numbers.
+    """A figure of the page: what it shows, its result in words, how to read it, and its table.
 
     `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
     table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand
-    along the figure's y axis, from 1. `numbers` are those of the finding, as (key, text), in their order.
+    along the figure's y axis, from 1.
     """
 
-    kind: ClassVar[str] = "plot"
     id: str
     title: str
     finding: str
@@ -129,14 +134,12 @@ class Plot:
     drawings: tuple[Drawing, ...]
     table: Table | str
     rows: tuple[int, ...] = ()
-    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
     """A title; `level` is 1 for the whole, more for what is inside."""
 
-    kind: ClassVar[str] = "heading"
     text: str
     level: int = 2
 
@@ -150,14 +153,12 @@ class TargetLine:
     text: str
     measured: str
     reason: str
-    key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Banner:
     """A verdict with its reasons; `name` is what is judged where there are several."""
 
-    kind: ClassVar[str] = "banner"
     state: str
     tone: str
     mark: str
@@ -169,32 +170,25 @@ class Banner:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A question and its short answer, with a line of `detail`; `numbers` are those in both."""
+    """A question and its short answer, with a line of `detail`."""
 
     label: str
     value: str
     detail: str
-    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the page says first: one sentence, and under it what limits it or what to look at next.
+    """What the page says first: one sentence, and under it what limits it or what to look at next."""
 
-    `numbers` are those of the summary in them, as (key, text), in their order.
-    """
-
-    kind: ClassVar[str] = "answer"
     sentence: str
     details: tuple[str, ...] = ()
-    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """Figures or tables side by side, explained together; a column of tables is at least `least_rem` wide."""
 
-    kind: ClassVar[str] = "side"
     blocks: tuple[Plot | Table, ...]
     explained: str = ""
     least_rem: int = 25
@@ -204,7 +198,6 @@ class Side:
 class Command:
     """Something to copy; `aligned` text keeps its lines, others may be broken."""
 
-    kind: ClassVar[str] = "command"
     caption: str
     text: str
     aligned: bool = False
@@ -214,7 +207,6 @@ class Command:
 class Note:
     """A sentence, mostly on why something is not here."""
 
-    kind: ClassVar[str] = "note"
     text: str
 
 
@@ -222,7 +214,6 @@ class Note:
 class Findings:
     """What was found, a sentence each."""
 
-    kind: ClassVar[str] = "findings"
     sentences: tuple[str, ...]
 
 
@@ -230,7 +221,6 @@ class Findings:
 class Folded:
     """Blocks that a reader unfolds; `id` is where links to it lead."""
 
-    kind: ClassVar[str] = "folded"
     summary: str
     blocks: tuple[Block, ...]
     id: str = ""

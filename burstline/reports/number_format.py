@@ -141,6 +141,12 @@ def with_interval(figure: Figure) -> str:
     return f"{with_unit(figure)} {interval(figure, scale_of([figure]))}".rstrip()
 
 
+def in_brackets(figures: Iterable[Figure]) -> str:
+    """`; 95% intervals in brackets` where any of them has one."""
+    known = any(isinstance(figure, Estimate) and figure.low is not None for figure in figures)
+    return "; 95% intervals in brackets" if known else ""
+
+
 def _half_width(figure: Estimate, scale: Scale) -> float | None:
     low, high = figure.low, figure.high
     return None if low is None or high is None else (high - low) / 2 / scale.divisor

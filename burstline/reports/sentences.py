@@ -85,9 +85,6 @@ SENTENCES: Final[Mapping[str, str]] = {
     "limit.queue": "Limited by the server: {ran}",
     "limit.not-measured": "What limited the server was not measured.",
     "limit.not-why": "Why the engines differ in speed was not measured.",
-    "limit.not-why-slower": "Why {names} slower was not measured.",
-    "limit.not-why-cases": "{name} is significantly slower than the fastest in {n} of {cases} "
-    "cases{others}; the cause was not measured.",
     "not-reconciled": "The run cannot be compared with its hardware: {why}.",
     "no-slo": "No SLOs were set; --slo sets them.",
     "no-target": "for information: no goodput SLO is set",
@@ -118,8 +115,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "equal": "{one} and {other} are equally fast (E2E p50 within {percent}%{ends})",
     "equally-long": "{one} and {other} take the same time (E2E p50){ends}",
     "undecided": "No significant difference between {one} and {other} (E2E p50): {one} was {times}, {ends}; "
-    "with this many runs, only differences of {percent} or more can be detected",
+    "with this many runs, only differences of {least} or more can be detected",
     "faster": "{one} is {times} than {other} (E2E p50){ends}",
+    "contrary": "but {parts} with {one}",
     "fastest": "{first} is fastest in {n} of {cases} cases: {by} faster than {next} (E2E p50).",
     "lowest": "{first} has the lowest E2E p50 in {n} of {cases} cases; {sure}.",
     "lead": "its lead is significant in {n}",
@@ -134,7 +132,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "next.all": "raise {flags} to {n}, so that all requests run at once.",
     "next.raise": "raise {flags}.",
     "next.repeat": "Next: run each of them three times (--repeats 3) to see whether this is more than noise.",
-    "next.more": "Next: run {names} {times} each{per} ({n} runs) to settle which is faster.",
+    "next.more": "Next: to settle which of {names} is faster, run each {times}{per} ({n} runs).",
     # How the words of a comparison are meant.
     "words.no-noise": "The noise between runs is unknown, so no difference is called significant: run each "
     "{n} times to measure it (`burstline run --repeats {n}`).",

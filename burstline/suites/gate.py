@@ -15,8 +15,7 @@ from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, originals
 from burstline.reports.blocks import Plot
-from burstline.reports.formats.junit import junit_suite
-from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import Case, Member
 from burstline.reports.model.gated import (
     BASELINE,
@@ -29,7 +28,7 @@ from burstline.reports.model.gated import (
     judge_series,
 )
 from burstline.reports.page.files import standalone_svg
-from burstline.reports.page.gate_blocks import gate_blocks, gate_cases, gate_json, gate_page, sentence
+from burstline.reports.page.gate_blocks import gate_blocks, gate_json, gate_junit, gate_page, sentence
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import without_secrets
 from burstline.suites.execution import all_finished_in, called, finished_in
@@ -154,8 +153,7 @@ def _report(folder: Path, judged: Judged, start_s: float, case: Case | None = No
     page.write_text(gate_page(judged, blocks, case), "utf-8")
     (folder / "summary.md").write_text(markdown(blocks), "utf-8")
     lasted_s = time.monotonic() - start_s
-    suite = junit_suite("burstline gate", gate_cases(judged), lasted_s=lasted_s, timestamp="")
-    (folder / "junit.xml").write_text(suite, "utf-8")
+    (folder / "junit.xml").write_text(gate_junit(judged, lasted_s), "utf-8")
     write_json(folder / "gate.json", gate_json(judged))
     for plot in blocks:
         if isinstance(plot, Plot):

@@ -14,8 +14,7 @@ from burstline.console.stdout import json_text
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.verdict.certificate import Certificate, Offered, Reading, title_of
 from burstline.reports.blocks import Block, Findings, Heading, Note, table
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.foreign import TOOLS, parse_reads
 from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.request import WorkloadError

@@ -41,9 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         action="append",
         choices=(*PRINTED, *WRITTEN),
-        help="text and json are printed; the others need --to. parquet, csv: one row per request; "
-        "markdown: for a pull request; junit: SLOs and verdict for CI; figures: SVG and "
-        "PNG. Repeatable; --to alone writes all",
+        help="text and json are printed; the others need --to. csv: one row per request; markdown: for a "
+        "pull request; figures: SVG and PNG. Repeatable; --to alone writes all",
     )
     add("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)

@@ -290,5 +290,5 @@ def test_bash_completes_a_flag_of_a_verb_and_the_choices_of_a_flag(tmp_path, cap
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
 
     assert completed("run", "--max-nu") == ["--max-num-seqs", "--max-num-batched-tokens"]
-    assert completed("report", "--format", "jun") == ["junit"]
+    assert completed("report", "--format", "mark") == ["markdown"]
     assert completed("cal") == ["calibrate"]

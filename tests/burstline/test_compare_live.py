@@ -1,5 +1,6 @@
 """Comparing a setting at the embedded engine: two sets of three runs, and one with a hidden change."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,12 +82,11 @@ def test_a_setting_is_ranked_recognised_and_refused_beside_a_hidden_second_diffe
     anyway = ("--anyway",) if states - {"VALID"} else ()
     code, said = burstline("compare", *few, *many, "--vary", "max-num-seqs", *anyway)
     assert code == 0, said
-    assert "reference max-num-seqs 4" in said
-    assert "reference max-num-seqs 48 is " in said
-    assert "faster" in said
+    assert "reference max-num-seqs 4 vs 48: " in said
+    assert re.search(r"^48 is \S+x faster than 4 ", said, re.MULTILINE)
     code, said = burstline("compare", *few, *many, *anyway)
     assert code == 0, said
-    assert said.startswith("reference max-num-seqs 4 vs reference max-num-seqs 48"), "named without --vary"
+    assert said.startswith("reference max-num-seqs 4 vs 48: "), "named without --vary"
     code, said = burstline("compare", *few, *other, "--vary", "max-num-seqs")
     assert code == 4, said
     assert "The block-size differs" in said

@@ -1,14 +1,13 @@
 import io
-from dataclasses import replace
+import re
+from importlib.resources import files
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from burstline.bench.report import of_summary
 from burstline.cli import main
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import parse_goal
@@ -18,10 +17,9 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table
-from burstline.measure.record.verdict import Reason, State, Verdict
 from burstline.measure.summarize import summarize
-from burstline.reports.formats.junit import junit
-from burstline.reports.formats.markdown import markdown
+from burstline.reports.figures.drawing import VARIABLES
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import figure_files
@@ -54,10 +52,9 @@ def targeted(tmp_path_factory):
 def test_all_formats_are_written_where_they_were_asked(lossy, tmp_path, capsys):
     assert main(["report", str(lossy.path), "--to", str(tmp_path / "out")]) == 0
     written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
-    assert {"records.parquet", "records.csv", "summary.md", "junit.xml"} <= written
+    assert {"records.csv", "summary.md"} <= written
     assert {"figures/ttft-cdf.svg", "figures/ttft-cdf.png"} <= written
     assert len(capsys.readouterr().out.splitlines()) == len(written)
-    assert pq.read_table(tmp_path / "out" / "records.parquet").equals(lossy.record_table)
 
 
 def test_only_the_asked_format_is_written(lossy, tmp_path):
@@ -74,40 +71,6 @@ def test_the_csv_has_every_request_and_its_latencies(lossy, tmp_path):
     np.testing.assert_allclose(frame["ttft_s"][ok], view.latency("ttft")[ok], rtol=1e-8)
     assert frame["ttft_s"][~ok].isna().all()
     assert list(frame["outcome"]) == view.words("outcome")
-
-
-def test_junit_has_a_case_for_the_verdict_and_each_target(targeted):
-    suite = ET.fromstring(junit(view_of(targeted)))
-    cases = {case.get("name"): [child.tag for child in case] for case in suite}
-    assert cases == {
-        "verdict": [],
-        "ttft.p50<=1ms": ["failure"],
-        "ttft.p50<=1000s": ["system-out"],
-        "ttft.mean<=1000s": ["error"],
-    }
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "1", "1")
-    assert "measured" in suite.find(".//failure").get("message")
-
-
-def test_junit_follows_the_grade_of_each_target_and_not_the_state_beside_them(targeted):
-    """As the exit code does: a CLIENT-BOUND run may have met its targets all the same."""
-    summary = targeted.summary
-    bound = Verdict(State.CLIENT_BOUND, (Reason("read-lag", "Late reading.", "Use more CPUs."),))
-    met = tuple(target for target in summary.targets if target.result == "pass")
-    for targets, tags, code in ((met, {"system-out"}, 0), ((), {"error"}, 4)):
-        write_json(targeted.path / "summary.json", replace(summary, verdict=bound, targets=targets).to_json())
-        run = open_run(targeted.path)
-        suite = ET.fromstring(junit(view_of(run)))
-        assert {child.tag for case in suite if case.get("name") == "verdict" for child in case} == tags
-        assert of_summary(run.summary) == code
-    write_json(targeted.path / "summary.json", summary.to_json())
-
-
-def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):
-    suite = ET.fromstring(junit(view_of(hopeless)))
-    (error,) = suite.findall(".//error")
-    assert error.get("type") == "FAILED"
-    assert "None of 20 requests succeeded" in error.text
 
 
 def test_markdown_says_verdict_targets_and_numbers(targeted):
@@ -142,9 +105,14 @@ def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
         else:
             image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
             assert tuple(image[0, 0]) == (0xFC, 0xFB, 0xF9)
-            assert not (image.max(axis=2) < 12).any(), f"{name} still has a sentinel colour"
     ecdf = np.asarray(Image.open(io.BytesIO(found["ttft-cdf.png"])).convert("RGB")).reshape(-1, 3)
     assert (np.abs(ecdf.astype(int) - [0x0B, 0x64, 0xB3]).max(axis=1) < 4).any(), "the first series' colour"
+
+
+def test_figures_are_drawn_in_the_colours_of_the_light_theme():
+    css = files("burstline.reports.page").joinpath("templates/page.css").read_text("utf-8")
+    light = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", css[: css.index("}")]))
+    assert {name: light[name] for name in VARIABLES.values()} == {name: c for c, name in VARIABLES.items()}
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):

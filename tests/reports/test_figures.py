@@ -6,8 +6,8 @@ import pytest
 from burstline.measure.stats.figure import Estimate, measured
 from burstline.measure.stats.quantiles import quantile_of
 from burstline.reports.figures import ecdf, first_screen, run_figures
-from burstline.reports.figures.forest import Ratio, forest
-from burstline.reports.figures.run_figures import Panel, SeriesLine
+from burstline.reports.figures.contenders import Ratio, forest
+from burstline.reports.figures.run_figures import Panel
 from burstline.reports.number_format import number
 
 pytestmark = pytest.mark.drawn
@@ -85,11 +85,9 @@ def test_an_slo_stands_in_the_distribution_where_it_lies_within():
 def test_the_timeline_draws_what_its_table_says():
     edges = np.array([0.0, 0.5, 1.0])
     panels = [
-        Panel(
-            "Requests", "", (SeriesLine("a", np.array([1.0, 2.0])), SeriesLine("b", np.array([np.nan, 3.0])))
-        ),
-        Panel("Memory", "bytes", (SeriesLine("server", np.array([2.0**30, 2.0**31])),)),
-        Panel("Output tokens", "tok/s", (SeriesLine("", np.array([1.0, 2.0])),)),
+        Panel("Requests", "", {"a": np.array([1.0, 2.0]), "b": np.array([np.nan, 3.0])}),
+        Panel("Memory", "bytes", {"server": np.array([2.0**30, 2.0**31])}),
+        Panel("Output tokens", "tok/s", {"": np.array([1.0, 2.0])}),
     ]
     plot = run_figures.timeline(edges, panels, [(0.5, "here")], "found")
     assert [column.title for column in plot.table.columns] == [
@@ -122,7 +120,7 @@ def test_where_time_goes_are_the_means_of_each_group():
 
 def test_few_requests_are_dots_and_an_interval_without_an_end_is_an_arrow():
     def shown(known):
-        return first_screen.ranges({"TTFT": known}, {"TTFT": np.array([0.2, 0.3])}, {}, "", ())
+        return first_screen.ranges({"TTFT": known}, {"TTFT": np.array([0.2, 0.3])}, {}, "")
 
     assert "200 to 300 ms" in shown({}).drawings[0].body
     open_end = Estimate(0.2, 0.1, None, 0.95, 99, "s")

@@ -19,7 +19,7 @@ from burstline.measure.record.summary import MetricFigures
 from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.summarize import summarize_run
-from burstline.reports.blocks import Answer, Banner, Block, Folded, Side, Table
+from burstline.reports.blocks import Block, Folded, Side, Table
 from burstline.reports.model.comparison import Comparison, Contender, View, alone, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.number_format import SCALES
@@ -164,10 +164,6 @@ def of_blocks(blocks: list[Block]) -> Iterator[Keyed]:
         match block:
             case Table():
                 yield from ((c.key, c.text, c.unit) for row in block.rows for c in row.cells if c.key)
-            case Answer():
-                yield from ((key, text, "") for key, text in block.numbers)
-            case Banner():
-                yield from ((t.key, t.measured, "") for t in block.targets)
             case Side() | Folded():
                 yield from of_blocks(list(block.blocks))
 
@@ -211,29 +207,23 @@ def test_every_number_of_the_main_tables_has_a_key(page):
     assert [caption for caption in _Page(page).bare if caption.startswith(TABLES)] == []
 
 
-UNKEYED = re.compile(
-    r"[\d.,]+(?: output)? (?:tok|req)/s|[\d.]+x (?:faster|slower|higher|lower)|half within \d"
+SAID = re.compile(
+    r"([\d.,]+)(?: output)? (?:tok|req)/s|([\d.]+)x (?:faster|slower|higher|lower)|half within ([\d.]+)"
 )
 
 
-def test_every_rate_ratio_and_median_of_the_first_sentences_and_captions_has_a_key(comparison, page):
+def test_every_rate_ratio_and_median_of_the_first_sentences_and_captions_stands_in_a_table(page):
     """Loads such as 30 req/s are what was asked."""
-    first = re.findall(r'<div class="answer">.*?</div>|<figcaption><h3>.*?</figcaption>', page, re.DOTALL)
-    assert first
-    for html in first:
-        bare = re.sub(r"<[^>]+>", "", re.sub(r"<span data-key.*?</span>", "", html))
-        assert (
-            UNKEYED.findall(re.sub(r"kept up with [^;,]* req/s|\S+ (?:requests|tok)/s[^:;]*;", "", bare))
-            == []
-        )
-
-
-def test_every_number_of_the_captions_of_a_run_has_a_key(comparison, page):
-    if comparison.run is None:
-        pytest.skip("captions of comparisons name loads and intervals too")
-    for html in re.findall(r"<figcaption><h3>.*?</h3><p>(.*?)</p>", page, re.DOTALL):
-        bare = re.sub(r"<[^>]+>", "", re.sub(r"<span data-key.*?</span>", "", html))
-        assert re.findall(r"(?<![\w.])\d[\d.,]*", bare) == [], html
+    first = r'<div class="answer">.*?</div>|<dl class="tiles">.*?</dl>|<figcaption><h[23]>.*?</figcaption>'
+    found = re.findall(first, page, re.DOTALL)
+    assert found
+    cells = {float(text.replace(",", "")) for text in re.findall(r"<td[^>]*>(?:★ )?(\d[\d.,]*)", page)}
+    for html in found:
+        bare = re.sub(r"<[^>]+>", "", html)
+        bare = re.sub(r"kept up with [^;,]* req/s|\S+ (?:requests|tok)/s[^:;]*;", "", bare)
+        for groups in SAID.findall(bare):
+            value = float("".join(groups).rstrip(".,").replace(",", ""))
+            assert any(math.isclose(value, cell * scale) for cell in cells for scale in (1, 1e-3, 1e3)), html
 
 
 PERCENTILES = ("min", "p50", "p90", "p95", "p99", "max")

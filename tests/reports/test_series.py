@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from burstline.measure.record import tables
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.telemetry import Telemetry
-from burstline.reports.figures import series
+from burstline.reports.figures import run_figures
+from burstline.reports.model.comparison import sending_order
 from burstline.servers.host.telemetry import Row
 from tests.reports import synthetic
 
@@ -20,20 +21,20 @@ def columns() -> Columns:
 
 @given(st.floats(1e-3, 1e5))
 def test_bins_are_round_few_and_reach_the_end(end_s):
-    edges = series.bin_edges(end_s)
+    edges = run_figures.bin_edges(end_s)
     assert len(edges) - 1 <= 200
     assert edges[-1] >= end_s * (1 - 1e-9)
     assert f"{edges[1]:.0e}"[0] in "125"
 
 
 def test_tokens_per_second_add_up_to_all_tokens(columns):
-    edges = series.bin_edges(float(np.nanmax(columns.closed_s)))
-    assert (series.tokens_per_s(columns, edges) * np.diff(edges)).sum() == pytest.approx(55 * 64)
+    edges = run_figures.bin_edges(float(np.nanmax(columns.closed_s)))
+    assert (run_figures.tokens_per_s(columns, edges) * np.diff(edges)).sum() == pytest.approx(55 * 64)
 
 
 def test_in_flight_is_the_most_at_once_in_each_bin(columns):
-    edges = series.bin_edges(float(np.nanmax(columns.closed_s)))
-    most = series.in_flight(columns, edges)
+    edges = run_figures.bin_edges(float(np.nanmax(columns.closed_s)))
+    most = run_figures.in_flight(columns, edges)
     instants = np.concatenate([columns.sent_s, edges[:-1]])
     at_once = [((columns.sent_s <= t) & (columns.closed_s > t)).sum() for t in instants]
     bins = np.searchsorted(edges, instants, "right") - 1
@@ -48,19 +49,19 @@ def test_a_level_is_held_until_the_next_reading_and_no_longer_than_the_last():
         Row(2_100_000_000, "engine", "running", 5.0),
         Row(0, "server", "running", 9.0),
     ]
-    found = series.level(Telemetry.of(tables.telemetry_table(rows)), "engine", "running", np.arange(6.0))
+    found = run_figures.level(Telemetry.of(tables.telemetry_table(rows)), "engine", "running", np.arange(6.0))
     np.testing.assert_array_equal(found, [np.nan, 3.0, 5.0, np.nan, np.nan])
 
 
 def test_what_was_never_sent_comes_last_in_the_order_of_sending():
     rows = synthetic.records(n=3)
     table = tables.record_table([replace(rows[0], sent_ns=None), rows[1], rows[2]])
-    assert series.sending_order(columns_of(table)).tolist() == [1, 2, 0]
+    assert sending_order(columns_of(table)).tolist() == [1, 2, 0]
 
 
 def test_a_step_is_a_gap_such_that_half_of_the_time_between_tokens_is_in_longer_ones(burst):
     c = burst.columns
     gaps = np.diff(c.event_s)[c.follows[1:]]
-    step_s = series.step(c)
+    step_s = run_figures.step(c)
     assert 5 * np.median(gaps) < step_s < gaps.max(), "the long steps of prefill, not the short ones after it"
     assert gaps[gaps <= step_s].sum() == pytest.approx(gaps.sum() / 2, rel=0.02)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from burstline.reports.figures import first_screen, run_figures
-from burstline.reports.model import request_sample
-from burstline.reports.model.request_sample import shown_of
+from burstline.reports.model import comparison
+from burstline.reports.model.comparison import shown_of
 from tests.reports import synthetic
 from tests.reports.pages import page_of
 from tests.reports.test_page import Page
@@ -47,8 +47,8 @@ def crowded(tmp_path_factory):
 @pytest.fixture(scope="module")
 def html(crowded):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_sample, "ALL_UP_TO", 100)
-        patch.setattr(request_sample, "EACH", 60)
+        patch.setattr(comparison, "ALL_UP_TO", 100)
+        patch.setattr(comparison, "EACH", 60)
         patch.setattr(first_screen, "DOTS", 90)
         return page_of(crowded)
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from burstline.reports.page.page import page_sections, render
+from burstline.reports.page.page import page_over, render
 from burstline.suites.execution import comparison_of_suite
 from tests.browser import kinds
 
@@ -13,7 +13,7 @@ from tests.browser import kinds
 def test_one_engine_on_several_platforms_is_drawn_on_one_axis(tmp_path):
     kinds.SUITES["platforms"](tmp_path)
     comparison = comparison_of_suite(tmp_path)
-    (across,) = [each for each in page_sections(comparison) if each.id == "platforms"]
+    (across,) = [each for each in page_over(comparison).sections if each.id == "platforms"]
     engines = [plots.blocks for _, plots in zip(*[iter(across.blocks())] * 2, strict=True)]
     assert [[plot.id for plot in plots] for plots in engines] == [
         [f"p{k}-{metric}-cdf" for metric in ("ttft", "tpot", "e2e")] for k in (0, 1)
@@ -26,7 +26,7 @@ def test_a_suite_with_one_finished_run_is_still_a_suites_page(tmp_path):
     comparison = comparison_of_suite(tmp_path)
     assert comparison.run is None
     assert "<h1>One run</h1>" in render(comparison)
-    assert "runs" in [section.id for section in page_sections(comparison)]
+    assert "runs" in [section.id for section in page_over(comparison).sections]
 
 
 def test_a_copy_of_another_slots_run_is_no_repeat(tmp_path):

@@ -9,16 +9,14 @@ import pytest
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of, differing_factors
 from burstline.reports.model.sweep_load import differ_in_load_alone, load_of
 from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
 from burstline.reports.page.banner import banner
-from burstline.reports.page.comparison_json import comparison_json
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import comparison_json, digest
 from burstline.reports.page.page import render
 from burstline.reports.page.sweep_words import best_loads, costs_of, knee, limits, remarks
 from burstline.workloads.arrivals import parse_arrival
@@ -133,7 +131,7 @@ def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
 
 def test_the_targets_are_told_in_words_and_why_no_more_load_meets_them(sweep):
     assert remarks(sweep)[0] == "SLOs: TTFT p50 ≤ 60 ms and TPOT p50 ≤ 12 ms."
-    best = r"Highest output that meets all SLOs: vllm \S+ tok/s per GPU at concurrency 4"
+    best = r"Highest output that meets all SLOs: \S+ tok/s per GPU at concurrency 4 with vllm"
     assert re.match(best, best_loads(sweep))
     assert "vllm first misses" in limits(sweep)
 

@@ -1,6 +1,7 @@
 """Runs side by side: what one number of several runs is, who may be called best, and how it is drawn."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,15 @@ from burstline.measure.stats.estimates import Absent, Estimate
 from burstline.measure.stats.significance import Answer, Contrast
 from burstline.measure.verdict.comparable import COMPARABLE, Comparability
 from burstline.reports.figures.ecdf import Curve, ecdf
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
-from burstline.reports.model.comparison import HEADLINES, Case, Comparison, Contender, Headline
+from burstline.reports.formats.text import markdown, text
+from burstline.reports.model.comparison import (
+    HEADLINES,
+    Case,
+    Comparison,
+    Contender,
+    Headline,
+    contrasts_of,
+)
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
@@ -230,7 +237,82 @@ def test_each_engine_that_its_batch_limits_is_named_with_its_own_flag(tmp_path):
     ]
     *_, limit, then = answer(comparison_of(runs, tmp_path)).details
     assert limit.startswith("vllm and tgi were each limited by the batch limit of 64 requests: at most 64 of")
-    assert limit.endswith("Why tgi is slower was not measured.")
+    assert limit.endswith("Why the engines differ in speed was not measured.")
     assert then.startswith(
         "Next: raise --max-num-seqs of vllm and --max-batch-size of tgi to about 77, which"
     )
+
+
+# ---- the first sentence and its table
+
+TITLE = {
+    "E2E p50": ("metrics", "e2e", "p50"),
+    "TTFT p50": ("metrics", "ttft", "p50"),
+    "TPOT p50": ("metrics", "tpot", "p50"),
+    "output throughput": ("throughput", "output_tok_per_s"),
+}
+"""What the sentence compares, by its words."""
+
+
+def unit_of(path: tuple[str, ...], value: float) -> Estimate:
+    return replace(figure(value), unit="s" if path[0] == "metrics" else "tok/s")
+
+
+def random_case(rng: np.random.Generator) -> Case:
+    """Two contenders of one or three runs, each better in some numbers; some runs scatter, some do not."""
+    n, noise = int(rng.choice([1, 3])), float(rng.choice([0.001, 0.01, 0.1]))
+    contenders = []
+    for label in ("4", "32"):
+        level = {path: float(rng.choice([1.0, 1.0, 1.004, 1.5, 3.0])) for path in TITLE.values()}
+        runs = [{path: own * np.exp(rng.normal(0, noise)) for path, own in level.items()} for _ in range(n)]
+        views = [View(figure(run["throughput", "output_tok_per_s"])) for run in runs]
+        for view, run in zip(views, runs, strict=True):
+            figures = {path: unit_of(path, value) for path, value in run.items()}
+            metrics = {path[1]: MetricFigures(p50=f) for path, f in figures.items() if path[0] == "metrics"}
+            output = Throughput(output_tok_per_s=figures["throughput", "output_tok_per_s"])
+            view.summary = replace(view.summary, metrics=metrics, throughput=output)
+        means = {path: float(np.exp(np.mean([np.log(run[path]) for run in runs]))) for path in level}
+        known = {path: unit_of(path, mean) for path, mean in means.items()}
+        contenders.append(Contender(label, tuple(views), known))
+    contrasts = contrasts_of(contenders, {"4": [], "32": []})
+    return Case("", tuple(contenders), Comparability(COMPARABLE, (), (), ()), {}, contrasts)
+
+
+def test_no_first_sentence_of_500_random_pairs_contradicts_its_table():
+    """Its ratios are those of the table, and it names each number in which the faster one is worse."""
+    rng, seen = np.random.default_rng(11), set()
+    for _ in range(500):
+        compared = random_case(rng)
+        said = answer(Comparison("", (compared,))).sentence
+        shown = side_by_side(compared)
+        titles = [column.title for column in shown.columns]
+        rows = {
+            row.cells[0].text.rstrip(" ↑↓"): dict(zip(titles, row.cells, strict=True)) for row in shown.rows
+        }
+        rows["output throughput"] = rows.pop("Output")
+        (versus,) = (title for title in titles if " vs " in title)
+        first, second = versus.split(" vs ")
+        alone = "since one run each does not show the noise" in said
+        faster, *rest = re.split(r"; (?=but|output|with)", said)
+        assert first in faster
+        told = {"E2E p50": faster} | {name: part for part in rest for name in TITLE if name in part}
+        assert second in faster
+        ranked = re.match(rf"{first} is (\S+x faster) than {second} ", said)
+        for name in TITLE:
+            row = rows[name]
+            is_sure = "different" in row[versus].detail or (alone and row[versus].text != "1.00x")
+            one, other = (float(row[who].text.removeprefix("★ ").replace(",", "")) for who in (first, second))
+            if one == other:
+                continue  # as printed
+            is_better = one > other if name == "output throughput" else one < other
+            if name == "E2E p50":
+                assert bool(ranked) == is_sure
+                assert not ranked or (ranked[1] == row[versus].text and is_better), said
+                continue
+            but = f"{name} is {row[versus].text}" in told.get(name, "")
+            if is_sure and ranked:
+                assert but is not is_better, (said, name)
+            seen.add((bool(ranked), but))
+            if name in told and "equal" not in told[name]:
+                assert row[versus].text in told[name], (said, name)
+    assert len(seen) == 4

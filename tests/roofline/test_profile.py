@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from burstline.reports.blocks import Note
 from burstline.reports.page.roofline_section import profiled
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
@@ -140,7 +141,7 @@ def test_a_product_of_a_profile_above_its_ceiling_is_marked(faster):
         cpu = replace(cpu, peaks={dtype: peak / 100 for dtype, peak in cpu.peaks.items()})
     found = compare(profile, Setup(Deployment(MODEL, QUANTS["fp32"], Parallel(), cpu), own), 0.0)
     assert bool(found.suspicions) == faster
-    notes = [block.text for block in profiled(found) if block.kind == "note"]
+    notes = [block.text for block in profiled(found) if isinstance(block, Note)]
     assert any("Impossible rate: the product" in note for note in notes) == faster
 
 

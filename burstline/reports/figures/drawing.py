@@ -1,7 +1,7 @@
 """How every figure looks, and how a matplotlib figure becomes SVG that follows the page's theme.
 
-Figures are drawn in sentinel colours that `drawn` replaces by CSS variables; text stays text and takes the
-page's font, ids are stable, and one unit of the viewBox is one CSS pixel at full width.
+Figures are drawn in the colours of the light theme, which `drawn` replaces by CSS variables; text stays text
+and takes the page's font, ids are stable, and one unit of the viewBox is one CSS pixel at full width.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from matplotlib.transforms import offset_copy
 
 from burstline.reports.blocks import Drawing, Hover
 
-INK, MUTED, GRID, BAD, GOOD, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
-SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
+INK, MUTED, GRID, BAD, GOOD, PAPER = "#1b2430", "#596473", "#e6e3dc", "#b3261e", "#1a6e42", "#fcfbf9"
+SERIES = ("#0b64b3", "#cc6a1c", "#0a7f63", "#8f4a8b")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
 """The second cue: series k has colour SERIES[k] and line style DASHES[k]."""
 TEXT = 11.5
@@ -36,6 +36,7 @@ TEXT = 11.5
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad", GOOD: "good", PAPER: "paper"} | {
     c: f"c{k}" for k, c in enumerate(SERIES)
 }
+"""The page's CSS variable of each colour."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "path.simplify": False,
@@ -214,8 +215,8 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     short = partial(re.sub, r"-?\d+\.\d{4,}", lambda at: f"{float(at[0]):.2f}".rstrip("0").rstrip("."))
     body = re.sub(r"<[^>]+>", lambda tag: short(tag[0]), body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    for sentinel, variable in VARIABLES.items():
-        body = body.replace(sentinel, f"var(--{variable})")
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var(--{variable})")
     width, height = figure.get_size_inches() * 72
     if (see := witness.get()) is not None:
         see(name, figure)

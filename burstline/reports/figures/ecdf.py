@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from burstline.measure.record.columns import Floats
 from burstline.measure.stats.figure import Estimate
 from burstline.measure.stats.quantiles import quantile
-from burstline.reports.blocks import Drawing, Numbers, Plot, Table, table
+from burstline.reports.blocks import Drawing, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
@@ -46,35 +47,34 @@ LEGEND_LINE = 18
 NO_BOUNDS: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """One contender's requests: +inf is a failed one, NaN is left out.
 
-    `known` are its percentiles, s; `key` begins the keys of its numbers: `metrics.ttft`.
+    `known` are its percentiles, s.
     """
 
     label: str
     values_s: Floats
     known: Mapping[float, Estimate]
-    key: str = ""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sample:
-    """The values of a curve in ascending order."""
-
-    curve: Curve
-    values: Floats
-    n_ok: int
+    @cached_property
+    def values(self) -> Floats:
+        """In ascending order."""
+        return np.sort(self.values_s[~np.isnan(self.values_s)])
 
     @property
     def n(self) -> int:
         return len(self.values)
 
+    @property
+    def n_ok(self) -> int:
+        return int(np.isfinite(self.values).sum())
+
     def at(self, p: float, scale: Scale) -> str:
         """The percentile as all tables have it; a dash where the sample is too small, ∞ among failures."""
-        if p in self.curve.known:
-            return point(self.curve.known[p], scale)
+        if p in self.known:
+            return point(self.known[p], scale)
         if self.n * min(p, 1 - p) < 1:
             return "–"
         return number(quantile(self.values, p) / scale.divisor)
@@ -88,26 +88,24 @@ def ecdf(
     A single curve has its percentiles written beside it, several are named. One contender has one colour and
     dash through the whole page. `bounds` are those of SLOs in seconds, by their words.
     """
-    ordered = [(curve, np.sort(curve.values_s[~np.isnan(curve.values_s)])) for curve in curves]
-    samples = [_Sample(curve, values, int(np.isfinite(values).sum())) for curve, values in ordered]
-    shown = [(k, sample) for k, sample in enumerate(samples) if sample.n_ok >= 2]
+    shown = [(k, curve) for k, curve in enumerate(curves) if curve.n_ok >= 2]
     if not shown:
         return None
-    scale = scale_for("s", [float(sample.values[sample.n_ok - 1]) for _, sample in shown])
+    scale = scale_for("s", [float(curve.values[curve.n_ok - 1]) for _, curve in shown])
     several = len(curves) > 1
     legend = LEGEND_LINE * len(shown) * several
 
     def draw(name: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 290 + legend)
         ends = []
-        for k, sample in shown:
+        for k, curve in shown:
             # Evenly spaced where there are many; the last ones all: the tail is steep in x.
-            ranks = np.r_[evenly(sample.n_ok, MOST_STEPS), np.arange(max(sample.n_ok - 100, 0), sample.n_ok)]
+            ranks = np.r_[evenly(curve.n_ok, MOST_STEPS), np.arange(max(curve.n_ok - 100, 0), curve.n_ok)]
             ranks = np.unique(ranks) + 1
-            x = sample.values[ranks - 1] / scale.divisor
-            heights = 100 * (ranks - 0.5) / sample.n
+            x = curve.values[ranks - 1] / scale.divisor
+            heights = 100 * (ranks - 0.5) / curve.n
             panel.plot(
-                np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
+                np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=curve.label,
                 color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
             )  # fmt: skip
             ends += [float(x[0]), float(x[-1])]
@@ -116,7 +114,7 @@ def ecdf(
             names_above(panel)
         else:
             _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
-            _mark_failures(panel, samples[0].n_ok, samples[0].n)
+            _mark_failures(panel, curves[0].n_ok, curves[0].n)
         for k, (words, bound_s) in enumerate(bounds.items()):
             at, (first, last) = bound_s / scale.divisor, panel.get_xlim()
             if first < at < last:
@@ -130,13 +128,10 @@ def ecdf(
         margins(figure, top=10 + legend, bottom=44, left=48, right=12)
         return drawn(figure, name, panel)
 
-    medians = tuple((f"{s.curve.key}.p50", f"{s.at(0.5, scale)} {scale.unit}") for _, s in shown)
-    if several:
-        finding = _medians(label, [s for _, s in shown], medians)
-    else:
-        finding, medians = _finding(label, samples[0], scale)
-    numbers = _table(title, label, samples, scale)
-    return Plot(name, title, finding, "", (attempt(name, 310, draw),), numbers, numbers=medians)
+    medians = (f"{curve.at(0.5, scale)} {scale.unit} for {curve.label}" for _, curve in shown)
+    finding = f"{label} p50: {'; '.join(medians)}." if several else _finding(label, curves[0], scale)
+    rows = _table(title, label, curves, scale)
+    return Plot(name, title, finding, "", (attempt(name, 310, draw),), rows)
 
 
 def fit_x(panel: Axes, x: Floats) -> None:
@@ -166,31 +161,22 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     write(panel, f"{n - n_ok:,} not served", (0, height), (4, 5), BAD, of=("axes fraction", "data"))
 
 
-def _finding(label: str, sample: _Sample, scale: Scale) -> tuple[str, Numbers]:
-    """The ends and the middle in words; and these numbers."""
-    n, n_ok, key = sample.n, sample.n_ok, sample.curve.key
-    first, last = (f"{number(sample.values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
-    half = f"{sample.at(0.5, scale)} {scale.unit}"
-    lost = ((f"{key}.failed", f"{n - n_ok:,}"), (f"{key}.n", f"{n:,}")) if n_ok < n else ()
-    failed = f"; {lost[0][1]} of {lost[1][1]} failed, so their latency counts as infinite" if lost else ""
-    middle = f"half within {half}, " if 0.5 in sample.curve.known else ""
-    end = "served_max" if lost else "max"
-    numbers = ((f"{key}.min", first), (f"{key}.p50", half), (f"{key}.{end}", last))
-    return f"{label}: fastest {first}, {middle}slowest {last}{failed}.", (*numbers, *lost)
+def _finding(label: str, curve: Curve, scale: Scale) -> str:
+    """The ends and the middle in words."""
+    n, n_ok = curve.n, curve.n_ok
+    first, last = (f"{number(curve.values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
+    failed = f"; {n - n_ok:,} of {n:,} failed, so their latency counts as infinite" if n_ok < n else ""
+    middle = f"half within {curve.at(0.5, scale)} {scale.unit}, " if 0.5 in curve.known else ""
+    return f"{label}: fastest {first}, {middle}slowest {last}{failed}."
 
 
-def _medians(label: str, shown: Sequence[_Sample], medians: Numbers) -> str:
-    each = "; ".join(f"{p50} for {own.curve.label}" for own, (_, p50) in zip(shown, medians, strict=True))
-    return f"{label} p50: {each}."
-
-
-def _table(title: str, label: str, samples: Sequence[_Sample], scale: Scale) -> Table:
-    rows = [[f"{p * 100:g}%", *(sample.at(p, scale) for sample in samples)] for p in TABLED]
-    if len(samples) > 1:
-        columns = ["Share of requests", *(f"{sample.curve.label} ({scale.unit})" for sample in samples)]
+def _table(title: str, label: str, curves: Sequence[Curve], scale: Scale) -> Table:
+    rows = [[f"{p * 100:g}%", *(curve.at(p, scale) for curve in curves)] for p in TABLED]
+    if len(curves) > 1:
+        columns = ["Share of requests", *(f"{curve.label} ({scale.unit})" for curve in curves)]
         caption = f"{title}: percentiles of {label} over all planned requests"
         return table(caption, columns, rows)
-    (sample,) = samples
-    rows.append([f"{sample.n_ok / sample.n:.1%}", number(sample.values[sample.n_ok - 1] / scale.divisor)])
+    (curve,) = curves
+    rows.append([f"{curve.n_ok / curve.n:.1%}", number(curve.values[curve.n_ok - 1] / scale.divisor)])
     columns = ["Share of requests", f"{label} ({scale.unit})"]
-    return table(f"{title}: percentiles of {label} over {sample.n:,} requests", columns, rows)
+    return table(f"{title}: percentiles of {label} over {curve.n:,} requests", columns, rows)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from burstline.measure.record.columns import Floats, Ints
 from burstline.measure.stats.figure import Estimate
-from burstline.reports.blocks import LATENCIES, Drawing, Numbers, Plot, table
+from burstline.reports.blocks import LATENCIES, Drawing, Plot, table
 from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
@@ -197,7 +197,6 @@ def ranges(
     values: Mapping[str, Floats],
     bounds: Bounds,
     finding: str,
-    numbers: Numbers,
 ) -> Plot:
     """Each metric's percentiles on a line of its own from 0, with 95% intervals; dots where there are none.
 
@@ -250,7 +249,6 @@ def ranges(
         "pale bars 95% confidence intervals, with an arrow where one has no upper end.",
         (attempt("ranges", NARROW, draw),),
         LATENCIES,
-        numbers=numbers,
     )
 
 

@@ -1,9 +1,13 @@
-"""The figures: each function takes data and returns a Plot, with its finding in words and its numbers."""
+"""The figures of a run: each function takes data and returns a Plot, with its finding and its numbers.
+
+Below them are the series that the timeline draws, in bins of equal width, in seconds from the run's start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import cycle
 
@@ -12,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.telemetry import Telemetry
 from burstline.reports.blocks import Drawing, Plot, Table, table
 from burstline.reports.figures.drawing import (
     BAD,
@@ -44,20 +49,15 @@ def head_room(width: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesLine:
-    """One series of a timeline's panel, "" where the title names it: a value per bin, NaN where none is."""
-
-    label: str
-    values: Floats
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of a timeline; `unit` is the stored unit of its lines."""
+    """One panel of a timeline: by name, "" where the title says it, a value per bin, NaN where none is.
+
+    `unit` is the stored unit of its lines.
+    """
 
     title: str
     unit: str
-    lines: tuple[SeriesLine, ...]
+    lines: Mapping[str, Floats]
 
 
 Span = tuple[float, float, str]
@@ -72,7 +72,7 @@ def timeline(
     greyed: Sequence[Span] = (),
 ) -> Plot:
     """Panels over one shared time axis in bins of equal width; `marks` are instants (s) worth a line."""
-    scales = [scale_for(p.unit, [_greatest(line.values) for line in p.lines]) for p in panels]
+    scales = [scale_for(p.unit, map(_greatest, p.lines.values())) for p in panels]
 
     def draw(name: str, width: float) -> Drawing:
         narrow = width < WIDE
@@ -118,30 +118,35 @@ def grey(panels: Sequence[Axes], spans: Sequence[Span], end: float) -> None:
 
 
 def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
-    for k, (line, color, dashes) in enumerate(zip(panel.lines, cycle(SERIES), cycle(DASHES), strict=False)):
-        values = line.values / scale.divisor
+    styles = zip(panel.lines.items(), cycle(SERIES), cycle(DASHES), strict=False)
+    for k, ((label, stored), color, dashes) in enumerate(styles):
+        values = stored / scale.divisor
         # The first of several is broad: another line on top of it, as "waiting" often is, leaves it visible.
         broad = len(panel.lines) > 1 and k == 0
-        axis.stairs(values, edges, baseline=None, label=line.label, color=color, linestyle=dashes,
+        axis.stairs(values, edges, baseline=None, label=label, color=color, linestyle=dashes,
                     linewidth=5 if broad else 1.8, alpha=0.45 if broad else 1)  # fmt: skip
         if len(panel.lines) == 1:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
-    greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
+    greatest = max(map(_greatest, panel.lines.values())) / scale.divisor
     axis.set_ylim(0, 100 if panel.unit == "fraction" else greatest * 1.08 or 1)
     if not panel.unit:
         axis.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    head(axis, _with_unit(panel.title, scale), named=any(line.label for line in panel.lines))
+    head(axis, _with_unit(panel.title, scale), named=any(panel.lines))
 
 
 def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Scale]) -> Table:
-    shown = [(p, line, scale) for p, scale in zip(panels, scales, strict=True) for line in p.lines]
-    titles = [_with_unit(": ".join(filter(None, (p.title, line.label))), scale) for p, line, scale in shown]
+    shown = [
+        (": ".join(filter(None, (panel.title, label))), values, scale)
+        for panel, scale in zip(panels, scales, strict=True)
+        for label, values in panel.lines.items()
+    ]
+    titles = [_with_unit(title, scale) for title, _, scale in shown]
     rows = [
-        [f"{edges[k]:g}", *(number(line.values[k] / scale.divisor) for _, line, scale in shown)]
+        [f"{edges[k]:g}", *(number(values[k] / scale.divisor) for _, values, scale in shown)]
         for k in range(len(edges) - 1)
     ]
-    made = table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
-    return replace(made, id="timeline-numbers")
+    caption = f"The timeline in bins of {edges[1] - edges[0]:g} s"
+    return table(caption, ["From (s)", *titles], rows, text=(), id="timeline-numbers")
 
 
 def outline(y: Floats, most: int) -> Ints:
@@ -159,7 +164,7 @@ def evenly(n: int, most: int) -> Ints:
     return found
 
 
-def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, numbers: str) -> Plot | None:
+def request_rows(c: Columns, order: Ints, title: str, finding: str, numbers: str) -> Plot | None:
     """Each request in `order`: wait from due to the first token, then decoding; failures marked.
 
     A burst has a row for each, another load as many lanes as were in flight at once. `numbers` is the id of
@@ -198,12 +203,12 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
         "requests were in flight at once."
     )
     return Plot(
-        name,
+        "rows",
         title,
         finding,
         f"{how} The colour changes at the first token, so a long first part is time in the queue and in "
         "prefill.",
-        in_both_widths(name, draw),
+        in_both_widths("rows", draw),
         numbers,
         tuple(order.tolist()),
     )
@@ -252,3 +257,71 @@ def _greatest(values: Floats) -> float:
 
 def _with_unit(title: str, scale: Scale) -> str:
     return f"{title} ({scale.unit})" if scale.unit else title
+
+
+MOST_GAPS = 100_000
+"""Of more gaps `step` takes evenly spaced ones."""
+STALL = 10.0
+"""A gap of so many medians is a stall, not a step."""
+
+
+def bin_edges(end_s: float, n_bins: int = 200) -> Floats:
+    """From 0 to at least `end_s` in at most `n_bins` bins whose width is 1, 2 or 5 x 10^k seconds."""
+    least = max(end_s, 1e-3) / n_bins
+    power: float = 10.0 ** math.floor(math.log10(least))
+    width = next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
+    return np.arange(math.ceil(end_s / width - 1e-9) + 1, dtype=np.float64) * np.float64(width)
+
+
+def step(c: Columns) -> float:
+    """About how long the engine's steps take, seconds: half of all time between tokens is in longer gaps.
+
+    Not the median gap: while prompts are taken in, steps are few and long. 0 where there are no gaps.
+    """
+    gaps = np.diff(c.event_s)[c.follows[1:]]
+    gaps = np.sort(gaps[gaps > 0][:: max(1, len(gaps) // MOST_GAPS)])
+    if not len(gaps):
+        return 0.0
+    by_time = float(gaps[np.searchsorted(np.cumsum(gaps), gaps.sum() / 2)])
+    return min(by_time, STALL * float(np.median(gaps)))
+
+
+def tokens_per_s(c: Columns, edges: Floats) -> Floats:
+    """Output tokens that arrived in each bin, per second; failed requests' too: the server made them."""
+    counted: Floats = np.histogram(c.event_s, edges, weights=c.event_n)[0] / np.diff(edges)
+    return counted
+
+
+def in_flight(c: Columns, edges: Floats) -> Floats:
+    """The most requests in flight (sent, not yet closed) at once in each bin."""
+    sent = ~np.isnan(c.sent_s)
+    opened = np.sort(c.sent_s[sent])
+    closed = np.sort(np.nan_to_num(c.closed_s[sent], nan=np.inf))
+    # Within a bin the number is greatest at the bin's start or just after one of its openings.
+    most = (
+        np.searchsorted(opened, edges[:-1], "right") - np.searchsorted(closed, edges[:-1], "right")
+    ).astype(float)
+    after = np.arange(1.0, len(opened) + 1) - np.searchsorted(closed, opened, "right")
+    bins = np.searchsorted(edges, opened, "right") - 1
+    inside = (bins >= 0) & (bins < len(most))
+    np.maximum.at(most, bins[inside], after[inside])
+    return most
+
+
+def level(telemetry: Telemetry, source: str, name: str, edges: Floats) -> Floats:
+    """The greatest reading in each bin; a bin without one keeps the last.
+
+    Readings from before the start do not count: what an idle server said is not held into the load.
+    """
+    at_s, values = telemetry.series(source, name)
+    at_s, values = at_s[at_s >= 0], values[at_s >= 0]
+    most = np.full(len(edges) - 1, np.nan)
+    if not len(at_s):
+        return most
+    last = np.searchsorted(at_s, edges[1:], "left") - 1
+    kept = (last >= 0) & (edges[:-1] <= at_s[-1])
+    most[kept] = values[last[kept]]
+    bins = np.searchsorted(edges, at_s, "right") - 1
+    inside = (bins >= 0) & (bins < len(most))
+    np.fmax.at(most, bins[inside], values[inside])
+    return most

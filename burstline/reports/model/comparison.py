@@ -6,7 +6,7 @@ A run is a comparison with one contender that ran once; `--repeats` is one conte
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,7 +17,7 @@ import numpy as np
 
 from burstline.measure.metrics.definitions import METRICS, latencies, samples_of
 from burstline.measure.metrics.sessions import turns_of
-from burstline.measure.record.columns import Columns, Floats
+from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
@@ -29,8 +29,6 @@ from burstline.measure.summarize import part_of, summarize_run
 from burstline.measure.verdict.certificate import Printed
 from burstline.measure.verdict.comparable import ALONE, Comparability, comparability, work_of
 from burstline.measure.verdict.grades import widened
-from burstline.reports.figures.series import sending_order
-from burstline.reports.model.request_sample import Shown, shown_of
 from burstline.reports.model.sweep_load import differ_in_load_alone
 from burstline.servers.identity import Identity
 from burstline.servers.redact import redacted, words_of_server
@@ -175,12 +173,6 @@ class View:
     def counted(self) -> Columns:
         """The requests that the summary's latencies are made of."""
         return part_of(self.columns, self.manifest, self.run.status, turns_of(self.run)).counted
-
-    @property
-    def has_warm_up(self) -> bool:
-        """Whether requests at the beginning do not count."""
-        n = self.summary.window.n_warm_up
-        return isinstance(n, Estimate) and n.point > 0
 
     @cached_property
     def shown(self) -> Shown:
@@ -427,3 +419,48 @@ def case_of(
         hrefs={member.run.name: member.href for member in members},
         contrasts=contrasts_of(contenders, repeats) if gate.comparable else {},
     )
+
+
+ALL_UP_TO: Final = 2000
+EACH: Final = 1000
+"""How many are drawn evenly spaced, and how many of the slowest, where not all are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """Positions among `n` records: `even` in the order of sending and `slowest` first are drawn.
+
+    `listed` is the table: in the order of sending, all that is drawn or that the page links to.
+    """
+
+    n: int
+    even: Ints
+    slowest: Ints
+    listed: Ints
+
+    @property
+    def all(self) -> bool:
+        return len(self.listed) == self.n
+
+    def href(self, position: int) -> str:
+        """Where on the page the request is listed; "" where it is not."""
+        return f"#r{position}" if self.all or position in self.listed else ""
+
+
+def shown_of(sent: Ints, slowest: Ints, named: Iterable[int]) -> Shown:
+    """All of a small run; of a large one EACH evenly spaced, EACH of the slowest, and those `named`.
+
+    `sent` and `slowest` are all positions, in the order of sending and from the slowest to the fastest.
+    """
+    n = len(sent)
+    if n <= ALL_UP_TO:
+        return Shown(n, sent, slowest, sent)
+    even = sent[np.linspace(0, n - 1, EACH).round().astype(np.int64)]
+    kept = np.zeros(n, dtype=bool)
+    kept[np.concatenate([even, slowest[:EACH], np.fromiter(named, np.int64)])] = True
+    return Shown(n, even, slowest[:EACH], sent[kept[sent]])
+
+
+def sending_order(c: Columns) -> Ints:
+    """Positions of the records in the order in which they were sent; never sent last, ties in plan order."""
+    return np.argsort(c.sent_s, kind="stable")

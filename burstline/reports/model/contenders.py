@@ -115,6 +115,7 @@ def comparison_of(
         if name not in varied and not (several and name in GATED)
     ]
     settled = settled_in(found, varied)
+    setting = setting_of(manifests, varied)
     labels = labels_of(manifests, swept=swept, varied=varied)
     groups: dict[SweepLoad | None, list[Member]] = {}
     for label, run in zip(labels, runs, strict=True):
@@ -127,34 +128,38 @@ def comparison_of(
         case_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
         for load in (loads if swept else [None])
     )
-    title = f"{' vs '.join(dict.fromkeys(labels))}: {told}"
-    told = f"varied: {', '.join(varied)}" if varied and varied != ("engine",) else ""
-    return Comparison(title, cases, tuple(filter(None, (f"{len(runs)} runs", told))))
+    names = f"{setting} {' vs '.join(dict.fromkeys(labels))}".lstrip()
+    also = f"varied: {', '.join(varied)}" if varied and varied != ("engine",) and not setting else ""
+    return Comparison(f"{names}: {told}", cases, tuple(filter(None, (f"{len(runs)} runs", also))))
+
+
+def setting_of(manifests: Sequence[Manifest], varied: Sequence[str]) -> str:
+    """`vllm max-num-seqs` where runs of one engine vary in one factor, "" elsewhere."""
+    engines = {manifest.engine for manifest in manifests}
+    return f"{engines.pop()} {varied[0]}" if len(engines) == len(varied) == 1 else ""
 
 
 def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Sequence[str] = ()) -> list[str]:
     """A name for each run's contender: its engine, with a letter only where that is needed.
 
+    Where one engine varies in one factor the name is its value: the title says what it is of.
+
     What must be equal makes another contender where it is not, for no run repeats one of other work or on
     another machine. Where loads are `swept`, neither the load does nor what adapters fit to it.
     """
+    if setting_of(manifests, varied):
+        return [factors(manifest).get(varied[0], NOT_STATED) for manifest in manifests]
     engines = [manifest.engine for manifest in manifests]
+    checked = [name for name in CHECKED if not (swept and name == "workload")]
     kinds = [
-        (engine, *_what(manifest, swept), *_how(manifest, swept=swept))
-        for engine, manifest in zip(engines, manifests, strict=True)
+        (manifest.engine, *map(factors(manifest).get, checked), *_how(manifest, swept=swept))
+        for manifest in manifests
     ]
-    if len(set(engines)) == 1 and len(varied) == 1:
-        return [f"{m.engine} {varied[0]} {factors(m).get(varied[0], NOT_STATED)}" for m in manifests]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
         labels.append(engine if len(others) == 1 else f"{engine} {chr(ord('A') + others.index(kind))}")
     return labels
-
-
-def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
-    known = factors(manifest)
-    return tuple(known.get(key, "") for key in CHECKED if not (swept and key == "workload"))
 
 
 def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:

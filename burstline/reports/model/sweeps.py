@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -140,7 +140,7 @@ def _point(
     return Point(
         label=contender.label,
         load=load,
-        output=_each(contender.figure(*OUTPUT.path), lambda value: value / n),
+        output=_divided(contender.figure(*OUTPUT.path), n),
         latency={m: contender.figure("metrics", m, p) for m, p in percentile.items()},
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
@@ -150,12 +150,11 @@ def _point(
     )
 
 
-def _each(figure: Figure, of: Callable[[float], float]) -> Figure:
-    """The figure with its point and both ends put through `of`."""
+def _divided(figure: Figure, n: int) -> Figure:
     if isinstance(figure, Absent):
         return figure
-    low, high = (None if end is None else of(end) for end in (figure.low, figure.high))
-    return replace(figure, point=of(figure.point), low=low, high=high)
+    low, high = (None if end is None else end / n for end in (figure.low, figure.high))
+    return replace(figure, point=figure.point / n, low=low, high=high)
 
 
 def n_devices(view: View) -> int | None:

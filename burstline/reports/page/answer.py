@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from burstline.measure.metrics.audit import audit_sentence
@@ -33,7 +34,6 @@ from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.number_format import counted, duration, number, point, scale_of, with_unit
 from burstline.reports.page.bottleneck import (
     finite,
-    hopeless,
     limit_of,
     limits_at_the_top,
     limits_of,
@@ -42,8 +42,8 @@ from burstline.reports.page.bottleneck import (
     next_step,
     not_why,
 )
-from burstline.reports.page.side_by_side import SAME_TEXT, times_of
-from burstline.reports.page.sweep_words import best_loads, best_numbers, limits, next_loads
+from burstline.reports.page.side_by_side import SAME_TEXT, detectable, times_of
+from burstline.reports.page.sweep_words import best_loads, limits, next_loads
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import NotReconciled
 
@@ -56,6 +56,8 @@ MEMORY: Final[Sequence[tuple[str, Path]]] = (
     ("host memory", ("memory", "server_peak_bytes")),
 )
 """The first that is known stands in the first sentence."""
+OTHERS: Final[tuple[Path, ...]] = (("metrics", "ttft", "p50"), ("metrics", "tpot", "p50"), OUTPUT.path)
+"""The numbers that the first sentence names where they go another way than the E2E p50."""
 MOST_LISTED: Final = 4
 """Of more cases than this the first lines name only the overall winner: the table below has each."""
 
@@ -71,28 +73,20 @@ def _of_run(view: View, contender: Contender) -> Answer:
     summary = view.summary
     if not view.has_served:
         return Answer(f"Nothing was served: {cause(view)}")
-    e2e = ((p, summary.figure("metrics", "e2e", p)) for p in ("p95", "p99", "p50"))
-    numbers = (
-        *((".".join(path), text) for path, text in headline_numbers(contender)),
-        *((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate)),
-    )
     reasons = [each.text for each in summary.verdict.reasons[:1] if each.code in ("died", "client-failed")]
     if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
         ok = counted(summary.counts["ok"], "request")
         speed = f"{served(contender)} {say('rates.of-succeeded', n=ok)}"
         details = [cut_short(summary), speed, limit_of(summary, view.manifest)]
-        return Answer(why, tuple(filter(None, details)), numbers)
+        return Answer(why, tuple(filter(None, details)))
     limit, slowest = limit_of(summary, view.manifest), tail(summary, view.manifest)
     if summary.verdict.state == State.VALID:  # of other runs the verdict says what to do
         limit = f"{limit} {next_by(view)}".strip()
-        if (missed := hopeless(view)) is not None:
-            goal, seen = missed
-            numbers += tuple((f"metrics.{goal.metric}.{end}", told) for end, told in seen.items())
     lacking = summary.roofline
     why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
     details = [cut_short(summary), failures(view), limit, why, slowest, counted_apart(summary)]
     details += [audit_sentence(summary.audit)] if summary.audit else []
-    return Answer(served(contender), tuple(filter(None, details)), numbers)
+    return Answer(served(contender), tuple(filter(None, details)))
 
 
 def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
@@ -207,7 +201,7 @@ def counted_apart(summary: Summary) -> str:
 
 def _of_cases(comparison: Comparison) -> Answer:
     swept = sweeps_in(comparison.cases)
-    lines, numbers = [], [each for sweep, _ in swept for each in best_numbers(sweep)]
+    lines = []
     for sweep, cases in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
         parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_loads(sweep))
@@ -216,46 +210,23 @@ def _of_cases(comparison: Comparison) -> Answer:
     if len(apart) == 1 and not lines:
         first, *others = _sentences(apart[0])
         others += filter(None, (*limits_of(apart), next_step(apart)))
-        return Answer(first, tuple(others), tuple(_case_numbers(apart[0])))
+        return Answer(first, tuple(others))
     common = limits_of(apart)
     for case in apart:
         own = limits_of([case], brief=True) if len(common) > 1 else ()
         of = f"{case.name}: " if case.name else ""
         lines.append(" ".join((f"{of}{sentence(case)}", *own)))
-    numbers += [each for case in apart for each in _case_numbers(case)]
     if not lines:
         return Answer(say("nothing"))
     overall = "" if swept else _overall(comparison.cases)
     if not overall:
-        return Answer(lines[0], tuple(lines[1:]), tuple(numbers))
-    numbers *= 2  # the first sentence may have those of a later line too
+        return Answer(lines[0], tuple(lines[1:]))
     details = [
         *(lines if len(lines) <= MOST_LISTED else ()),
         *(common if len(common) == 1 else (not_why(apart),)),
         next_step(apart),
     ]
-    return Answer(overall, tuple(filter(None, details)), tuple(numbers))
-
-
-def _case_numbers(case: Case) -> Iterator[tuple[str, str]]:
-    """The numbers of the sentences on a case, by their key."""
-    if len(case.contenders) == 1:
-        (only,) = case.contenders
-        yield from ((case.key(only.label, path), text) for path, text in headline_numbers(only))
-    elif not case.gate.comparable:
-        figures = ((each.label, each.figure(*E2E.path)) for each in case.contenders)
-        yield from ((case.key(k, E2E.path), with_unit(f)) for k, f in figures if isinstance(f, Estimate))
-    else:
-        for pair, contrasts in case.pairs():
-            yield from pair_numbers(case, pair, contrasts)
-
-
-def pair_numbers(case: Case, pair: Pair, contrasts: Contrasts) -> Iterator[tuple[str, str]]:
-    """The numbers of the words on a pair, by their key."""
-    for path in (E2E.path, OUTPUT.path, *(path for _, path in MEMORY)):
-        contrast = contrasts.get(path)
-        if isinstance(contrast, Contrast):
-            yield case.key(" vs ".join(pair), path), times_of(contrast, *TITLES[path]).text
+    return Answer(overall, tuple(filter(None, details)))
 
 
 def _overall(cases: Sequence[Case]) -> str:
@@ -316,19 +287,53 @@ def _own(contender: Contender) -> str:
     figure = contender.figure(*E2E.path)
     if isinstance(figure, Absent):
         return say("no-e2e", label=contender.label)
-    return f"{contender.label} {with_unit(figure)} (E2E p50)"
+    return f"{contender.label}: {with_unit(figure)} (E2E p50)"
 
 
 def pair_words(pair: Pair, contrasts: Contrasts, *, others: bool = True) -> str:
-    """How much faster the first is, with the `others`: output and memory."""
+    """How much faster the first is, and in what it is worse; with the `others`: output and memory."""
     memory = next((own for own in MEMORY if isinstance(contrasts.get(own[1]), Contrast)), MEMORY[0])
+    against = contrary(contrasts)
     also = (("output throughput", OUTPUT.path), memory) if others else ()
-    parts = (_also(name, path, contrasts.get(path)) for name, path in also)
-    text = "; ".join(filter(None, (_faster(pair, contrasts), *parts)))
+    parts = (_also(name, path, contrasts.get(path)) for name, path in also if path not in against)
+    text = "; ".join(filter(None, (_faster(pair, contrasts), _but(pair, contrasts), *parts)))
     e2e = contrasts.get(E2E.path)
     if not isinstance(e2e, Contrast) or e2e.noise is not None:
         return text
     return f"{text}: {say('open.one-run')}"
+
+
+def contrary(contrasts: Contrasts) -> list[Path]:
+    """In which of OTHERS the first is worse; where E2E decides nothing, also in which latency better."""
+    undecided = _is_better(contrasts, E2E.path) is None
+    ways = {path: _is_better(contrasts, path) for path in OTHERS}
+    return [
+        path
+        for path, is_better in ways.items()
+        if is_better is False or (is_better and undecided and path != OUTPUT.path)
+    ]
+
+
+def _is_better(contrasts: Contrasts, path: Path) -> bool | None:
+    """Whether the first is better; None where that is open, but not only because each ran once."""
+    contrast = contrasts.get(path)
+    if not isinstance(contrast, Contrast) or times_of(contrast, *TITLES[path]).ratio.point < SAME_TEXT:
+        return None
+    if contrast.noise is None:
+        contrast = replace(contrast, answer=Decided.DIFFERENT)
+    return better(contrast, TITLES[path][1])
+
+
+def _but(pair: Pair, contrasts: Contrasts) -> str:
+    """`but TPOT p50 is 3.17x slower with vllm`, "" where nothing is."""
+    found = ((path, contrasts[path]) for path in contrary(contrasts))
+    names = {OUTPUT.path: "output throughput"}
+    parts = [
+        f"{names.get(path, TITLES[path][0])} is {times_of(each, *TITLES[path]).text}"
+        for path, each in found
+        if isinstance(each, Contrast)
+    ]
+    return say("contrary", parts=listed(parts), one=pair[0]) if parts else ""
 
 
 def _also(name: str, path: Path, contrast: Contrast | Absent | None) -> str:
@@ -353,8 +358,8 @@ def _faster(pair: Pair, contrasts: Contrasts) -> str:
     if contrast.answer == Decided.SAME:
         return say("equal", one=one, other=other, percent=number((times.ratio.point - 1) * 100), ends=ends)
     if contrast.answer == Decided.INCONCLUSIVE and contrast.noise is not None:
-        least = f"{contrast.detectable or 0.0:.0%}"
-        return say("undecided", one=one, other=other, times=times.text, ends=times.interval, percent=least)
+        least = detectable(contrast.detectable or 0.0)
+        return say("undecided", one=one, other=other, times=times.text, ends=times.interval, least=least)
     if times.ratio.point < SAME_TEXT:
         return say("equally-long", one=one, other=other, ends=ends)
     return say("faster", one=one, times=times.text, other=other, ends=ends)

@@ -130,7 +130,7 @@ _WORST_FIRST: Final[tuple[str, ...]] = (
 def _target_line(row: TargetResult) -> TargetLine:
     why = "" if row.result == Result.PASS else row.reason
     value = with_interval(row.measured) if isinstance(row.measured, Estimate) or not why else ""
-    return TargetLine(MARKS[row.result], row.result, row.target, value, why, f"slo.{row.target}")
+    return TargetLine(MARKS[row.result], row.result, row.target, value, why)
 
 
 def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
@@ -151,7 +151,7 @@ def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
     per_s = f", {with_interval(rate)}" if isinstance(rate, Estimate) else ""
     n, percent = count(share.point * share.n), number(share.point * 100)
     met = f"met by {n} of {share.n:,} measured requests ({percent}%){per_s}"
-    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target"), "slo.goodput")
+    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target"))
 
 
 def _slo_results(summary: Summary) -> str:

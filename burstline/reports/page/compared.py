@@ -1,18 +1,21 @@
-"""The sections on one case of a comparison: who is faster, what was equal, and which runs these are."""
+"""The sections of a comparison: who is faster, what was equal, which runs these are; a sweep's trade-off."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from burstline.measure.record.verdict import State
-from burstline.measure.stats.figure import Absent
+from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.comparable import UNSAID, Fact
-from burstline.reports.blocks import Block, Cell, Column, Findings, Folded, Note, Row, Side, Table, table
+from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Plot, Side, Table, table
+from burstline.reports.figures.contenders import Ratio, forest
+from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
 from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
-from burstline.reports.figures.forest import Ratio, forest
+from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.comparison import (
     E2E,
     JUDGED,
@@ -25,11 +28,15 @@ from burstline.reports.model.comparison import (
     Path,
     better,
 )
-from burstline.reports.number_format import interval, number, point, scale_of
-from burstline.reports.page.answer import pair_numbers, pair_words
+from burstline.reports.model.sweep_load import load_range
+from burstline.reports.model.sweeps import Point, Sweep
+from burstline.reports.number_format import Scale, in_brackets, interval, number, point, reach_of, scale_of
+from burstline.reports.page.answer import pair_words
 from burstline.reports.page.bottleneck import limits_of
+from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.page.sections import distributions, side_of
 from burstline.reports.page.side_by_side import side_by_side, times_of
+from burstline.reports.page.sweep_words import Cost, all_loads, costs_of, output_key, remarks, slo_words
 from burstline.reports.sentences import say
 
 SHORT = {"Peak memory of the server's processes": "Host memory", "Peak memory of the devices": "GPU memory"}
@@ -55,8 +62,7 @@ def _forests(case: Case, prefix: str) -> Iterator[Block]:
         ratios = [r for path in JUDGED if (r := _ratio(case, pair, path, contrasts.get(path)))]
         if ratios:
             finding = f"{pair_words(pair, contrasts)}."
-            plot = forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
-            yield replace(plot, numbers=tuple(pair_numbers(case, pair, contrasts)))
+            yield forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
             explain = False
 
 
@@ -107,9 +113,8 @@ def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
 
 def shape(case: Case, prefix: str) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, one curve a contender."""
-    keys = [case.key(label, ()) for label in case.labels]
     explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
-    return side_of(distributions(case.contenders, keys, "ttft", "tpot", "e2e", prefix=prefix), explained)
+    return side_of(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix), explained)
 
 
 def platforms(comparison: Comparison) -> list[Block]:
@@ -124,8 +129,7 @@ def platforms(comparison: Comparison) -> list[Block]:
     for k, ((label, *_), found) in enumerate(groups.items()):
         if len(found) > 1 and all(found):
             curves = [Contender(devices, contender.views) for devices, (_, contender) in found.items()]
-            keys = [case.key(label, ()) for case, _ in found.values()]
-            plots = tuple(distributions(curves, keys, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
+            plots = tuple(distributions(curves, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
             names = "; ".join(case.name for case, _ in found.values())
             blocks += [Note(f"{label}: {names}."), Side(plots, OVERLAID)] if plots else []
     return blocks
@@ -156,18 +160,17 @@ def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
     if len(cases) < 2:
         return None
     labels = list(dict.fromkeys(label for case in cases for label in case.labels))
-    rows = [Row((Cell("Comparable?"), *(_state(case, anchors[id(case)]) for case in cases)))]
+    rows: list[list[str | Cell]] = [["Comparable?", *(_state(case, anchors[id(case)]) for case in cases)]]
     for label in labels:
         known = [next((c for c in case.contenders if c.label == label), None) for case in cases]
         cells = (_grid_cell(case, contender) for case, contender in zip(cases, known, strict=True))
-        rows.append(Row((Cell(label), *cells)))
+        rows.append([label, *cells])
     limited = (" ".join(limits_of([case], brief=True)) or "–" for case in cases)
-    rows.append(Row((Cell("What limited each"), *(Cell(limit, tone="wrap") for limit in limited))))
-    columns = (Column("Contender", False), *(Column(case.name or "all", False) for case in cases))
+    rows.append(["What limited each", *(Cell(limit, tone="wrap") for limit in limited)])
+    columns = ["Contender", *(case.name or "all" for case in cases)]
     figures = [contender.figure(*E2E.path) for case in cases for contender in case.contenders]
-    has_intervals = any(interval(figure, scale_of([figure])) for figure in figures)
-    caption = f"E2E p50 {'with its 95% interval ' if has_intervals else ''}and the output rate in each case"
-    return Table(caption, columns, tuple(rows))
+    caption = f"E2E p50 and the output rate in each case{in_brackets(figures)}"
+    return table(caption, columns, rows, text=range(len(columns)))
 
 
 def _state(case: Case, anchor: str) -> Cell:
@@ -189,3 +192,99 @@ def _grid_cell(case: Case, contender: Contender | None) -> Cell:
     mark, tone = (" ★", "best") if case.best(E2E) == contender.label else ("", "")
     text, key = f"{point(figure, scale)} {scale.unit}{mark}", case.key(contender.label, E2E.path)
     return Cell(text, detail=details, tone=tone, key=key, unit=scale.unit)
+
+
+def tradeoff(sweep: Sweep, prefix: str, anchors: Mapping[str, str]) -> list[Block]:
+    """What is hollow or missing, the figures, and all numbers; `anchors` leads to each load."""
+    wide, *beside = (_plot(sweep, cost, prefix) for cost in costs_of(sweep))
+    pair = tuple(plot for plot in beside if plot is not None)
+    shown: list[Block] = [Findings(tuple(remarks(sweep)))]
+    shown += [wide] if wide else []
+    shown += [Side(pair, "" if wide else _explained(sweep))] if pair else []
+    return [*shown, all_loads(sweep, anchors)]
+
+
+def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
+    known = [at for at in sweep.points if cost.is_drawn(at)]
+    if len(known) < 2:
+        return None
+    scale = cost.scale(known)
+    curves = [
+        ScatterCurve(label, tuple(_dot(at, cost, scale) for at in sweep.of(label)))
+        for label in sweep.labels
+        if any(at in known for at in sweep.of(label))
+    ]
+    towards = "better →" if cost.better == "higher" else "← better"
+    axes = (f"{cost.label} ({scale.unit}{{log}}), {towards}", sweep.output_title)
+    region, name = _region(sweep, cost, scale), f"{prefix}tradeoff-{cost.key}"
+    wide = WIDE if cost.key == "speed" else HALF
+    drawings = in_both_widths(name, partial(scatter, curves=curves, axes=axes, region=region), wide=wide)
+    finding = _finding(sweep, cost, scale)
+    explained = _explained(sweep) if cost.key == "speed" else ""
+    rows = _plot_table(known, cost, scale, sweep)
+    return Plot(name, cost.title, finding, explained, drawings, rows)
+
+
+def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
+    figure, output = cost.of(at), at.output
+    if not cost.is_drawn(at) or isinstance(figure, Absent) or isinstance(output, Absent):
+        return None
+    x, y = reach_of(figure, scale.divisor), reach_of(output, 1.0)
+    return Dot(f"{at.load.number}", x, y, hollow=bool(at.doubts))
+
+
+def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
+    """Where the targets on what the axes show are met; None where no target is on them."""
+    wanted = sweep.percentile[cost.metric]
+    on_x = [g for g in sweep.goals if g.metric == cost.metric and g.statistic == wanted]
+    on_y = [g for g in sweep.goals if g.metric == "output_tok_per_s"] if not sweep.per_device else []
+    if not on_x and not on_y:
+        return None
+    bound = min((g.bound for g in on_x), default=None)
+    x = None if bound is None else (1 / bound if cost.better == "higher" else bound) / scale.divisor
+    y = max((g.bound for g in on_y), default=None)
+    return Region(x, cost.better == "lower", y, " and ".join(map(slo_words, (*on_x, *on_y))))
+
+
+def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
+    """From which value to which it goes as the load grows, contender by contender."""
+    said: dict[str, list[str]] = {}
+    for label in sweep.labels:
+        who = f" with {label}" if len(sweep.labels) > 1 else ""
+        known = [at for at in sweep.of(label) if isinstance(cost.of(at), Estimate)]
+        if known:
+            ends = (f"{point(cost.of(at), scale)} {scale.unit}" for at in (known[0], known[-1]))
+            loads = f"from {load_range(known[0].load, known[-1].load)}"
+            said.setdefault(loads, []).append(f"{' to '.join(ends)}{who}")
+    told = "; ".join(f"{loads}: {', '.join(texts)}" for loads, texts in said.items())
+    return f"{cost.label}, {told}."
+
+
+def _explained(sweep: Sweep) -> str:
+    """How all figures of the trade-off are read; stands under the first."""
+    what = "the concurrency" if sweep.kind == "concurrency" else "the requests per second"
+    green = "Green is where an SLO is met: a load passes only if its whole interval lies there. "
+    return (
+        f"Each point is one load; its number is {what}. Of two curves the higher one gives more output at "
+        "the same latency. Whiskers are 95% intervals; an arrow marks an open end. "
+        f"{green if sweep.goals else ''}Hollow points are not reliable."
+    )
+
+
+def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:
+    """The points from left to right."""
+    by_cost = sorted(
+        (figure.point, k) for k, at in enumerate(known) if isinstance(figure := cost.of(at), Estimate)
+    )
+    rows: list[list[str | Cell]] = [
+        [
+            figure_cell(cost.of(at), scale, cost.path(at, sweep)),
+            figure_cell(at.output, Scale(1.0, "tok/s"), output_key(at, sweep)),
+            at.label,
+            str(at.load),
+            ", ".join(at.doubts) or "–",
+        ]
+        for at in (known[k] for _, k in by_cost)
+    ]
+    columns = [f"{cost.label} ({scale.unit})", sweep.output_title, "Contender", "Load", "Doubts"]
+    return table(f"{cost.title}: every point, with its interval", columns, rows, text=(2, 3, 4))

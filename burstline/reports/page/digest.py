@@ -1,28 +1,28 @@
-"""A run or a comparison in short, as blocks: what the terminal and a pull request show."""
+"""A run or a comparison in short: as blocks for the terminal and a pull request, as JSON for machines."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Summary
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note
-from burstline.reports.model.comparison import Comparison, View
+from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.number_format import counted
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner, case_banner, run_banner
-from burstline.reports.page.estimate_tables import headline_latencies, session_tables, whole_run
-from burstline.reports.page.forecast_tables import score_line
-from burstline.reports.page.side_by_side import beside_others, side_by_side
-from burstline.reports.page.sweep_words import all_loads, remarks
+from burstline.reports.page.banner import banner, case_banner, case_state, run_banner
+from burstline.reports.page.estimate_tables import headline_latencies, score_line, session_tables, whole_run
+from burstline.reports.page.side_by_side import beside_others, contrast_json, side_by_side
+from burstline.reports.page.sweep_words import all_loads, remarks, sweep_json
 from burstline.reports.sentences import say
 from burstline.roofline.predict.forecast import Score
 
 
 def headline(comparison: Comparison, view: View) -> list[Block]:
     """What a terminal shows at the end of a run: the answer, the verdict and SLOs, the percentiles."""
-    numbers = [*headline_latencies(view, ""), *session_tables(view.summary)]
+    numbers = [*headline_latencies(view, ""), *session_tables(view)]
     score = view.summary.forecast
     forecast = [score_line(score)] if isinstance(score, Score) else []
     return [answer(comparison), run_banner(view.summary), *numbers, *forecast, _outcomes(view.summary)]
@@ -68,3 +68,38 @@ def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
     return Note(f"Of {counted(planned, 'request')}: {in_words(counts)}")
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Each case's state, reasons, facts and figures, and every sweep."""
+    return {
+        "title": comparison.title,
+        "comparable": comparison.comparable,
+        "cells": [_case(case) for case in comparison.cases],
+        "sweeps": [sweep_json(sweep) for sweep, _ in sweeps_in(comparison.cases)],
+        "missing": list(comparison.missing),
+        "others": [
+            {"name": each.name, "tool": each.tool, "numbers": dict(each.numbers)}
+            for each in comparison.others
+        ],
+    }
+
+
+def _case(case: Case) -> dict[str, Any]:
+    return {
+        "name": case.name,
+        "state": case_state(case),
+        "reasons": [reason.to_json() for reason in case.gate.reasons],
+        "warnings": [reason.to_json() for reason in case.gate.warnings],
+        "facts": [
+            {"name": f.name, "values": dict(f.values), "agrees": f.agrees, "tolerance": f.tolerance}
+            for f in case.gate.facts
+        ],
+        "numbers": {
+            headline.title: {each.label: each.figure(*headline.path).to_json() for each in case.contenders}
+            for headline in HEADLINES
+        },
+        "contrasts": [contrast_json(pair, contrasts) for pair, contrasts in case.contrasts.items()],
+        "best": {headline.title: case.best(headline) for headline in HEADLINES},
+        "runs": {each.label: [view.name for view in each.views] for each in case.contenders},
+    }

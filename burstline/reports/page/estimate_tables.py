@@ -1,10 +1,11 @@
-"""The summary's estimates as tables, and the glossary of what they mean."""
+"""The summary's estimates as tables, a forecast's score, and the glossary of what they mean."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from markupsafe import Markup, escape
 
@@ -14,19 +15,22 @@ from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tol
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.serial_correlation import NARROW
-from burstline.reports.blocks import LATENCIES, Block, Cell, Column, Row, Table, table
+from burstline.reports.blocks import LATENCIES, Block, Cell, Note, Row, Table, table
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
     ARROWS,
     Scale,
+    changed,
     duration,
     error,
     interval,
+    number,
     point,
     scale_of,
     with_interval,
 )
 from burstline.reports.sentences import say
+from burstline.roofline.predict.forecast import CONFIDENCE, Score
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
 LETTERS = (
@@ -68,19 +72,14 @@ def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) 
     ]
     errors = ["instrument_error"] if any("instrument_error" in row for row in figures.values()) else []
     notes: list[str] = []
-    rows = tuple(
-        Row(tuple(_latency_cells(key, row, graded.get(key, {}), columns, errors, notes)))
+    rows = [
+        [*_latency_cells(key, row, graded.get(key, {}), columns, errors, notes)]
         for key, row in figures.items()
-    )
+    ]
     titles = ["Latency", "Unit", *(COLUMNS[p] for p in columns), *("± instrument" for _ in errors), "n"]
     known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
-    return Table(
-        caption,
-        tuple(Column(title, k > 1) for k, title in enumerate(titles)),
-        rows,
-        remark=_of_intervals({figure.note or "" for figure in known}),
-        notes=tuple(notes),
-    )
+    remark = _of_intervals({figure.note or "" for figure in known})
+    return table(caption, titles, rows, text=(0, 1), remark=remark, notes=tuple(notes))
 
 
 def _of_intervals(notes: set[str]) -> str:
@@ -166,9 +165,8 @@ def group_table(caption: str, summary: Summary, name: str) -> Table:
     """The section `name` of the summary, one figure a row; absent ones are named below, with the reasons."""
     shown = list(getattr(summary, name).rows())
     known = [row for row in shown if isinstance(row.figure, Estimate)]
-    columns = (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False))
-    rows = tuple(Row(tuple(_group_cells(row, f"{name}.{row.name}"))) for row in known)
-    return Table(caption, columns, rows, remark=_absent(shown))
+    rows = (_group_cells(row, f"{name}.{row.name}") for row in known)
+    return table(caption, ["What", "Value", "Unit"], rows, text=(0, 2), remark=_absent(shown))
 
 
 def _absent(rows: Iterable[NamedFigure]) -> str:
@@ -228,20 +226,17 @@ def whole_run(summary: Summary) -> Table:
             if row.name in TOTALS
         ),
     ]
-    return table(
-        "The run as a whole",
-        ["What", "Value"],
-        [
-            [title, Cell(with_interval(f), key=key, unit=scale_of([f]).unit)]
-            for title, key, f in rows
-            if isinstance(f, Estimate)
-        ],
-    )
+    known: list[list[str | Cell]] = [
+        [title, Cell(with_interval(f), key=key, unit=scale_of([f]).unit)]
+        for title, key, f in rows
+        if isinstance(f, Estimate)
+    ]
+    return table("The run as a whole", ["What", "Value"], known)
 
 
-def session_tables(summary: Summary) -> list[Block]:
+def session_tables(view: View) -> list[Block]:
     """Whole sessions, and one row for each turn by its place in them; none without sessions."""
-    sessions, notes = summary.sessions, list[str]()
+    sessions, notes = view.summary.sessions, list[str]()
     if sessions is None:
         return []
     turns = sessions.by_turn
@@ -253,29 +248,27 @@ def session_tables(summary: Summary) -> list[Block]:
         ("From the cache", [turn.cached_fraction for turn in turns], True),
     ]
     scales = [scale_of(figures, share=share) for _, figures, share in shown]
-    rows = tuple(
-        Row(
-            (
-                Cell(f"{turn.turn}"),
-                Cell(f"{turn.ok:,} of {turn.requests:,}"),
-                *(
-                    _value(figures[k], scale, f"sessions.{turn.turn}.{title}", notes)
-                    for (title, figures, _), scale in zip(shown, scales, strict=True)
-                ),
-            )
-        )
+    rows: list[list[str | Cell]] = [
+        [
+            f"{turn.turn}",
+            f"{turn.ok:,} of {turn.requests:,}",
+            *(
+                _value(figures[k], scale, f"sessions.{turn.turn}.{title}", notes)
+                for (title, figures, _), scale in zip(shown, scales, strict=True)
+            ),
+        ]
         for k, turn in enumerate(turns)
-    )
+    ]
     units = [f" ({scale.unit})" if scale.unit else "" for scale in scales]
     titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
-    columns = tuple(Column(title, k > 0) for k, title in enumerate(["Turn", "Served", *titles]))
-    by_turn = Table("Turns by their place in the session", columns, rows, notes=tuple(notes))
-    return [group_table("Whole sessions", summary, "sessions"), by_turn]
+    caption = "Turns by their place in the session"
+    by_turn = table(caption, ["Turn", "Served", *titles], rows, notes=tuple(notes))
+    return [group_table("Whole sessions", view.summary, "sessions"), by_turn]
 
 
 def glossary_table() -> Table:
     better = {"lower": "↓ lower", "higher": "↑ higher"}
-    rows = tuple(
+    rows = [
         Row(
             (
                 Cell(metric.title),
@@ -286,11 +279,49 @@ def glossary_table() -> Table:
             id=f"def-{key}",
         )
         for key, metric in METRICS.items()
-    )
-    columns = tuple(Column(title, numeric=False) for title in ("Metric", "Formula", "Unit", "Source"))
-    return Table("What every number means", columns, rows)
+    ]
+    columns = ["Metric", "Formula", "Unit", "Source"]
+    return table("What every number means", columns, rows, text=range(len(columns)))
 
 
 def formula(text: str) -> Markup:
     """A formula with its indices as subscripts: t_1, t_{i−1}."""
     return Markup(re.sub(r"_(?:\{([^}]+)\}|(\w))", r"<sub>\1\2</sub>", str(escape(text))))  # noqa: S704
+
+
+FORECAST_TITLES: Final = {
+    "metrics.ttft.p50": "TTFT p50",
+    "metrics.tpot.p50": "TPOT p50",
+    "metrics.e2e.p50": "E2E p50",
+    "throughput.requests_per_s": "Requests/s",
+}
+
+
+def score_line(score: Score) -> Note:
+    """What a terminal says of a forecast: inside or outside, and by how much."""
+    said = []
+    for name in score.measured:
+        where = "inside" if score.inside(name) else "outside"
+        said.append(f"{FORECAST_TITLES[name]} {where} ({changed(score.ratio(name) - 1)})")
+    return Note(f"Forecast, {CONFIDENCE:.0%} intervals, measured against predicted: {', '.join(said)}.")
+
+
+def score_table(score: Score) -> Table:
+    rows: list[list[str | Cell]] = [
+        [
+            FORECAST_TITLES[name],
+            _told(name, score.predicted[name].point),
+            f"{_told(name, score.predicted[name].low)} to {_told(name, score.predicted[name].high)}",
+            _told(name, measured),
+            changed(score.ratio(name) - 1),
+            "inside" if score.inside(name) else "outside",
+        ]
+        for name, measured in score.measured.items()
+    ]
+    columns = ["Figure", "Forecast", f"{CONFIDENCE:.0%} interval", "Measured", "Difference", "Interval"]
+    caption = f"The forecast, made before the first request; intervals from {score.intervals}"
+    return table(caption, columns, rows, text=(0, 5))
+
+
+def _told(name: str, value: float) -> str:
+    return f"{number(value)}/s" if name.endswith("per_s") else duration(value)

@@ -5,51 +5,36 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import orjson
-import pyarrow.parquet as pq
-from matplotlib.artist import Artist
-from matplotlib.colors import to_hex
+import pandas as pd
+import pyarrow as pa
 from matplotlib.figure import Figure
 
+from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.metrics.sessions import turns_of
 from burstline.measure.record.rundir import Run
 from burstline.reports.blocks import Block, Folded, Plot, Side
-from burstline.reports.figures.drawing import VARIABLES, witness
-from burstline.reports.formats.csv import records_csv
-from burstline.reports.formats.junit import junit
-from burstline.reports.formats.markdown import markdown
-from burstline.reports.formats.text import text
+from burstline.reports.figures.drawing import PAPER, VARIABLES, witness
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison, alone, view_of
-from burstline.reports.page.comparison_json import comparison_json
-from burstline.reports.page.digest import digest
-from burstline.reports.page.page import page_sections, render
+from burstline.reports.page.digest import comparison_json, digest
+from burstline.reports.page.page import page_over, render
 
 DOTS_PER_INCH = 144
 """Twice the size on the page: sharp on today's screens."""
 
 
-def _parquet(run: Run) -> dict[str, bytes]:
-    out = io.BytesIO()
-    pq.write_table(run.record_table, out, compression="zstd")
-    return {"records.parquet": out.getvalue()}
-
-
-def _figures(run: Run) -> dict[str, bytes]:
-    return {f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()}
-
-
 FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
-    "parquet": _parquet,
     "csv": lambda run: {"records.csv": records_csv(run)},
     "markdown": lambda run: {"summary.md": markdown(digest(alone(view_of(run)))).encode()},
-    "junit": lambda run: {"junit.xml": junit(view_of(run)).encode()},
-    "figures": _figures,
+    "figures": lambda run: {
+        f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()
+    },
 }
 """By format, what makes its files of a run: their contents by name."""
 
@@ -76,7 +61,8 @@ def figure_files(comparison: Comparison) -> dict[str, bytes]:
     bitmaps: dict[str, bytes] = {}
     seen = witness.set(lambda name, figure: bitmaps.update({name: _png(figure)}))
     try:
-        plots = [plot for section in page_sections(comparison) for plot in plots_in(section.blocks())]
+        page = page_over(comparison)
+        plots = [*page.pictures, *(p for section in page.sections for p in plots_in(section.blocks()))]
     finally:
         witness.reset(seen)
     found: dict[str, bytes] = {}
@@ -100,58 +86,53 @@ def standalone_svg(plot: Plot) -> str:
     """The wide drawing as a document: colours written out, on the page's paper, title and description."""
     drawing = plot.drawings[0]
     width, height = f"{drawing.width:g}", f"{drawing.height:g}"
-    body = re.sub(r"var\(--(\w+)\)", lambda found: theme()[found[1]], drawing.body)
+    colours = {name: colour for colour, name in VARIABLES.items()}
+    body = re.sub(r"var\(--(\w+)\)", lambda found: colours[found[1]], drawing.body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img" '
         f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="system-ui, Helvetica, Arial, sans-serif">\n'
         f"<title>{escape(plot.title)}</title>\n<desc>{escape(plot.finding)}</desc>\n"
-        f'<rect width="100%" height="100%" fill="{theme()["paper"]}"/>\n{body}\n</svg>\n'
+        f'<rect width="100%" height="100%" fill="{PAPER}"/>\n{body}\n</svg>\n'
     )
-
-
-@cache
-def theme() -> dict[str, str]:
-    """The page's colours in its light theme, by the name of their CSS variable."""
-    css = files("burstline.reports.page").joinpath("templates/page.css").read_text("utf-8")
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", css[: css.index("}")]))
 
 
 def _png(figure: Figure) -> bytes:
-    for artist in figure.findobj():
-        _recolour(artist)
     for panel in figure.axes:
         panel.set_facecolor("none")
     out = io.BytesIO()
-    figure.savefig(
-        out, format="png", dpi=DOTS_PER_INCH, facecolor=theme()["paper"], metadata={"Software": None}
-    )
+    figure.savefig(out, format="png", dpi=DOTS_PER_INCH, facecolor=PAPER, metadata={"Software": None})
     return out.getvalue()
 
 
-_COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+def request_frame(run: Run) -> pd.DataFrame:
+    """Every plain field of the records, and each request's latencies in seconds; NaN where undefined.
+
+    Of sessions also each request's session, from 0, and the place of its turn there, from 1.
+    """
+    c = run.columns
+    frame = run.request_table.to_pandas(integer_object_nulls=True)
+    latencies = {
+        f"{name}_s": np.where(c.ok, metric.of(c), np.nan)
+        for name, metric in METRICS.items()
+        if metric.of is not None
+    }
+    if (turns := turns_of(run)) is not None:
+        frame.insert(1, "session", turns.session)
+        frame.insert(2, "turn", turns.depth + 1)
+    whole: pd.DataFrame = pd.concat([frame, pd.DataFrame(latencies)], axis=1)
+    return whole
 
 
-def _recolour(artist: Artist) -> None:
-    """Gives an artist drawn in sentinel colours those of the theme."""
-    for name in _COLOURED:
-        get, put = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
-        if get is None or put is None:
-            continue
-        colour = get()
-        if isinstance(colour, np.ndarray) and colour.ndim == 2:
-            put([_real(row) for row in colour.tolist()])
-        elif isinstance(colour, np.ndarray):
-            put(_real(colour.tolist()))
-        elif isinstance(colour, str | tuple) and colour not in ("none", "auto"):
-            put(_real(colour))
+def records_csv(run: Run) -> bytes:
+    """The frame of the requests as CSV; what is undefined is empty."""
+    frame = request_frame(run)
+    for name in (field.name for field in run.request_table.schema if pa.types.is_string(field.type)):
+        frame[name] = frame[name].map(_no_formula)
+    text: str = frame.to_csv(index=False, float_format="%.9g")
+    return text.encode()
 
 
-def _real(colour: object) -> tuple[float, ...] | str:
-    """The theme's colour for a sentinel, its opacity kept; any other as it is."""
-    variable = VARIABLES.get(to_hex(colour))  # type: ignore[arg-type]
-    if variable is None:
-        return colour if isinstance(colour, str) else tuple(colour)  # type: ignore[arg-type]
-    red, green, blue = (int(theme()[variable][k : k + 2], 16) / 255 for k in (1, 3, 5))
-    opacity = colour[3] if isinstance(colour, list | tuple) and len(colour) == 4 else 1.0
-    return (red, green, blue, opacity)
+def _no_formula(value: object) -> object:
+    """Text that a spreadsheet would run begins with an apostrophe instead: a server wrote some of it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

@@ -14,11 +14,11 @@ from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, known
-from burstline.reports.blocks import MARKS, Banner, Numbers, Plot, Tile
-from burstline.reports.figures import first_screen, roofline, series
+from burstline.reports.blocks import MARKS, Banner, Plot, Tile
+from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
-from burstline.reports.model.comparison import QUANTILES, Contender, View
+from burstline.reports.model.comparison import QUANTILES, Contender, View, sending_order
 from burstline.reports.number_format import counted, duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
 from burstline.reports.page.banner import FAILURES
@@ -43,8 +43,7 @@ def strip(verdict: Banner) -> Banner:
         is_rated = each.result in MARKS
         measured = each.measured if is_rated else each.measured.partition(", ")[0]
         text, reason = slos_words(each.text.split(" and ")), each.reason if is_rated else ""
-        key = each.key if is_rated else f"{each.key}.share"
-        chips.append(replace(each, text=text, measured=measured, reason=reason, key=key))
+        chips.append(replace(each, text=text, measured=measured, reason=reason))
     k = next((k for k, reason in enumerate(verdict.reasons) if reason.advice), -1)
     reasons = (replace(r, advice="") if at == k else r for at, r in enumerate(verdict.reasons))
     return replace(verdict, targets=tuple(chips), reasons=tuple(reasons))
@@ -57,42 +56,45 @@ def tiles(view: View) -> list[Tile]:
 
 def _how_fast(view: View) -> Tile:
     """`13.7 s, then 115 ms per token`: the medians, or the means of too few requests for a median."""
-    words = {"ttft": "{}", "tpot": "then {} per token"} if view.is_generating else {"e2e": "{}"}
-    for p in ("p50", "mean"):
-        figures = {key: view.summary.figure("metrics", key, p) for key in words}
-        shown = {key: f for key, f in figures.items() if isinstance(f, Estimate) and np.isfinite(f.point)}
-        if shown:
-            break
-    told = {key: with_unit(figure) for key, figure in shown.items()}
-    ends = {key: interval(figure, scale_of([figure])) for key, figure in shown.items()}
+    p = next((p for p in ("p50", "mean") if _speed_figures(view, p)), "mean")
+    ends = {key: interval(f, scale_of([f])) for key, f in _speed_figures(view, p).items()}
     names = ", ".join(f"{title_of(key)} {p} {end}".rstrip() for key, end in ends.items())
-    numbers: Numbers = tuple((f"metrics.{key}.{p}", text) for key, text in told.items())
-    e2e = ((p, view.summary.figure("metrics", "e2e", p)) for p in ("p95", "p99", "p50"))
-    also = ((f"metrics.e2e.{p}", with_unit(figure)) for p, figure in e2e if isinstance(figure, Estimate))
-    value = ", ".join(words[key].format(text) for key, text in told.items())
-    detail = f"{names}. {tail(view.summary, view.manifest)}".strip()
-    return Tile("How fast?", value, detail, (*numbers, *also))
+    return Tile("How fast?", speed(view, p), f"{names}. {tail(view.summary, view.manifest)}".strip())
+
+
+def _speed_figures(view: View, p: str) -> dict[str, Estimate]:
+    """The latencies that say how fast a run is, at a percentile, by metric; those that are known."""
+    keys = ("ttft", "tpot") if view.is_generating else ("e2e",)
+    figures = {key: view.summary.figure("metrics", key, p) for key in keys}
+    return {key: f for key, f in figures.items() if isinstance(f, Estimate) and np.isfinite(f.point)}
+
+
+def speed(view: View, p: str) -> str:
+    """`13.7 s, then 115 ms per token` at a percentile, "" where none is known."""
+    told = {key: with_unit(figure) for key, figure in _speed_figures(view, p).items()}
+    return ", ".join(f"then {text} per token" if key == "tpot" else text for key, text in told.items())
+
+
+def rates(view: View) -> str:
+    """`34.0 req/s · 2,170 output tok/s`"""
+    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
+    return " · ".join(text for path, text in known_numbers if path[0] == "throughput")
 
 
 def _load(view: View) -> Tile:
     """`34.0 req/s · 2,170 tok/s`, the most in flight, and what failed or was cut short."""
     summary, window = view.summary, view.summary.window
-    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
-    numbers = [(".".join(path), text) for path, text in known_numbers if path[0] == "throughput"]
-    value = " · ".join(text for _, text in numbers)
     parts = []
     most = counted(finite(summary.concurrency.max) or 0, "request")
     if most not in f"0 requests {limit_of(summary, view.manifest)}":  # a number stands once
-        numbers.append(("concurrency.max", most))
         parts.append(f"at most {most} in flight")
     start, end = finite(window.start_s), finite(window.end_s)
     if start is not None and end is not None:
-        numbers.append(("window.length_s", duration(end - start)))
-        parts.append(f"{numbers[-1][1]} measured")
+        parts.append(f"{duration(end - start)} measured")
     first = f"{', '.join(parts).capitalize()}." if parts else ""
     is_told = any(reason.code in FAILURES for reason in summary.verdict.reasons)
     details = " ".join(filter(None, (first, cut_short(summary), "" if is_told else failures(view))))
-    return Tile("At what load?", value, details, tuple(numbers))
+    return Tile("At what load?", rates(view), details)
 
 
 def _limit(view: View) -> Tile:
@@ -111,14 +113,19 @@ def _next(view: View) -> Tile:
     """The first step: after a valid run by what limited it, else what the verdict advises."""
     verdict = view.summary.verdict
     if verdict.state == State.VALID:
-        step = next_by(view).removeprefix("Next: ")
+        step = next_by(view)
     else:
         step = next((reason.advice for reason in verdict.reasons if reason.advice), "")
-    value, rest = step, ""
     if len(step) > LONG and verdict.state == State.FAILED:
-        value, rest = "Find out why requests failed", step
-    elif found := re.search(r"[,.;] (?=which |so that |[A-Z])", step):
-        value, rest = step[: found.start()], step[found.end() :]
+        return Tile("What next?", "Find out why requests failed", step)
+    return next_tile(step)
+
+
+def next_tile(step: str) -> Tile:
+    """A step as the answer to what to do next: its first clause, and the rest below."""
+    step = step.removeprefix("Next: ")
+    found = re.search(r"[,.;] (?=which |so that |[A-Z])", step)
+    value, rest = (step[: found.start()], step[found.end() :]) if found else (step, "")
     return Tile("What next?", f"{value[:1].upper()}{value[1:]}".removesuffix("."), rest)
 
 
@@ -156,13 +163,13 @@ def is_burst(view: View) -> bool:
 
 def served_order(c: Columns) -> Ints:
     """Positions in the order in which first tokens came; what has none last, in the order of sending."""
-    sent = series.sending_order(c)
+    sent = sending_order(c)
     return sent[np.argsort(c.first_s[sent], kind="stable")]
 
 
 def overtaken(c: Columns) -> int:
     """How many requests got their first token before one that was sent earlier and by more than chance."""
-    sent = series.sending_order(c)
+    sent = sending_order(c)
     first = c.first_s[sent][c.ok[sent]]
     latest = np.maximum.accumulate(first) if len(first) else first
     step = float(np.median(np.diff(np.sort(first)))) if len(first) > 1 else 0.0
@@ -180,8 +187,7 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
     if n_late:
         finding = f"Not served in the order of sending: {late} overtook others."
     greyed = [] if is_burst(view) else left_out(view, float(c.due_s.max()))
-    plot = first_screen.over_time(x, label, latencies, bounds, greyed, finding, title=title, wide=wide)
-    return replace(plot, numbers=((("over-time.overtook", late),) if n_late else ()))
+    return first_screen.over_time(x, label, latencies, bounds, greyed, finding, title=title, wide=wide)
 
 
 def _trend(view: View, name: str) -> str:
@@ -232,10 +238,8 @@ def _time_split(view: View) -> Iterator[Plot]:
     texts = [f"{float(waits[own].mean() / e2e[own].mean()):.0%}" for own in groups.values()]
     first, last = next(iter(groups)), list(groups)[-1]
     finding = f"Waiting for the first token is {texts[0]} of the time at {first.replace('mean', 'the mean')}"
-    numbers = [(f"split.{first}", texts[0])]
     if last != first and texts[-1] != texts[0]:
         finding += f" and {texts[-1]} at {last}"
-        numbers.append((f"split.{last}", texts[-1]))
     told = view.summary.agreement
     queue, prefill = known(told.server_queue_mean_s), known(told.server_prefill_mean_s)
     also = ""
@@ -244,8 +248,7 @@ def _time_split(view: View) -> Iterator[Plot]:
             f" By the server's own clock a request waits {duration(queue)} in its queue on average, and its "
             f"prefill takes {duration(prefill)}."
         )
-    plot = first_screen.time_split(parts, groups, f"{finding}.", also)
-    yield replace(plot, numbers=tuple(numbers))
+    yield first_screen.time_split(parts, groups, f"{finding}.", also)
 
 
 def _parts(c: Columns, threshold_s: float | None) -> dict[str, Floats]:
@@ -272,18 +275,16 @@ def _ranges(view: View, shown: Sequence[str], bounds: first_screen.Bounds) -> Pl
         each = ((p, view.summary.figure("metrics", key, p)) for p in QUANTILES)
         figures[title_of(key)] = {p: f for p, f in each if isinstance(f, Estimate) and np.isfinite(f.point)}
     values = {title_of(key): view.latency(key) for key in shown}
-    return first_screen.ranges(figures, values, bounds, *few(view))
+    return first_screen.ranges(figures, values, bounds, few(view))
 
 
-def few(view: View) -> tuple[str, Numbers]:
-    """`8 requests: p50 needs 11, p90 64.`, with its numbers; why others are missing; "" where none is."""
+def few(view: View) -> str:
+    """`8 requests: p50 needs 11, p90 64.`, or why others are missing; "" where none is."""
     figures = [view.summary.figure("metrics", "e2e", p) for p in ("p50", "p90", "p95", "p99")]
     absent = {p: f for p, f in zip(QUANTILES, figures, strict=False) if isinstance(f, Absent)}
     n = int(view.counted.failed.sum() + view.counted.ok.sum())
     floors = {p: early_stopping_floor(QUANTILES[p]) for p in absent}
-    needed = {p: f"{floor:,}" for p, floor in floors.items() if n < floor}
+    needed = [f"{p} {floor:,}" for p, floor in floors.items() if n < floor]
     if not needed:
-        return (f"{next(iter(absent.values())).reason}." if absent else ""), ()
-    parts = ", ".join(f"{p} {floor}" for p, floor in needed.items()).replace(" ", " needs ", 1)
-    requests, keys = counted(n, "request"), ((f"floor.{p}", floor) for p, floor in needed.items())
-    return f"{requests}: {parts}.", (("counted.n", requests), *keys)
+        return f"{next(iter(absent.values())).reason}." if absent else ""
+    return f"{counted(n, 'request')}: {', '.join(needed).replace(' ', ' needs ', 1)}."

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import geometric_mean
 from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats import significance
 from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.significance import FALSE_ALARMS, LASTING, Look
-from burstline.reports.blocks import Answer, Banner, Block, Command, Note, Plot, Table, Tile, table
-from burstline.reports.figures.history import RunDot, history
-from burstline.reports.formats.junit import JUnitCase
+from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, Tile, table
+from burstline.reports.figures.contenders import RunDot, history
 from burstline.reports.model.comparison import Case, Comparison, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
 from burstline.reports.number_format import counted, point, scale_of
-from burstline.reports.page import compared
-from burstline.reports.page.page import PageSection, common_facts, document
+from burstline.reports.page.first_screen import next_tile
+from burstline.reports.page.page import Page, PageSection, case_sections, common_facts
 from burstline.reports.page.side_by_side import side_by_side
 
 STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
@@ -51,31 +50,23 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
     plots = [each for each in blocks if isinstance(each, Plot)]
     shown: list[Block] = [each for each in blocks if not isinstance(each, Plot)]
     facts: tuple[str, ...] = (f"{counted(len(judged.runs), 'run')} of one series",)
-    evidence = []
+    sections = [PageSection("numbers", "", "What was measured?", lambda: shown)]
     if case is not None:
         facts = tuple(common_facts(Comparison("", (case,))))
         shown += [side_by_side(replace(case, contrasts={}))]  # the gate alone says which is better
-        evidence = [
-            ("differences", "Were the conditions equal?", compared.differences(case, "")),
-            ("shape", "How are the latencies distributed?", compared.shape(case, "")),
-            ("runs", "Which runs were compared?", compared.runs(case, "")),
-        ]
-    sections = [("numbers", "What was measured?", shown), *evidence, ("again", "Reproduce", [reproduce])]
+        sections += list(case_sections(case))[1:]
+    sections += [PageSection("again", "", "Reproduce", lambda: [reproduce])]
     who = f"{BASELINE} and {CANDIDATE}" if case is not None else "the newest run of a series"
-    return document(
+    return Page(
         title=f"Gate: {who}",
         facts=facts,
-        answer=Answer(sentence(judged)),
         verdict=verdict,
         tiles=_tiles(judged),
         pictures=plots,
-        sections=[
-            PageSection(name, "", question, partial(list, own), True) for name, question, own in sections
-        ],
+        sections=[replace(section, folded=True) for section in sections],
         summary=gate_json(judged),
         digest=made,
-        made_from="these runs",
-    )
+    ).html()
 
 
 def _tiles(judged: Judged) -> list[Tile]:
@@ -86,16 +77,12 @@ def _tiles(judged: Judged) -> list[Tile]:
     runs, of, rest = next(iter(notes), "None counts").partition(" of runs")
     if judged.runs:
         runs, of, rest = counted(len(judged.runs), "run"), "of the series", ""
-    step = NEXT[judged.outcome][bool(judged.runs)]
-    more = ""
-    if not step:
-        advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
-        step, _, more = advice.partition(". ")
+    advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
     tiles = [
         Tile("What changed?", value, ends),
         Tile("From what runs?", runs, f"{of}{rest}".strip().capitalize()),
         Tile("What is the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
-        Tile("What next?", step.rstrip("."), more),
+        next_tile(NEXT[judged.outcome][bool(judged.runs)] or advice),
     ]
     return [tile for tile in tiles if tile.value]
 
@@ -199,17 +186,23 @@ def _pairs(judged: Judged, number: Number) -> Plot:
     return history(name, title, "ratio", dots, finding, of=of, explained=PAIRS_EXPLAINED)
 
 
-def gate_cases(judged: Judged) -> list[JUnitCase]:
-    """One test case for each number that is judged: worse is a failure, undecided an error."""
+def gate_junit(judged: Judged, lasted_s: float) -> str:
+    """JUnit XML: a test case for each number that is judged; worse is a failure, undecided an error."""
     reasons = "\n".join(f"{each.text} {each.advice}".strip() for each in judged.reasons)
-    cases = []
+    suite = ET.Element("testsuite", name="burstline gate", skipped="0", time=f"{lasted_s:.3f}", timestamp="")
     for number in judged.numbers:
         outcome, told = judged.outcome, reasons or judged.outcome
         if number.look is not None:
             outcome, told = number.outcome, _told(judged, number, number.look)
+        case = ET.SubElement(suite, "testcase", classname="burstline.gate", name=number.headline.title)
         kind = STATES[outcome][2]
-        cases.append(JUnitCase("burstline.gate", number.headline.title, kind, outcome, outcome, told))
-    return cases
+        why = {"message": str(outcome), "type": str(outcome)} if kind else {}
+        ET.SubElement(case, kind or "system-out", why).text = told
+    for kind in ("failure", "error"):
+        suite.set(f"{kind}s", str(len(suite.findall(f"testcase/{kind}"))))
+    suite.set("tests", str(len(suite)))
+    ET.indent(suite)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(suite, encoding="unicode")}\n'
 
 
 def gate_json(judged: Judged) -> dict[str, Any]:

@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from burstline.measure.metrics.slo import Goal, parse_goal
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.typed_json import from_fields, plain
-from burstline.measure.record.verdict import QUEUE_GREW, State, Verdict
+from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Estimate, Result
 from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
-from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, table
+from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, Tile, table
 from burstline.reports.figures.drawing import in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.comparison import OUTPUT, Path, view_of
-from burstline.reports.model.sweep_load import KINDS, SweepLoad
+from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.number_format import (
     Reach,
     count,
@@ -30,10 +30,11 @@ from burstline.reports.number_format import (
     scale_of,
     with_interval,
 )
-from burstline.reports.page.bottleneck import limit_at
-from burstline.reports.page.page import PageSection, document
+from burstline.reports.page.bottleneck import limit_at, limited_by
+from burstline.reports.page.first_screen import MIDDLE, next_tile, rates, speed
+from burstline.reports.page.page import Page, PageSection
 from burstline.reports.page.sweep_words import slo_words, slos_words
-from burstline.reports.sentences import say
+from burstline.reports.sentences import LIMITS, say
 from burstline.servers.registry import ENGINES
 from burstline.workloads.arrivals import ARRIVALS
 
@@ -85,57 +86,62 @@ class LimitResult:
         return from_fields(cls, {key: row[key] for key in row if key not in ("state", "answer")})
 
 
+class _Words(NamedTuple):
+    """What a search says: its answer and what that rests on, what limited the lowest load that misses, and
+    what to do next.
+
+    What limited it is told in two or three words, and in a sentence.
+    """
+
+    sentence: str
+    basis: str
+    limited_by: str
+    limit: str
+    then: str
+
+
 def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
-    """The interval in one sentence, what it rests on, and what limited the lowest load that misses."""
+    words = _words_of(result, runs)
+    details = (words.basis, words.limit, words.then)
+    return Answer(words.sentence, tuple(filter(None, details)))
+
+
+def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     found, who = result.found, _title(result.engine)
-    none = found.none_holds or found.none_seems
-    looks = _looks(found)
-    held, missed = _leanings(looks)
-    is_open = result.state in ("open", "lost")
+    held, missed = _leanings(found)
+    least = min((probe.load for probe in found.probes), default=None)
+    ends = {"held": held, "missed": missed, "low": found.low, "high": found.high, "least": least}
+    loads = {what: str(result.load(load)) for what, load in ends.items() if load is not None}
     lost = Counter(probe.lost for probe in found.probes if probe.lost)
-    loads = {
-        "held": held if is_open else None,
-        "missed": missed if is_open else None,
-        "low": None if is_open else found.low,
-        "high": None if none or is_open else found.high,
-        "least": min(probe.load for probe in found.probes) if none else None,
-    }
-    shown = {what: str(result.load(value)) for what, value in loads.items() if value is not None}
-    shown["error"] = f"{100 * found.error:.3g}%"
-    shown["probes"] = counted(len(found.probes) - lost.total(), "probe")
-    shown["n"] = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "request")
     valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
     if lost:
-        shown["lost"] = counted(lost.total(), "other")
-        valid = say("highest.lost", n=shown["lost"], states=", ".join(lost))
-    budget_s = math.ceil((result.budget_s + (result.more_s or 0.0)) / 10) * 10
-    shown |= {"budget": f"{budget_s}", "more": number(found.more_requests or 0)}
-    shown["more_s"] = duration(result.more_s or 0.0)
-    basis, limit, then = say("highest.basis", valid=valid, **shown), "", ""
-    misses = [(load, run) for (load, seems), run in zip(looks, runs, strict=False) if seems == Result.FAIL]
-    if misses:
-        load, run = min(misses, key=lambda each: each[0])
-        limit, then = limit_at(str(result.load(load)), view_of(run))
-    if none:
-        code = "highest.none" if found.none_holds else "highest.none-seen"
-        sentence = say(code, who=who, slo=slo_words(parse_goal(found.worst.text)), **shown)
-        details = [basis, result.why or say("highest.change" if found.none_holds else "highest.lower")]
+        valid = say("highest.lost", n=counted(lost.total(), "other"), states=", ".join(lost))
+    n = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "request")
+    probes = counted(len(found.probes) - lost.total(), "probe")
+    basis, code, limit, then = say("highest.basis", probes=probes, n=n, valid=valid), "", "", ""
+    if probed := _probe_at(missed, result, runs):
+        view = view_of(probed[1])
+        code = limited_by(view.summary, view.manifest)[0]
+        limit, then = limit_at(str(result.load(probed[0].load)), view)
+    if found.none_holds or found.none_seems:
+        none = "highest.none" if found.none_holds else "highest.none-seen"
+        sentence = say(none, who=who, slo=slo_words(parse_goal(found.worst.text)), **loads)
+        then = result.why or say("highest.change" if found.none_holds else "highest.lower")
     elif result.state == "confirmed":
         slos = slos_words(bound.text for bound in found.bounds)
-        sentence = say("highest.found", who=who, slos=slos, **shown)
-        details = [basis, limit, then]
+        sentence = say("highest.found", who=who, slos=slos, error=f"{100 * found.error:.3g}%", **loads)
     else:
-        code = "highest.unknown"
+        between = "highest.unknown"
         if held and missed and held < missed:
-            code = "highest.between"
+            between = "highest.between"
         elif not (held and missed):
-            code = "highest.above" if held else "highest.below" if missed else code
-        sentence = say("highest.open", who=who, known=say(code, **shown))
-        more = "" if result.more_s is None else say("highest.more", **shown)
-        details = [basis, limit, result.why or more]
-    return Answer(
-        sentence, tuple(filter(None, details)), tuple((f"limit.{what}", text) for what, text in shown.items())
-    )
+            between = "highest.above" if held else "highest.below" if missed else between
+        sentence, then = say("highest.open", who=who, known=say(between, **loads)), result.why
+        if not then and result.more_s is not None:
+            budget_s = math.ceil((result.budget_s + result.more_s) / 10) * 10
+            more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
+            then = say("highest.more", budget=budget_s, **more)
+    return _Words(sentence, basis, LIMITS.get(code, ""), limit, then)
 
 
 def why_open(found: Found, runs: Sequence[Run]) -> str:
@@ -171,22 +177,52 @@ def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
 
 
 def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
-    plots = list(_plots(result, runs))
-    sections = [
-        PageSection("latency", "Latency", "How do latency and output grow with load?", lambda: plots),
-        PageSection("probes", "Probes", "What was probed, in order?", lambda: [_probes(result)]),
-    ]
-    view = view_of(runs[0])
+    """The verdict, the four answers, latency and output against load; folded the probes."""
+    view, words, blocks = view_of(runs[0]), _words_of(result, runs), limit_blocks(result, runs)
     asked = view.manifest.asked
     facts = [f"{asked.prompt_tokens} → {asked.output_tokens} tokens"]
     facts += [ARRIVALS[asked.pattern].title if result.kind == "rate" else "closed loop"]
-    return _page(
-        f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
-        (*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
-        answer_of(result, runs),
-        [result],
-        sections if plots else sections[1:],
-    )
+    state, tone, mark, code = STATES[result.state]
+    meant = Reason(result.state, say(code, budget=duration(result.budget_s)), "")
+    limit = Tile("What limits it?", words.limited_by, words.limit)
+    tiles = (_how_fast(result, runs), _load(result, runs, words), limit, next_tile(words.then))
+    plots = list(_plots(result, runs))
+    return Page(
+        title=f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
+        facts=(*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
+        verdict=Banner(state, tone, mark, words.sentence, (meant,)),
+        tiles=[tile for tile in tiles if tile.value],
+        # Beside the first there is room for narrow ones.
+        pictures=[*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])],
+        sections=[
+            PageSection("probes", "Probes", "What was probed, in order?", lambda: blocks[1:], folded=True)
+        ],
+        summary=[result.to_json()],
+        digest=blocks,
+    ).html()
+
+
+def _how_fast(result: LimitResult, runs: Sequence[Run]) -> Tile:
+    """The medians and p90 at the highest load that holds, else at the lowest that misses."""
+    low, high = _ends(result)
+    probed = _probe_at(high if low is None else low, result, runs)
+    if probed is None:
+        return Tile("How fast?", "", "")
+    view, missed = view_of(probed[1]), ", which misses" if low is None else ""
+    slow = speed(view, "p90")
+    detail = f"Medians at {result.load(probed[0].load)}{missed}.{f' p90: {slow}.' if slow else ''}"
+    return Tile("How fast?", speed(view, "p50"), detail)
+
+
+def _load(result: LimitResult, runs: Sequence[Run], words: _Words) -> Tile:
+    """Between which loads the limit lies, what was served at the lower one, and what that rests on."""
+    low, high = (None if end is None else result.load(end) for end in _ends(result))
+    value = f"Above {low}" if low else f"Below {high}" if high else "Unknown"
+    if low and high:
+        value = load_range(low, high) if low < high else "Unknown"
+    probed = _probe_at(low.value, result, runs) if low else None
+    served = f"{rates(view_of(probed[1]))} at {low}. " if probed else ""
+    return Tile("At what load?", value, f"{served}{words.basis}")
 
 
 def _title(engine: str) -> str:
@@ -200,68 +236,55 @@ Searches = Sequence[tuple[str, str, LimitResult]]
 def limits_blocks(searches: Searches) -> tuple[Answer, Table]:
     """What a terminal shows of several searches: the load that each found to hold, and all in a table."""
     rows: list[tuple[str | Cell, ...]] = []
-    parts, numbers = [], []
+    parts = []
     for name, href, each in searches:
         low, high = ("–" if end is None else str(each.load(end)) for end in (each.found.low, each.found.high))
         state, key = STATES[each.state][0], f"{name}/limit"
         ends = Cell(low, key=f"{key}.low"), Cell(high, key=f"{key}.high")
         rows.append((Cell(name, href=href), *ends, slos_words(each.targets), state))
         parts.append(f"{name} {'none' if each.found.low is None else low} ({state.lower()})")
-        numbers.append((f"{key}.low", low))
     columns = ("Search", "Holds", "Misses", "SLOs", "Result")
-    return (
-        Answer(say("highest.several", loads="; ".join(parts)), (), tuple(numbers)),
-        table("The highest load within the SLOs", columns, rows, text=(0, 3, 4)),
-    )
+    found = table("The highest load within the SLOs", columns, rows, text=(0, 3, 4))
+    return Answer(say("highest.several", loads="; ".join(parts))), found
 
 
 def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:
     """One page over several searches; each links to its own."""
     answer, found = limits_blocks(searches)
     shown: list[Block] = [found, *(Note(say("missing", what=what)) for what in missing)]
-    section = PageSection("limits", "Limits", "Which load holds the SLOs?", lambda: shown)
-    return _page(title, (), answer, [each for *_, each in searches], [section])
-
-
-def _page(
-    title: str,
-    facts: Sequence[str],
-    answer: Answer,
-    results: Sequence[LimitResult],
-    sections: Sequence[PageSection],
-) -> str:
+    results = [each for *_, each in searches]
     worst = max((each.state for each in results), key=list(STATES).index, default="open")
     state, tone, mark, code = STATES[worst]
     budgets = dict.fromkeys(duration(each.budget_s) for each in results if each.state == worst)
-    return document(
+    return Page(
         title=title,
-        facts=facts,
-        answer=answer,
+        facts=(),
         verdict=Banner(state, tone, mark, say(code, budget=" or ".join(budgets)), ()),
-        sections=sections,
+        sections=[PageSection("limits", "Limits", "Which load holds the SLOs?", lambda: shown)],
         summary=[each.to_json() for each in results],
-        digest=[answer, *sections[-1].blocks()],
-        made_from="these runs",
-    )
+        digest=[answer, *shown],
+        answer=answer,
+    ).html()
 
 
-def _bracket(result: LimitResult) -> tuple[float, float] | None:
+def _ends(result: LimitResult) -> tuple[float | None, float | None]:
     """Between which loads the limit lies: the interval found, else the ends that the probes lean to."""
-    low, high = result.found.low, result.found.high
-    if result.state in ("open", "lost"):
-        low, high = _leanings(_looks(result.found))
-    return None if low is None or high is None or low >= high else (low, high)
+    found = result.found
+    return _leanings(found) if result.state in ("open", "lost") else (found.low, found.high)
 
 
-def _looks(found: Found) -> list[tuple[float, Result]]:
-    """Each probe's load, and what it leans to."""
-    return [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
-
-
-def _leanings(looks: Sequence[tuple[float, Result]]) -> tuple[float | None, float | None]:
+def _leanings(found: Found) -> tuple[float | None, float | None]:
     """The highest load that seems to hold, and the lowest that seems to miss."""
+    looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
     held = max((load for load, seems in looks if seems == Result.PASS), default=None)
     return held, min((load for load, seems in looks if seems == Result.FAIL), default=None)
+
+
+def _probe_at(load: float | None, result: LimitResult, runs: Sequence[Run]) -> tuple[LoadProbe, Run] | None:
+    """The last probe at a load, one that counts if there is any, and its run."""
+    pairs = zip(result.found.probes, runs, strict=False)
+    at = [pair for pair in pairs if pair[0].load == load]
+    return max(at, key=lambda pair: (not pair[0].lost, pair[0].number), default=None)
 
 
 def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
@@ -299,7 +322,9 @@ def _plot(
                 dots.setdefault(label, []).append(dot)
     labels = sorted(dots, key=lambda label: label in names)  # the other percentile last
     curves = [ScatterCurve(label, tuple(dots[label]), is_joined=False) for label in labels]
-    region = Region(None, True, None, "", bracket=_bracket(result))
+    low, high = _ends(result)
+    bracket = (low, high) if low is not None and high is not None and low < high else None
+    region = Region(None, True, None, "", bracket=bracket)
     if goal is not None:
         at_most = goal.op == "<="
         region = replace(region, y=goal.bound / scale.divisor, text=title, y_at_most=at_most)
@@ -313,7 +338,7 @@ def _plot(
         cells[-1] += [_cell(probe, ".".join(path[1:]), with_interval(figure)) for path, figure in pairs]
     name = f"limit-{'-'.join(paths[0][1:])}".replace("_", "-")
     finding = say("highest.figure", latency=names[0], load=load.lower())
-    drawings, numbers = in_both_widths(name, draw), table(columns[2], columns, cells, text=())
+    drawings, numbers = in_both_widths(name, draw, wide=MIDDLE), table(columns[2], columns, cells, text=())
     yield Plot(name, title, finding, say("highest.explained"), drawings, numbers)
 
 

@@ -8,47 +8,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Numbers, Plot, Row, Tile
-from burstline.reports.formats.markdown import markdown
+from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Plot, Row, Tile
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
-from burstline.reports.page import accounts, compared, first_screen, roofline_section, sections, tradeoff
+from burstline.reports.page import compared, first_screen, roofline_section, sections
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner
-from burstline.reports.page.comparison_json import comparison_json
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import comparison_json, digest
 from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """One section of a case: where links to it lead, its name in the list of sections, its question.
-
-    `of_one` says whether it is of a run that is shown alone, or of several runs; `applies` for which of these
-    the section is there at all. `blocks` takes the case and what begins all ids of it.
-    """
-
-    id: str
-    short: str
-    question: str
-    blocks: Callable[[Case, str], list[Block]]
-    applies: Callable[[Case], bool] = lambda _: True
-    of_one: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section as the page shows it, with what makes its blocks; one that is `folded` is evidence."""
+    """A section: where links to it lead, its name in the list of sections, its question, and its blocks.
+
+    One that is `folded` is evidence.
+    """
 
     id: str
     short: str
@@ -57,157 +43,86 @@ class PageSection:
     folded: bool = False
 
 
-def _one(
-    id: str,  # noqa: A002 the word of the page
-    short: str,
-    question: str,
-    blocks: Callable[[View], list[Block]],
-    applies: Callable[[View], bool] = lambda _: True,
-    *,
-    of_served: bool = True,
-) -> Section:
-    """A section of a run that is shown alone; one `of_served` requests needs a request that succeeded."""
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page from its top: the verdict, the answers as `tiles` with pictures under them, the sections.
 
-    def of(case: Case) -> View:
-        return case.contenders[0].views[0]
+    Where there are no tiles, the one `answer` stands above the verdict. `summary` and the `digest` stand in
+    the page for machines and to copy.
+    """
 
-    def has_it(case: Case) -> bool:
-        return (of(case).has_served or not of_served) and applies(of(case))
+    title: str
+    facts: Sequence[str]
+    verdict: Banner
+    sections: Sequence[PageSection]
+    summary: object
+    digest: Sequence[Block]
+    answer: Answer | None = None
+    tiles: Sequence[Tile] = ()
+    pictures: Sequence[Plot] = ()
 
-    return Section(id, short, question, lambda case, _: blocks(of(case)), has_it, of_one=True)
+    def html(self) -> str:
+        """One document; the same page gives the same bytes."""
+        template = templates().get_template("page.html.j2")
+        summary, copied = _json_in_html(self.summary), _json_in_html(markdown(self.digest))
+        return template.render(page=self, summary_json=summary, markdown_json=copied)
 
 
-FEWEST = 11
+FEWEST: Final = 11
 """Fewer requests have no distribution: each is a dot of the first screen."""
-SECTIONS: tuple[Section, ...] = (
-    _one(
-        "nothing",
-        "Cause",
-        "Why was nothing served?",
-        accounts.nothing,
-        lambda v: not v.has_served,
-        of_served=False,
-    ),
-    _one("numbers", "Numbers", "How fast is it?", sections.numbers),
-    _one(
-        "sessions",
-        "Sessions",
-        "How long do sessions and their turns take?",
-        lambda v: session_tables(v.summary),
-        lambda v: v.summary.sessions is not None,
-    ),
-    _one(
-        "shape",
-        "Latency",
-        "How are the latencies distributed?",
-        sections.shape,
-        lambda v: v.counted.ok.sum() >= FEWEST,
-    ),
-    _one("when", "Timeline", "What happened when?", sections.when),
-    _one("requests", "Requests", "What happened to each request?", accounts.requests, of_served=False),
-    _one("failures", "Failures", "What failed?", accounts.failures, lambda v: not v.columns.ok.all()),
-    _one(
-        "hardware",
-        "Hardware",
-        "How much of the hardware is used?",
-        roofline_section.metal,
-        lambda v: v.summary.roofline is not None,
-    ),
-    _one(
-        "profile",
-        "Profile",
-        "How long does each GEMM take?",
-        roofline_section.profile,
-        lambda v: v.summary.profile is not None,
-    ),
-    _one("served", "Lengths", "Were all tokens served?", accounts.served),
-    _one("instrument", "Instrument", "How accurate is the measurement?", sections.trust),
-    _one("again", "Reproduce", "Reproduce this run", accounts.again, of_served=False),
-    _one("glossary", "Glossary", "What does each number mean?", accounts.glossary, of_served=False),
-    Section("numbers", "Numbers", "Which is faster?", compared.numbers, lambda c: c.gate.comparable),
-    Section("numbers", "Numbers", "How fast is it?", compared.numbers, lambda c: c.is_alone),
-    Section(
-        "numbers",
-        "Numbers",
-        "How fast is each?",
-        compared.numbers,
-        lambda c: not c.gate.comparable and not c.is_alone,
-    ),
-    Section("differences", "Differences", "Were the conditions equal?", compared.differences),
-    Section("shape", "Latency", "How do the latencies differ?", compared.shape),
-    Section("runs", "Runs", "Which runs were compared?", compared.runs),
-)
+WITHOUT_SUCCESS: Final = ("nothing", "requests", "again", "glossary")
+"""The sections of a run of which no request succeeded."""
+Blocks = Callable[[View], list[Block]]
+SECTIONS: Final[tuple[tuple[str, str, str, Blocks, Callable[[View], object]], ...]] = (
+    ("nothing", "Cause", "Why was nothing served?", sections.nothing, lambda v: not v.has_served),
+    ("numbers", "Numbers", "How fast is it?", sections.numbers, bool),
+    ("sessions", "Sessions", "How long do sessions and their turns take?", session_tables,
+        lambda v: v.summary.sessions),
+    ("shape", "Latency", "How are the latencies distributed?", sections.shape,
+        lambda v: v.counted.ok.sum() >= FEWEST),
+    ("when", "Timeline", "What happened when?", sections.when, bool),
+    ("requests", "Requests", "What happened to each request?", sections.requests, bool),
+    ("failures", "Failures", "What failed?", sections.failures, lambda v: not v.columns.ok.all()),
+    ("hardware", "Hardware", "How much of the hardware is used?", roofline_section.metal,
+        lambda v: v.summary.roofline),
+    ("profile", "Profile", "How long does each GEMM take?", roofline_section.profile,
+        lambda v: v.summary.profile),
+    ("served", "Lengths", "Were all tokens served?", sections.served, bool),
+    ("instrument", "Instrument", "How accurate is the measurement?", sections.trust, bool),
+    ("again", "Reproduce", "Reproduce this run", sections.again, bool),
+    ("glossary", "Glossary", "What does each number mean?", sections.glossary, bool),
+)  # fmt: skip
+"""Of a run that is shown alone: id, name, question, blocks, and whether it has any (`bool`: always)."""
 
 
 def render(comparison: Comparison) -> str:
     """The whole page as one HTML document; the same runs give the same bytes."""
+    return page_over(comparison).html()
+
+
+def page_over(comparison: Comparison) -> Page:
     view = comparison.run
     swept = [] if view else [sweep for sweep, _ in sweeps_in(comparison.cases)]
-    return document(
+    page = Page(
         title=comparison.title,
         facts=(*comparison.facts, *(sweep.name for sweep in swept), *common_facts(comparison)),
-        answer=answer(comparison),
-        verdict=first_screen.strip(banner(comparison)) if view and view.has_served else banner(comparison),
-        tiles=first_screen.tiles(view) if view and view.has_served else (),
-        pictures=first_screen.pictures(view) if view and view.has_served else (),
-        sections=page_sections(comparison),
+        verdict=banner(comparison),
+        sections=tuple(_sections(comparison)),
         summary=view.summary.to_json() if view else comparison_json(comparison),
         digest=digest(comparison),
-        made_from="this run" if view else "these runs",
+        answer=answer(comparison),
     )
+    if view is None or not view.has_served:
+        return page
+    tiles, pictures = first_screen.tiles(view), first_screen.pictures(view)
+    return replace(page, verdict=first_screen.strip(page.verdict), tiles=tiles, pictures=pictures)
 
 
-def document(
-    *,
-    title: str,
-    facts: Sequence[str],
-    answer: Answer,
-    verdict: Banner,
-    sections: Iterable[PageSection],
-    summary: object,
-    digest: Sequence[Block],
-    made_from: str,
-    tiles: Sequence[Tile] = (),
-    pictures: Sequence[Plot] = (),
-) -> str:
-    """A page of these parts; `tiles` stand in place of the answer, with `pictures` under them.
-
-    `summary` and the `digest` stand in it for machines and to copy.
-    """
-    macros: Any = templates().get_template("blocks.html.j2").module
-    return (
-        templates()
-        .get_template("page.html.j2")
-        .render(
-            title=title,
-            facts=facts,
-            answer=answer,
-            verdict=verdict,
-            tiles=tiles,
-            pictures=pictures,
-            # One by one, for the blocks of a large run take much memory.
-            sections=[
-                {
-                    "id": section.id,
-                    "short": section.short,
-                    "question": section.question,
-                    "folded": section.folded,
-                    "html": Markup(macros.all(section.blocks())),  # noqa: S704
-                }
-                for section in sections
-            ],
-            summary_json=_json_in_html(summary),
-            markdown_json=_json_in_html(markdown(digest)),
-            made_from=made_from,
-        )
-    )
-
-
-def page_sections(comparison: Comparison) -> Iterator[PageSection]:
+def _sections(comparison: Comparison) -> Iterator[PageSection]:
     """All sections in the order of the page: sweeps first, then the cases that are in none."""
     cases = comparison.cases
     if comparison.run is not None:
-        yield from _of_case(cases[0], "", of_one=True)
+        yield from _of_run(comparison.run)
         return
     prefixes = {id(case): f"c{k}-" if len(cases) > 1 else "" for k, case in enumerate(cases)}
     swept = sweeps_in(cases)
@@ -223,7 +138,7 @@ def page_sections(comparison: Comparison) -> Iterator[PageSection]:
     for k, (sweep, within) in enumerate(swept):
         yield from _of_sweep(sweep, within, f"t{k}-" if len(swept) > 1 else "", prefixes)
     for case in apart:
-        yield from _of_case(case, prefixes[id(case)])
+        yield from case_sections(case, prefixes[id(case)])
     if comparison.others:
         question = "What did other tools report?"
         yield PageSection("others", "Other tools", question, lambda: beside_others(comparison))
@@ -232,16 +147,26 @@ def page_sections(comparison: Comparison) -> Iterator[PageSection]:
         yield PageSection("missing", "Missing", "What is missing?", lambda: notes)
 
 
-def _of_case(case: Case, prefix: str, *, of_one: bool = False) -> Iterator[PageSection]:
-    name = case.name if prefix else ""
-    for section in SECTIONS:
-        if section.of_one == of_one and section.applies(case):
-            # Of several cases the list of sections has the name of each, once.
-            short = (name if section.id == "numbers" else "") if name else section.short
-            question = f"{name}: {section.question}" if name else section.question
-            blocks = partial(section.blocks, case, prefix)
-            folded = of_one and section.id != "nothing"
-            yield PageSection(f"{prefix}{section.id}", short, question, blocks, folded)
+def _of_run(view: View) -> Iterator[PageSection]:
+    for name, short, question, blocks, applies in SECTIONS:
+        if applies(view) and (view.has_served or name in WITHOUT_SUCCESS):
+            yield PageSection(name, short, question, partial(blocks, view), name != "nothing")
+
+
+def case_sections(case: Case, prefix: str = "") -> Iterator[PageSection]:
+    """The sections on several runs; `prefix` begins their ids where the page has several cases."""
+    how = "How fast is it?" if case.is_alone else "How fast is each?"
+    rows = (
+        ("numbers", "Numbers", "Which is faster?" if case.gate.comparable else how, compared.numbers),
+        ("differences", "Differences", "Were the conditions equal?", compared.differences),
+        ("shape", "Latency", "How do the latencies differ?", compared.shape),
+        ("runs", "Runs", "Which runs were compared?", compared.runs),
+    )
+    for name, short, question, blocks in rows:
+        if prefix and case.name:
+            # The list of sections has the name of each case once.
+            short, question = case.name * (name == "numbers"), f"{case.name}: {question}"
+        yield PageSection(f"{prefix}{name}", short, question, partial(blocks, case, prefix))
 
 
 def _of_sweep(
@@ -251,14 +176,14 @@ def _of_sweep(
     of = f"{sweep.name}: " if prefix else ""
     anchors = {str(load): f"#{prefixes[id(case)]}load" for load, case in zip(sweep.loads, cases, strict=True)}
     question = f"{of}How do throughput and latency change with the load?"
-    blocks = partial(tradeoff.blocks, sweep, prefix, anchors)
+    blocks = partial(compared.tradeoff, sweep, prefix, anchors)
     yield PageSection(f"{prefix}tradeoff", f"{of}Trade-off", question, blocks)
 
     def folds() -> list[Block]:
         return [
             Folded(
                 str(load) if case.is_alone else f"{load}: {case.gate.state}",
-                tuple(block for section in _of_case(case, prefixes[id(case)]) for block in section.blocks()),
+                tuple(block for each in case_sections(case, prefixes[id(case)]) for block in each.blocks()),
                 id=anchors[str(load)][1:],
             )
             for load, case in zip(sweep.loads, cases, strict=True)
@@ -290,10 +215,15 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"cells": cells, "keyed": keyed}
+    environment.globals |= {"cells": cells, "coded": coded, "kind_of": kind_of}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
+
+
+def kind_of(block: Block) -> str:
+    """`table`, `plot`."""
+    return type(block).__name__.lower()
 
 
 def cells(row: Row, columns: Sequence[Column]) -> Markup:
@@ -314,20 +244,9 @@ def cells(row: Row, columns: Sequence[Column]) -> Markup:
     return Markup("".join(parts))  # noqa: S704 every text above is escaped
 
 
-def keyed(sentences: Iterable[str], numbers: Numbers) -> Iterator[Markup]:
-    """The sentences with their numbers, which stand in them in their order, marked by their keys."""
-    for rest in sentences:
-        done, later = Markup(), []
-        for key, text in numbers:
-            # The whole number: 2 req/s is not the end of 2.2 req/s.
-            found = re.search(rf"(?<![\d.,]){re.escape(text)}(?!\d)", rest)
-            if found:
-                shown = Markup('{}{}<span data-key="{}">{}</span>')
-                done, rest = shown.format(done, rest[: found.start()], key, text), rest[found.end() :]
-            else:
-                later.append((key, text))
-        numbers = tuple(later)
-        yield Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(done + escape(rest))))  # noqa: S704 all is escaped
+def coded(sentence: str) -> Markup:
+    """The sentence, its commands set as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(sentence))))  # noqa: S704 all is escaped
 
 
 def _json_in_html(value: object) -> Markup:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import changed, count, duration, number, prefixed, scale_for
-from burstline.reports.page.forecast_tables import score_table
+from burstline.reports.page.estimate_tables import score_table
 from burstline.reports.sentences import say
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import (
@@ -134,7 +133,7 @@ def _bounds(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Table:
     columns = ["Op", "M × N × K", "FLOPs", "Bytes", "FLOP/B", "Ridge", "Bound", *times]
     columns += ["Achieved", "Moved", "Of the step"]
     caption = f"What bounds each op of a typical step of {phase.phase}, on {device.name} in {device.dtype}"
-    return replace(table(caption, columns, rows, text=(0, 6)), id=f"{of}bounds-{phase.phase}")
+    return table(caption, columns, rows, text=(0, 6), id=f"{of}bounds-{phase.phase}")
 
 
 def _shape(op: OpRow) -> str:

@@ -1,23 +1,31 @@
-"""The sections on how a run went: each takes a view and returns the blocks that answer one question."""
+"""The sections on one run: each takes a view and returns the blocks that answer one question."""
 
 from __future__ import annotations
 
+import json
+import math
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
+from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.columns import Floats
-from burstline.measure.stats.figure import Absent, Estimate
-from burstline.reports.blocks import Block, Note, Plot, Side, table
-from burstline.reports.figures import ecdf, run_figures, series
-from burstline.reports.figures.first_screen import Bounds
-from burstline.reports.figures.run_figures import Panel, SeriesLine
-from burstline.reports.model.comparison import QUANTILES, Contender, View
-from burstline.reports.number_format import count, counted, duration, number
+from burstline.measure.record.record import NO_FAILURES, outcome_words
+from burstline.measure.record.summary import PrefixCache
+from burstline.measure.stats.figure import Absent, Estimate, known
+from burstline.reports.blocks import Block, Cell, Command, Folded, Note, Plot, Row, Side, Table, table
+from burstline.reports.figures import ecdf, run_figures
+from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
+from burstline.reports.figures.run_figures import Panel
+from burstline.reports.model.comparison import QUANTILES, Contender, Shown, View
+from burstline.reports.number_format import count, counted, duration, in_brackets, number, scale_for
 from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
 from burstline.reports.page.estimate_tables import (
+    LETTERS,
+    glossary_table,
     group_table,
     headline_latencies,
     latency_table,
@@ -52,12 +60,11 @@ def numbers(view: View) -> list[Block]:
     if not any(isinstance(row.figure, Estimate) for row in summary.cost.rows()):
         unused |= {"cost"}
     tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in unused)
-    after = " after the warm-up" if view.has_warm_up else ""
+    after = " after the warm-up" if known(summary.window.n_warm_up) else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
-    brackets = "; 95% intervals in brackets" if any(figure.low is not None for figure in e2e) else ""
     blocks: list[Block] = [
-        *headline_latencies(view, f"Latency of the {n}{after}{brackets}"),
+        *headline_latencies(view, f"Latency of the {n}{after}{in_brackets(e2e)}"),
         whole_run(summary),
         Side(tables),
         *map(Note, filter(None, [counted_apart(summary)])),
@@ -68,20 +75,16 @@ def numbers(view: View) -> list[Block]:
 
 
 def distributions(
-    contenders: Sequence[Contender], keys: Sequence[str], *metrics: str, prefix: str = "", slos: Bounds = NONE
+    contenders: Sequence[Contender], *metrics: str, prefix: str = "", slos: Bounds = NONE
 ) -> Iterator[Plot]:
-    """The distributions of latencies, with the percentiles that all tables have.
-
-    `keys` begin the keys of each contender's numbers.
-    """
+    """The distributions of latencies, with the percentiles that all tables have."""
     titles = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
     for metric in metrics:
         curves = []
-        for contender, key in zip(contenders, keys, strict=True):
+        for contender in contenders:
             figures = {share: contender.figure("metrics", metric, p) for p, share in QUANTILES.items()}
             known = {share: f for share, f in figures.items() if isinstance(f, Estimate)}
-            curve = ecdf.Curve(contender.label, contender.counted(metric), known, f"{key}metrics.{metric}")
-            curves.append(curve)
+            curves.append(ecdf.Curve(contender.label, contender.counted(metric), known))
         name, label = f"{prefix}{metric}-cdf", title_of(metric)
         plot = ecdf.ecdf(name, titles[metric], label, curves, slos.get(label, {}))
         if plot is not None:
@@ -92,7 +95,7 @@ def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
     contender = Contender(view.manifest.engine, (view,))
-    return side_of(distributions([contender], [""], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
+    return side_of(distributions([contender], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
 
 
 def side_of(distributions: Iterator[Plot], explained: str) -> list[Block]:
@@ -114,16 +117,12 @@ def when(view: View) -> list[Block]:
     first_s = c.first_s[c.ok]
     drained = is_burst(view) and isinstance(view.summary.burst.drain_s, Estimate)
     marks = [(float(first_s.max()), "last first token")] if drained else []
-    most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
-    numbers = (
-        ("timeline.in_flight_max", counted(most, "request")),
-        ("timeline.output_max_tok_per_s", f"{number(fastest)} tok/s"),
-        ("timeline.end_s", duration(end_s)),
+    most, fastest = (next(iter(panel.lines.values())).max() for panel in panels[:2])
+    finding = (
+        f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; the last "
+        f"reply ends after {duration(end_s)}."
     )
-    requests, output, end = (text for _, text in numbers)
-    finding = f"At most {requests} in flight; output peaks at {output}; the last reply ends after {end}."
-    plot = run_figures.timeline(edges, shown, marks, finding, left_out(view, end_s))
-    blocks: list[Block] = [replace(plot, numbers=numbers)]
+    blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, left_out(view, end_s))]
     if missing:
         blocks.append(Note(f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."))
     memory = view.summary.memory.server_peak_bytes
@@ -145,27 +144,24 @@ def _edges(view: View) -> Floats | None:
     end_s = _end_s(view)
     if end_s <= 0:
         return None
-    step_s = series.step(view.columns)
+    step_s = run_figures.step(view.columns)
     most = 200 if step_s <= 0 else int(np.clip(end_s / (3 * step_s), 8, 200))
-    return series.bin_edges(end_s, most)
+    return run_figures.bin_edges(end_s, most)
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:
     telemetry = view.run.watched
 
-    def lines(*wanted: tuple[str, str, str]) -> tuple[SeriesLine, ...]:
-        found = [
-            SeriesLine(label, series.level(telemetry, source, name, edges)) for source, name, label in wanted
-        ]
-        return tuple(line for line in found if np.isfinite(line.values).any())
+    def lines(*wanted: tuple[str, str, str]) -> dict[str, Floats]:
+        found = {label: run_figures.level(telemetry, source, name, edges) for source, name, label in wanted}
+        return {label: values for label, values in found.items() if np.isfinite(values).any()}
 
     devices = ((device, "memory_used_bytes", device) for device in telemetry.devices())
-    in_flight = SeriesLine("in flight", series.in_flight(view.columns, edges))
-    output = SeriesLine("", series.tokens_per_s(view.columns, edges))
+    in_flight = run_figures.in_flight(view.columns, edges)
     return [
-        Panel("Requests", "", (in_flight, *lines(*QUEUE))),
-        Panel("Output tokens", "tok/s", (output,)),
-        Panel("Memory", "bytes", (*(lines(SERVER) or lines(SAID)), *lines(CLIENT, *devices))),
+        Panel("Requests", "", {"in flight": in_flight, **lines(*QUEUE)}),
+        Panel("Output tokens", "tok/s", {"": run_figures.tokens_per_s(view.columns, edges)}),
+        Panel("Memory", "bytes", {**(lines(SERVER) or lines(SAID)), **lines(CLIENT, *devices)}),
         Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", ""))),
     ]
 
@@ -218,3 +214,173 @@ def trust(view: View) -> list[Block]:
     tables = tuple(group_table(groups[name], view.summary, name) for name in shown)
     error = instrument_error(view.summary.instrument)
     return [*([Note(error)] if error else []), *machines(view), Side(tables)]
+
+
+COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}
+"""Counters whose names need an explanation."""
+
+
+def requests(view: View) -> list[Block]:
+    """Every request: as rows in the order of sending, and in a table."""
+    c = view.columns
+    n = len(c)
+    if not n:
+        return [Note("The plan has no requests.")]
+    finding = "none of which succeeded."
+    if c.ok.any():
+        share = f"{np.median(view.latency('ttft')[c.ok] / view.latency('e2e')[c.ok]):.0%}"
+        finding = f"of which the median one spends {share} of its time in queue and prefill."
+    finding = f"{counted(n, 'request')}, {finding}"
+    shown = view.shown
+    evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
+    sent = run_figures.request_rows(c, shown.even, f"Each request{evenly}", finding, ALL_REQUESTS)
+    many = counted(n, "request") if shown.all else f"{len(shown.listed):,} of {n:,} requests"
+    listing = Folded(f"{many} as a table", (_request_table(view),))
+    return [sent or Note("No request was sent and ended."), listing]
+
+
+def _request_table(view: View) -> Table:
+    c = view.columns
+    shown = ("ttft", "tpot", "e2e")
+    latency = [view.latency(name) for name in shown]
+    scales = [scale_for("s", values.tolist()) for values in latency]
+    outcomes, reasons = view.words("outcome"), view.words("finish_reason")
+    titles = ["Request", "Outcome", "Due (s)", "Sent late (ms)"]
+    titles += [f"{title_of(name)} ({scale.unit})" for name, scale in zip(shown, scales, strict=True)]
+    titles += ["Prompt (tok)", "Output (tok)", "Finish"]
+    rows = []
+    for k in view.shown.listed:
+        times = (c.due_s[k], (c.sent_s[k] - c.due_s[k]) * 1e3)
+        spans = (values[k] / scale.divisor for values, scale in zip(latency, scales, strict=True))
+        texts = [f"#{k}", outcomes[k], *map(number, (*times, *spans))]
+        texts += [_count(c.prompt_tok[k]), _count(c.output_tok[k]), _words(reasons[k])]
+        rows.append(Row(tuple(map(Cell, texts)), id=f"r{k}"))
+    words = {0, 1, len(titles) - 1}
+    return table(_listed(view.shown), titles, rows, text=words, sortable=True, id=ALL_REQUESTS)
+
+
+def _listed(shown: Shown) -> str:
+    """The caption of the table of requests: which are in it, and where the others are."""
+    text = "Every planned request in the order of sending"
+    if not shown.all:
+        text = (
+            f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
+            f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest, and those this page "
+            "links to; `burstline report --to DIR` writes all of them as CSV and Parquet"
+        )
+    return f"{text}; ∞ marks a request that failed"
+
+
+def nothing(view: View) -> list[Block]:
+    """The cause, how requests ended, the server's last words."""
+    blocks = failures(view) if len(view.columns) else []
+    if view.log_tail:
+        blocks.append(Command("Last lines of the server's log", "\n".join(view.log_tail), aligned=True))
+    return blocks
+
+
+def failures(view: View) -> list[Block]:
+    """Every outcome with its count and its first example."""
+    outcomes, errors = [str(outcome) for outcome in view.words("outcome")], view.words("error")
+    kinds, index = Counter(outcomes), view.columns.table.column("index").to_pylist()
+    n = len(outcomes)
+    rows: list[list[str | Cell]] = []
+    for kind in sorted(kinds, key=lambda kind: (kind != "ok", -kinds[kind], kind)):
+        first = outcomes.index(kind)
+        example = int(index[first])
+        rows.append([
+            Cell(kind), Cell(outcome_words(kind)), count(kinds[kind]),
+            f"{kinds[kind] / n * 100:.1f}%", Cell(f"#{example}", href=view.shown.href(example)),
+            Cell(_words(errors[first])[:300], tone="wrap"),
+        ])  # fmt: skip
+    lost = sum(k for kind, k in kinds.items() if kind not in NO_FAILURES)
+    text = f"{lost:,} of {n:,} requests failed." if lost else "Nothing failed."
+    columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its error"]
+    return [Note(text), table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5))]
+
+
+def served(view: View) -> list[Block]:
+    """Asked against served lengths, who counted, finish reasons, what a cache spared the server."""
+    c = view.columns
+    lengths = [
+        _length_row("Prompt", c.planned_prompt_tok, c.prompt_tok, view.words("prompt_source")),
+        _length_row("Output", c.planned_output_tok, c.output_tok, view.words("output_source")),
+    ]
+    reasons = Counter("not provided" if reason is None else reason for reason in view.words("finish_reason"))
+    titles = ["Tokens", "Requested", "Served", "As requested", "Counted by"]
+    finish = [[str(reason), count(n)] for reason, n in sorted(reasons.items())]
+    load, audit = view.manifest.load, view.summary.audit
+    return [
+        Side((
+            table("Tokens of a request", titles, lengths, text=(0, 4)),
+            table("Finish reasons", ["Reason", "Requests"], finish),
+        )),
+        *_prefix_cache(view.summary.prefix_cache),
+        *([] if audit is None else [Note(audit_sentence(audit))]),
+        *([] if audit is None else [group_table("Audited replies", view.summary, "audit")]),
+        *([Note(f"{load.warm_up_sentence} Its requests do not count.")] if load and load.warm_up else []),
+    ]  # fmt: skip
+
+
+def _prefix_cache(cache: PrefixCache | None) -> list[Block]:
+    """Prefix-cache hits as expected and as counted; folded where the plan shares nothing."""
+    if cache is None or not (known(cache.infinite_tok) or known(cache.served_tok)):
+        return [Note("The plan shares no prefix, and no prompt token is known to have come from a cache.")]
+    total_tok, n_blocks = known(cache.prompt_tok) or 0.0, {0.25: "¼", 0.5: "½", 1: "1", 2: "2", 4: "4"}
+    lines = [(each.title, each.figure) for each in cache.rows() if each.name != "restarted_s"]
+    sizes = zip(n_blocks.values(), cache.by_size, strict=False)
+    lines += [(f"Curve: {x} × the engine's cache ({s.blocks:,} blocks)", s.hit_tok) for x, s in sizes]
+    shown = table(
+        "Prefix cache",
+        ["Prompt tokens", "Tokens", "Share"],
+        [
+            [title, f"{figure.point:,.0f}", f"{figure.point / total_tok:.1%}" if total_tok else "–"]
+            if isinstance(figure, Estimate)
+            else [title, Cell("–", detail=figure.reason), "–"]
+            for title, figure in lines
+        ],
+    )
+    return (
+        [shown] if known(cache.infinite_tok) else [Folded("Prefix cache: the plan shares nothing", (shown,))]
+    )
+
+
+def _length_row(label: str, asked: Floats, got: Floats, source: Sequence[str | None]) -> list[str]:
+    known = ~np.isnan(got)
+    by = ", ".join(COUNTED_BY.get(name, name) for name in sorted({name for name in source if name}))
+    equal = int((asked[known] == got[known]).sum())
+    return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by or "not counted"]
+
+
+def again(view: View) -> list[Block]:
+    """The commands that repeat the run, the environment, the whole manifest."""
+    manifest = view.manifest
+    blocks: list[Block] = []
+    if manifest.repeat:
+        blocks.append(Command("This sends the same requests at the same times", manifest.repeat))
+    if manifest.server and manifest.server.argv:
+        blocks.append(Command("The server's command line", shlex.join(manifest.server.argv)))
+    if manifest.server:
+        blocks += map(Note, manifest.server.notes)
+    whole = json.dumps(manifest.to_json(), ensure_ascii=False, indent=1)
+    shown = Command("Environment, versions, settings, seeds and limits: manifest.json", whole)
+    return [*blocks, Folded("The whole manifest", (shown,))]
+
+
+def glossary(_: View) -> list[Block]:
+    return [Note(LETTERS), glossary_table()]
+
+
+def _range(values: Floats) -> str:
+    if not len(values):
+        return "–"
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _count(value: float) -> str:
+    return count(value) if math.isfinite(value) else "–"
+
+
+def _words(value: object) -> str:
+    return value if isinstance(value, str) and value else "–"

@@ -10,7 +10,7 @@ from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.quantiles import LEAST_RUNS
 from burstline.measure.stats.significance import MARGIN, Answer, Contrast
 from burstline.measure.verdict.certificate import Printed
-from burstline.reports.blocks import Block, Cell, Column, Findings, Row, Table, table
+from burstline.reports.blocks import Block, Cell, Findings, Table, table
 from burstline.reports.model.comparison import (
     HEADLINES,
     TITLES,
@@ -21,7 +21,7 @@ from burstline.reports.model.comparison import (
     Pair,
     turned,
 )
-from burstline.reports.number_format import ARROWS, counted, number, point, ratio_text, scale_of
+from burstline.reports.number_format import ARROWS, counted, in_brackets, number, point, ratio_text, scale_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import say
 
@@ -114,7 +114,7 @@ def side_by_side(case: Case) -> Table:
         if is_noise_known:
             text, key = "" if noise is None else f"{noise:.1%}", case.key("noise", headline.path)
             cells.append(Cell(text, key=key, unit="%"))
-        rows.append(Row(tuple(cells)))
+        rows.append(cells)
     titles = [*case.labels, *(f"{one} vs {other}" for (one, other), _ in pairs)]
     titles += ["A/A noise"] if is_noise_known else []
     notes = list(remarks(list(case.contrasts.values())))
@@ -122,21 +122,10 @@ def side_by_side(case: Case) -> Table:
         notes.append(say("words.best"))
     if is_noise_known:
         notes.append(say("words.noise"))
-    return Table(
-        f"{case.name or 'Side by side'}{': 95% intervals in brackets' if _has_intervals(case) else ''}",
-        (Column("Number", False), Column("Unit", False), *map(Column, titles)),
-        tuple(rows),
-        remark=" ".join(notes),
-    )
-
-
-def _has_intervals(case: Case) -> bool:
-    """Whether any number or ratio of the table has an interval."""
-    figures = (contender.figure(*headline.path) for contender in case.contenders for headline in HEADLINES)
-    ratios = (c.ratio for found in case.contrasts.values() for c in found.values() if isinstance(c, Contrast))
-    return any(isinstance(f, Estimate) and f.low is not None for f in figures) or any(
-        None not in (ratio.low, ratio.high) for ratio in ratios
-    )
+    figures = [contender.figure(*headline.path) for contender in case.contenders for headline in shown]
+    ratios = [c.ratio for found in case.contrasts.values() for c in found.values() if isinstance(c, Contrast)]
+    caption = f"{case.name or 'Side by side'}{in_brackets([*figures, *ratios])}"
+    return table(caption, ["Number", "Unit", *titles], rows, text=(0, 1), remark=" ".join(notes))
 
 
 def _noise(case: Case, headline: Headline) -> float | None:
@@ -173,9 +162,13 @@ def _against(contrast: Contrast | Absent | None, headline: Headline, key: str) -
     times = times_of(contrast, headline.title, headline.better)
     detail = " ".join(filter(None, (times.interval, contrast.answer)))
     if times.interval and contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
-        share = contrast.detectable
-        detail += f"; can detect {f'{share:.0%}' if share < 1 else f'{number(1 + min(share, 999))}×'}"
+        detail += f"; can detect {detectable(contrast.detectable)}"
     return Cell(times.text, detail=detail, key=key, unit=times.word)
+
+
+def detectable(share: float) -> str:
+    """The least difference that would be detected: `7%`, `2.76×`."""
+    return f"{share:.0%}" if share < 1 else f"{number(1 + min(share, 999))}×"
 
 
 def beside_others(comparison: Comparison) -> list[Block]:

@@ -11,7 +11,7 @@ from burstline.measure.metrics.definitions import METRICS
 from burstline.measure.metrics.slo import WHOLE_RUN, Goal, parse_goal
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate, Figure, inverse
-from burstline.reports.blocks import MARKS, Cell, Column, Row, Table
+from burstline.reports.blocks import MARKS, Cell, Table, table
 from burstline.reports.model.comparison import OUTPUT
 from burstline.reports.model.sweep_load import KINDS
 from burstline.reports.model.sweeps import Point, Sweep
@@ -49,7 +49,7 @@ def slos_words(texts: Iterable[str]) -> str:
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Highest output that meets all SLOs: vllm 90 tok/s at 8 req/s, 1.5x higher than tgi (60 tok/s at ...).`
+    """`Highest output that meets all SLOs: 90 tok/s at 8 req/s with vllm, 1.5x higher than tgi (...).`
 
     Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
     """
@@ -58,18 +58,13 @@ def best_loads(sweep: Sweep) -> str:
     if not known:
         return say("sweep.none", labels=" or ".join(without)) if sweep.goals else ""
     first, *others = known
-    parts = [f"{first.label} {_told(first, sweep)}"]
+    parts = [f"{_told(first, sweep)} with {first.label}"]
     for at in others:
         times = f"{number(first.output_point / at.output_point)}x higher than " if at.output_point else ""
         parts.append(f"{times}{at.label} ({_told(at, sweep)})")
     what = say("sweep.best") if sweep.goals else _of_which_loads(sweep, known)
     lacking = f"; {' and '.join(without)} at no load" if without and sweep.goals else ""
     return f"{what}: {', '.join(parts)}{lacking}."
-
-
-def best_numbers(sweep: Sweep) -> list[tuple[str, str]]:
-    """The outputs in this sentence, by their key."""
-    return [(output_key(at, sweep), _output(at, sweep)) for at in _best(sweep)]
 
 
 def _best(sweep: Sweep) -> list[Point]:
@@ -162,11 +157,7 @@ def _loads(points: Sequence[Point]) -> str:
 
 
 def _told(at: Point, sweep: Sweep) -> str:
-    return f"{_output(at, sweep)} at {at.load}"
-
-
-def _output(at: Point, sweep: Sweep) -> str:
-    return f"{point(at.output, Scale(1.0, 'tok/s'))} {sweep.output_unit}"
+    return f"{point(at.output, Scale(1.0, 'tok/s'))} {sweep.output_unit} at {at.load}"
 
 
 def _highest(points: Sequence[Point]) -> Point | None:
@@ -279,11 +270,10 @@ def remarks(sweep: Sweep) -> list[str]:
 def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
     """Every load of every contender; loads that `anchors` knows link there."""
     costs = [(cost, cost.scale(sweep.points)) for cost in costs_of(sweep)]
-    columns = [Column(title, numeric=False) for title in (KINDS[sweep.kind][0], "Contender")]
-    columns += [Column(f"{sweep.output_title} ↑")]
-    columns += [Column(f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}") for cost, scale in costs]
-    columns += [Column("SLOs", numeric=False)] if sweep.goals else []
-    columns += [Column("Reliable?", numeric=False)]
+    columns = [KINDS[sweep.kind][0], "Contender", f"{sweep.output_title} ↑"]
+    columns += [f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}" for cost, scale in costs]
+    words = (0, 1, len(columns), len(columns) + 1)
+    columns += ["SLOs", "Reliable?"] if sweep.goals else ["Reliable?"]
     rows = []
     for at in sorted(sweep.points, key=lambda at: at.load):
         load = str(at.load)
@@ -296,8 +286,8 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
         if sweep.goals:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
             cells.append(Cell(result, detail=slos_words(at.missed)))
-        rows.append(Row((*cells, Cell(", ".join(at.doubts) or "yes"))))
-    return Table("Every load; 95% intervals in brackets", tuple(columns), tuple(rows), sortable=True)
+        rows.append([*cells, Cell(", ".join(at.doubts) or "yes")])
+    return table("Every load; 95% intervals in brackets", columns, rows, text=words, sortable=True)
 
 
 def sweep_json(sweep: Sweep) -> dict[str, Any]:
