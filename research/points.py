@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration, load_calibration, with_host
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.ops import Op
 from burstline.roofline.model.parallel import Parallel

@@ -20,15 +20,15 @@ from typing import Any, Final
 import orjson
 
 from burstline import __version__
+from burstline.cores import BLAS_THREADS, KEEPS_MEMORY
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.cpu_calibration import path_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.measure.record.run_writer import RunDir
-from burstline.roofline.calibrate.cores import BLAS_THREADS, KEEPS_MEMORY
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
-from burstline.roofline.errors import RooflineError
 
 NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
 """The variable that leaves a run's measurement of the CPU out, as --no-calibrate does."""

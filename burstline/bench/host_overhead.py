@@ -21,13 +21,13 @@ from burstline.bench.fire import fire
 from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
+from burstline.errors import RooflineError
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline_input import seen_in, setup_of, step_of, timed_ops
 from burstline.measure.record.columns import Floats
 from burstline.measure.record.rundir import Run
 from burstline.roofline.device.calibration import Calibration, HostFit
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS

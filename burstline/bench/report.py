@@ -11,6 +11,7 @@ import orjson
 
 from burstline.console import exit_codes
 from burstline.console.terminal import show
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import TRACES, write_bytes, write_json
 from burstline.machine.cpu_calibration import throw_away
 from burstline.machine.forecast import forecast_load, read_forecast, scored
@@ -29,7 +30,6 @@ from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.replies import misread, replies_differ
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.forecast import Forecast, NoForecast
 from burstline.roofline.profile.attribute import Profile, profile_of
 from burstline.roofline.profile.compare import compare

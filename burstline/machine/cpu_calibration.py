@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from burstline import __version__
+from burstline.errors import RooflineError, parse_toml
 from burstline.machine import host_facts
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.manifest import Manifest
@@ -23,7 +24,6 @@ from burstline.roofline.device.calibration import (
     read_device_file,
 )
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import read_config
 from burstline.servers.host.control_group import usable_cores

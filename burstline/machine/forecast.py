@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.hints import DEVICE_FILE
 from burstline.machine.roofline_input import limits_of, setup_of
@@ -21,7 +22,6 @@ from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.typed_json import MismatchError, from_json, to_json
 from burstline.measure.stats.figure import Estimate
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.forecast import Forecast, NoForecast, PlannedLoad, Score, predicted_figures
 from burstline.roofline.predict.simulate import Asked, Limits
 from burstline.roofline.reconcile.inputs import Setup

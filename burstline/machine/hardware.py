@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from burstline.errors import RooflineError, parse_toml
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cores_of, kept
@@ -22,7 +23,6 @@ from burstline.measure.record.manifest import HardwareFacts, Manifest, ServerFac
 from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.checkpoint import config_file, held_by, quant_of
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS

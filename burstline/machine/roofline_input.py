@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from burstline.errors import RooflineError
 from burstline.machine.hints import DEVICE_FILE, Stated
 from burstline.measure.record.columns import Columns
 from burstline.measure.record.manifest import HardwareFacts
 from burstline.measure.record.rundir import Run
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.checkpoint import DTYPES, holding, quant_of
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel

@@ -28,6 +28,7 @@ from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
@@ -38,7 +39,6 @@ from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel

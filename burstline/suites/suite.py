@@ -16,10 +16,10 @@ from burstline.bench.limit import check_limit
 from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
+from burstline.errors import parse_toml, read_small
 from burstline.measure.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.roofline.errors import parse_toml, read_small
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings

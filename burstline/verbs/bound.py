@@ -12,12 +12,12 @@ import numpy as np
 
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
+from burstline.errors import RooflineError
 from burstline.machine.hardware import config_at, device_text
 from burstline.reports.formats.bound_text import compared, told
 from burstline.reports.formats.text import text
 from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant

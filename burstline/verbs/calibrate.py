@@ -9,6 +9,7 @@ from pathlib import Path
 from burstline.bench import host_overhead
 from burstline.bench.calibration import measured
 from burstline.console import exit_codes
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.cpu_calibration import path_of, read_kept
 from burstline.machine.hardware import config_at
@@ -22,7 +23,6 @@ from burstline.roofline.device.calibration import (
     shared,
 )
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.servers.host.control_group import usable_cores
 
 

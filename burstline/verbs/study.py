@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from burstline.console import exit_codes
+from burstline.errors import RooflineError
 from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import Device, load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.shapes import ELEMENT_BYTES
 from burstline.roofline.training.memory import training_memory

@@ -11,6 +11,7 @@ import pytest
 
 from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
+from burstline.errors import RooflineError
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
@@ -24,7 +25,6 @@ from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_config
 from burstline.servers.identity import Identity
 from burstline.workloads.spec import LoadSpec

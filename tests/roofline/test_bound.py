@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Device, Level, Link, load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, matmul, ops
 from burstline.roofline.model.parallel import Parallel

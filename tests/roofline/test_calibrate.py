@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from burstline.bench.calibration import calibrate_pinned
+from burstline.errors import RooflineError
 from burstline.roofline.calibrate.measurements import calibrate, levels_of
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
 from burstline.roofline.device.calibration import cached_file, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_config, load_model
 from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.parallel import Parallel

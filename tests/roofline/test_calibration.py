@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
@@ -17,7 +18,6 @@ from burstline.roofline.device.calibration import (
     with_host,
 )
 from burstline.roofline.device.device import bundled_devices, load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.ops import Step, matmul, ops
 from burstline.roofline.model.parallel import Parallel

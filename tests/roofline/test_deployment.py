@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import HostFit, shared, stack_host, with_host
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Quant

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.checkpoint import quant_of
 from burstline.roofline.model.families import FAMILIES, read_config
 from burstline.roofline.model.ops import Step, ops

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, experts_hit, matmul, ops
 from burstline.roofline.model.parallel import Parallel

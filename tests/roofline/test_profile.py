@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.reports.page.roofline_section import profiled
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burstline.cli import main
+from burstline.errors import RooflineError
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Link, load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape

@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
+from burstline.errors import RooflineError
 from burstline.roofline.calibrate.fitting import fitted, spread_of
 from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
 from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, shared
 from burstline.roofline.device.device import Device, Level
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
 from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 

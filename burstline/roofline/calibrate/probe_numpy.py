@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from burstline.roofline.calibrate.cores import Cores
+from burstline.cores import Cores
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]

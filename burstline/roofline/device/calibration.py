@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from burstline.errors import RooflineError, parse_toml, read_small
 from burstline.roofline.device.device import Device, Level, Link, read_device
-from burstline.roofline.errors import RooflineError, parse_toml, read_small
 from burstline.roofline.model.step import Step
 
 

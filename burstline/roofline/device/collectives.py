@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.device import Link
-from burstline.roofline.errors import RooflineError
 
 Algorithm = Literal["ring", "tree", "in_switch", "flat"]
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.roofline.errors import RooflineError, parse_toml, read_small
+from burstline.errors import RooflineError, parse_toml, read_small
 from burstline.suggest import hint
 
 Limit = Literal["compute", "memory", "latency", "communication"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burstline.roofline.errors import RooflineError, read_small
+from burstline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 from burstline.roofline.model.checkpoint import DTYPES, config_file, held_by, json_object, quant_of, text_part
 from burstline.roofline.model.shapes import (
     QUANTS,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 from burstline.roofline.model.shapes import Attention, Dense, ModelShape, Moe
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 
 # Stored bytes of one element, scales apart.
 ELEMENT_BYTES: Mapping[str, float] = {

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 
 Ints = npt.NDArray[np.int64]
 Phase = Literal["prefill", "decode"]

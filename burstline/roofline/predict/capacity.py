@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.parallel import Parallel, check_parallel
 from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, classify_step
 from burstline.roofline.predict.predict import Clock, Deployment, Prediction, differing, host_seconds

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.scheduler import Asked, Batch, Ints, Limits, Work, check
 

@@ -15,7 +15,7 @@ from itertools import combinations, pairwise, permutations
 from pathlib import Path
 from typing import Final
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import Attention, ModelShape
 from burstline.roofline.profile.composition import Group, composition

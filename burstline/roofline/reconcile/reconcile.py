@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
 from burstline.roofline.predict.deployment import host_sentence

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.parallel import Parallel, check_parallel
 from burstline.roofline.model.shapes import QUANTS, Attention, Dense, ModelShape, Quant
 from burstline.roofline.training.sharding import Sharding, zero

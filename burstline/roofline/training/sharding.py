@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Link
-from burstline.roofline.errors import RooflineError
 
 When = Literal["forward", "backward", "step"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import Histogram
 
-from burstline.roofline.calibrate.cores import yield_to_others
+from burstline.cores import yield_to_others
 from burstline.servers.reference.kv import KVCache
 from burstline.servers.reference.model import GEMMS, Chunk, Transformer
 from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from burstline.roofline.calibrate.cores import Cores
+from burstline.cores import Cores
 from burstline.servers.reference.kv import Index, KVCache
 from burstline.servers.reference.weights import Array, ModelConfig, Weights
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 import uvicorn
 
-from burstline.roofline.calibrate.cores import Cores
+from burstline.cores import Cores
 from burstline.servers.reference import tokenizer
 from burstline.servers.reference.api import Api
 from burstline.servers.reference.completions import BodyReader
