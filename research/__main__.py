@@ -18,7 +18,7 @@ import numpy as np
 
 from burstline.console import exit_codes
 from burstline.errors import RooflineError
-from burstline.roofline.calibrate.fitting import fitted
+from burstline.roofline.calibrate.measurements import fitted
 from burstline.roofline.device.calibration import Constants, load_calibration, shared, stack_host
 from burstline.roofline.predict.kernels import Amounts
 from research.kernels import Table, beaten, read_tables

@@ -22,8 +22,17 @@ from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.training.memory import training_memory
-from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, Kernels, Recipe
-from burstline.roofline.training.sharding import Sharding, State, zero
+from burstline.roofline.training.recipe import (
+    EAGER,
+    FOUNDRY,
+    FUSED,
+    MEGATRON,
+    Kernels,
+    Recipe,
+    Sharding,
+    State,
+    zero,
+)
 from burstline.roofline.training.step import TrainingStep, training_step
 from burstline.verbs import study
 from burstline.verbs.study import HOST_MS, WIDER, given_of, largest_micro_batch, recipe_of, without_p2p

@@ -33,7 +33,7 @@ from burstline.reports.page.digest import headline
 from burstline.roofline.predict.forecast import Forecast, NoForecast
 from burstline.roofline.profile.attribute import Profile, profile_of
 from burstline.roofline.profile.compare import compare
-from burstline.roofline.profile.composition import SentRequest, first_difference
+from burstline.roofline.profile.trace import SentRequest, first_difference
 from burstline.roofline.reconcile.reconcile import reconcile
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled, Profiled, Reconciliation
 from burstline.servers.engine import Engine

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from burstline.bench import host_overhead
-from burstline.bench.calibration import measured
+from burstline.bench.calibration import host_of, measured
 from burstline.console import exit_codes
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
@@ -108,7 +107,7 @@ def _check_out(out: Path) -> None:
 def _from_run(run: Run, out: Path | None) -> int:
     """Keep the run's device file with the host of its engine."""
     try:
-        host = host_overhead.host_of(run)
+        host = host_of(run)
     except RooflineError as why:
         raise RooflineError(f"{run.path}: {why}") from why
     if host is None:

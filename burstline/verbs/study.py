@@ -16,8 +16,18 @@ from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.shapes import ELEMENT_BYTES
 from burstline.roofline.training.memory import training_memory
-from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, Recipe, Recompute
-from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
+from burstline.roofline.training.recipe import (
+    EAGER,
+    FOUNDRY,
+    FUSED,
+    MEGATRON,
+    Recipe,
+    Recompute,
+    Sharding,
+    three_level,
+    zero,
+    zero_plus_plus,
+)
 from burstline.roofline.training.step import TrainingStep, training_step
 from burstline.workloads.options import flag_of
 

@@ -20,7 +20,7 @@ from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import COMMUNICATION, UNKNOWN, profile_of
 from burstline.roofline.profile.compare import NO_OPERATOR, compare
-from burstline.roofline.profile.composition import Group, SentRequest, composition, first_difference
+from burstline.roofline.profile.trace import Group, SentRequest, composition, first_difference
 from burstline.roofline.reconcile.inputs import Setup
 
 MODEL = load_model("reference")[0]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burstline.errors import RooflineError
-from burstline.roofline.predict.scheduler import Batch
-from burstline.roofline.predict.simulate import Asked, Limits, simulate
+from burstline.roofline.predict.simulate import Asked, Batch, Limits, simulate
 from burstline.servers.reference.kv import BlockPool
 from burstline.servers.reference.scheduler import Scheduler, Sequence
 

@@ -20,8 +20,16 @@ from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.training.memory import first_stage, layer_activation_bytes, training_memory
-from burstline.roofline.training.recipe import EAGER, MEGATRON, Kernels, Recipe
-from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
+from burstline.roofline.training.recipe import (
+    EAGER,
+    MEGATRON,
+    Kernels,
+    Recipe,
+    Sharding,
+    three_level,
+    zero,
+    zero_plus_plus,
+)
 from burstline.roofline.training.step import training_step
 from burstline.verbs import study
 from research import training

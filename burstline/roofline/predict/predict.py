@@ -17,8 +17,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
-from burstline.roofline.predict.differences import difference
-from burstline.roofline.predict.kernels import Work, op_s, parts
+from burstline.roofline.predict.kernels import Work, difference, op_s, parts
 
 _UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
 MEASURED = "measured shape"

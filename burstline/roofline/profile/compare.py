@@ -18,7 +18,7 @@ from burstline.roofline.profile.attribute import (
     Profile,
     ProfiledStep,
 )
-from burstline.roofline.profile.composition import Group
+from burstline.roofline.profile.trace import Group
 from burstline.roofline.reconcile.impossible import Check, judged
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import device_facts, look, phase_row, timed_products
