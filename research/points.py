@@ -26,7 +26,7 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.capacity import room
-from burstline.roofline.predict.predict import Deployment, host_seconds, predict_step, step_seconds
+from burstline.roofline.predict.predict import Deployment, host_seconds, predict_step
 from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simulate
 
 Row = Mapping[str, str]
@@ -261,7 +261,7 @@ class Trace:
         seconds = []
         for step, found in zip(self.steps, self.ops, strict=True):
             predictions = predict_step(found, device, known)
-            seconds.append(step_seconds(predictions, host_seconds(step, predictions, known)))
+            seconds.append(sum(p.seconds for p in predictions) + host_seconds(step, predictions, known))
         figures = {name: self.rest_s[name] + float(np.dot(w, seconds)) for name, w in self.weights.items()}
         if "throughput" in figures:
             figures["throughput"] = 1 / figures["throughput"]

@@ -237,7 +237,7 @@ def _slowness(log: Log, deployment: Deployment, calibration: Calibration) -> flo
         step = step_of(row["new_tok"], row["context_tok"], row["n_logits"])
         timed = timed_ops(row)
         names = {name for joined in timed for name in joined.split("+")}
-        predictions = deployment.predict(step, calibration)
+        predictions = deployment.predict(step, calibration).predictions
         predicted_s = sum(each.seconds for each in predictions if each.op.name in names)
         found.append(min(1.0, cpu_ns[k] / wall_ns[k]) * sum(timed.values()) / predicted_s)
     return float(np.median(found)) if found else 1.0

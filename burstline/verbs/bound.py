@@ -24,8 +24,6 @@ from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
 from burstline.roofline.predict import capacity
 from burstline.roofline.predict.capacity import BLOCK_TOK, Room, check_batch, kv_bytes, largest_batch, room
 from burstline.roofline.predict.deployment import (
-    Line,
-    PhaseBound,
     UniformBatch,
     decode_curve,
     host_sentence,
@@ -34,7 +32,7 @@ from burstline.roofline.predict.deployment import (
     phase_bounds,
     ridge_tok,
 )
-from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.profile.attribute import profile_of
 from burstline.roofline.profile.compare import compare
@@ -220,14 +218,12 @@ def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: C
     }
 
 
-def _answer(deployment: Deployment, asked: UniformBatch, phases: Mapping[str, PhaseBound]) -> dict[str, Any]:
+def _answer(deployment: Deployment, asked: UniformBatch, phases: Mapping[str, StepTimes]) -> dict[str, Any]:
     """The limit of each phase, and the tokens per step from which its products are compute-bound."""
     decode = phases.get("decode")
-    attention = [
-        line.bound.limit for line in (decode.lines if decode else ()) if line.bound.op.kind == "attention"
-    ]
+    attention = [p.bound.limit for p in (decode.predictions if decode else ()) if p.op.kind == "attention"]
     return {
-        "limits": {name: phase.limit() for name, phase in phases.items()},
+        "limits": {name: phase.limit for name, phase in phases.items()},
         "ridge_tok": ridge_tok(deployment),
         "attention_memory_bound": bool(attention) and set(attention) == {"memory"},
         "context_tok": asked.mean_context_tok,
@@ -354,7 +350,7 @@ def _device_facts(device: Device) -> dict[str, Any]:
     }
 
 
-def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
+def _phase_facts(phase: StepTimes, device: Device) -> dict[str, Any]:
     return {
         "n_steps": phase.n_steps,
         "ceiling_s": phase.ceiling_s,
@@ -363,13 +359,13 @@ def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
         "kernels_range_s": phase.ends_s,
         "differs": phase.differs,
         "host_s": phase.host_s,
-        "bound": phase.limit(),
-        "ops": [_op_facts(line, phase, device) for line in phase.lines],
+        "bound": phase.limit,
+        "ops": [_op_facts(p, phase, device) for p in phase.predictions],
     }
 
 
-def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
-    op, total = line.bound.op, sum(other.seconds for other in phase.lines)
+def _op_facts(p: Prediction, phase: StepTimes, device: Device) -> dict[str, Any]:
+    op, total = p.op, sum(other.seconds for other in phase.predictions)
     return {
         "op": op.name,
         "kind": op.kind,
@@ -382,12 +378,12 @@ def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
         "bytes": op.count * (op.bytes or op.link_bytes),
         "intensity": op.intensity,
         "ridge": device.ridge(op.dtype) if op.flops else None,
-        "bound": line.limit,
-        "level": line.bound.level,
-        "ideal_us": line.bound.seconds * 1e6,
-        "predicted_us": line.seconds * 1e6,
-        "by": line.prediction.by if line.prediction else (),
-        "share": line.seconds / total if total else 0.0,
+        "bound": p.limit,
+        "level": p.bound.level,
+        "ideal_us": p.bound.seconds * 1e6,
+        "predicted_us": p.seconds * 1e6,
+        "by": p.by,
+        "share": p.seconds / total if total else 0.0,
     }
 
 

@@ -75,7 +75,7 @@ def test_a_burst_on_a_machine_that_is_slower_than_when_it_was_calibrated_gives_t
         *(SimpleNamespace(op=SimpleNamespace(name=name), seconds=1e-6) for name in ("attention", "lm_head")),
     ]
     logged = slow | {"attention_ns": [1700] * 112, "lm_head_ns": [1700] * 112}
-    found = _slowness(logged, SimpleNamespace(predict=lambda *_: each), None)
+    found = _slowness(logged, SimpleNamespace(predict=lambda *_: SimpleNamespace(predictions=each)), None)
     assert found == pytest.approx(1.7)
     assert fit_of(slow, kernels_s, found).token_s == pytest.approx(TOKEN_NS / 1e9, rel=0.02)
 

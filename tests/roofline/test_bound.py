@@ -15,7 +15,7 @@ from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, matmul, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
-from burstline.roofline.predict.bound import ceiling, ceilings, classify, classify_step, working_set_bytes
+from burstline.roofline.predict.bound import ceiling, ceilings, classify, working_set_bytes
 from burstline.roofline.predict.capacity import (
     check_batch,
     kv_bytes,
@@ -121,13 +121,6 @@ def test_launches_bind_an_op_when_they_take_half_its_time():
     assert classify(bound) == "memory"
     assert classify(bound, floor_s=bound.seconds) == "latency"
     assert classify(bound, floor_s=0.99 * bound.seconds) == "memory"
-
-
-def test_a_step_is_bound_by_its_largest_class_the_host_or_the_cache():
-    parts = [("compute", 1.0), ("memory", 0.7), ("memory", 0.6)]
-    assert classify_step(parts) == "memory"
-    assert classify_step(parts, host_s=2.4) == "host"
-    assert classify_step(parts, n_refused=3) == "KV admission"
 
 
 @given(st.sampled_from(["a100", "h100", "b200", "l4"]), st.integers(1, 4096), st.integers(1, 64))

@@ -13,14 +13,13 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.deployment import (
-    PhaseBound,
     UniformBatch,
     latency_ends_s,
     latency_s,
     phase_bounds,
 )
 from burstline.roofline.predict.forecast import PlannedLoad, predicted_figures
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes
 from burstline.roofline.predict.simulate import Asked, Limits
 
 DECODE = UniformBatch(8, 1, 2)
@@ -31,8 +30,8 @@ def deployment(model: str, device: str, quant: str | None, **ranks: int) -> Depl
 
 
 def found(on: Deployment, step: Step, name: str) -> Prediction:
-    predictions = on.predict(step, with_host(load_calibration(on.device)))
-    return next(p for p in predictions if p.op.name == name)
+    times = on.predict(step, with_host(load_calibration(on.device)))
+    return next(p for p in times.predictions if p.op.name == name)
 
 
 def one_us(model: str, device: str, quant: str, step: Step, name: str, **ranks: int) -> float:
@@ -40,7 +39,7 @@ def one_us(model: str, device: str, quant: str, step: Step, name: str, **ranks: 
     return prediction.seconds / prediction.op.count * 1e6
 
 
-def decode(on: Deployment, batch: int, context_tok: int) -> dict[str, PhaseBound]:
+def decode(on: Deployment, batch: int, context_tok: int) -> dict[str, StepTimes]:
     asked = UniformBatch(batch, context_tok - 1, 2)
     phases = phase_bounds(on, asked, with_host(load_calibration(on.device)))
     return {"decode": phases["decode"]}
@@ -183,7 +182,7 @@ def test_each_stage_decodes_a_micro_batch_of_its_own():
     whole, split = (
         decode(deployment("llama-3.1-70b", "h100", "fp8", pp=pp), 64, 4000)["decode"] for pp in (1, 4)
     )
-    rows = {line.bound.op.m for line in split.lines if line.bound.op.name == "gate_up"}
+    rows = {p.op.m for p in split.predictions if p.op.name == "gate_up"}
     assert rows == {16}
     assert split.predicted_s < whole.predicted_s
 

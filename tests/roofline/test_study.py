@@ -74,5 +74,5 @@ def test_each_generation_is_faster():
     }
     latencies = [latency_s(of) for of in phases.values()]
     assert latencies == sorted(latencies, reverse=True)
-    assert phases["a100-sxm4-80g"]["prefill"].limit() == "compute"
-    assert phases["h100-sxm5-80g"]["prefill"].limit() == "memory"
+    assert phases["a100-sxm4-80g"]["prefill"].limit == "compute"
+    assert phases["h100-sxm5-80g"]["prefill"].limit == "memory"

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from burstline.roofline.device.collectives import collective_s
 from burstline.roofline.device.device import Device, Limit
 from burstline.roofline.model.ops import Op
-
-StepLimit = Literal["compute", "memory", "latency", "communication", "host", "KV admission"]
 
 # A working set past this many times a cache's size gets no credit for what the cache might keep: on measured
 # tables (H100, A100, L40S; six rotating weight copies) a single product beyond it beat main memory's ceiling.
@@ -100,19 +97,3 @@ def classify(bound: Bound, floor_s: float = 0.0, seconds: float | None = None) -
     if bound.op.kind != "collective" and floor_s > 0 and floor_s >= seconds / 2:
         return "latency"
     return bound.limit
-
-
-def classify_step(
-    seconds_by_limit: Iterable[tuple[Limit, float]], host_s: float = 0.0, n_refused: int = 0
-) -> StepLimit:
-    """A step's limit: host where that takes longer than the device; KV admission where requests
-    wait (`n_refused`) because the cache is full; else the class of ops that takes most of the time.
-    """
-    total: dict[Limit, float] = {}
-    for limit, seconds in seconds_by_limit:
-        total[limit] = total.get(limit, 0.0) + seconds
-    if host_s > sum(total.values()):
-        return "host"
-    if n_refused > 0:
-        return "KV admission"
-    return max(total, key=lambda limit: total[limit])

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
-from burstline.roofline.device.device import Limit
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, classify_step
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction, differing, host_seconds
+from burstline.roofline.predict.bound import ceiling
+from burstline.roofline.predict.predict import Clock, Deployment, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,81 +52,22 @@ class UniformBatch:
         return steps
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One op of a phase: its bound, and what the constants predict, where there are any."""
-
-    bound: Bound
-    prediction: Prediction | None
-
-    @property
-    def seconds(self) -> float:
-        """As predicted, the ceiling where nothing is."""
-        return self.prediction.seconds if self.prediction else self.bound.seconds
-
-    @property
-    def limit(self) -> Limit:
-        """What limits the op, launches counted where it is known what they cost."""
-        return self.prediction.limit if self.prediction else self.bound.limit
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseBound:
-    """One step of a phase, on one device. `n_steps` is how often the request runs it."""
-
-    lines: tuple[Line, ...]
-    n_steps: int
-    host_s: float
-
-    @property
-    def ceiling_s(self) -> float:
-        return sum(line.bound.seconds for line in self.lines)
-
-    @property
-    def predicted_s(self) -> float:
-        return sum(line.seconds for line in self.lines) + self.host_s
-
-    @property
-    def range_s(self) -> tuple[float, float]:
-        """Between which four of five measured cases lie, if all ops err together."""
-        known = [line.prediction for line in self.lines if line.prediction]
-        return sum(p.low_s for p in known) + self.host_s, sum(p.high_s for p in known) + self.host_s
-
-    @property
-    def ends_s(self) -> tuple[float, float]:
-        """The least and the most with published kernels, where those differ; else as predicted, twice."""
-        ends = [line.prediction.ends_s if line.prediction else (line.seconds,) * 2 for line in self.lines]
-        low, high = map(sum, zip(*ends, strict=True))
-        return low + self.host_s, high + self.host_s
-
-    @property
-    def differs(self) -> list[str]:
-        """Whose kernels differ, each once."""
-        return differing(line.prediction for line in self.lines if line.prediction)
-
-    def limit(self) -> StepLimit:
-        """The class of ops that takes most of the step, or the host."""
-        return classify_step(((line.limit, line.seconds) for line in self.lines), self.host_s)
-
-
 def phase_bounds(
     deployment: Deployment, asked: UniformBatch, calibration: Calibration | None = None
-) -> dict[str, PhaseBound]:
+) -> dict[str, StepTimes]:
     """Each phase of `asked`, op by op."""
-    phases = {}
-    for name, (step, n_steps) in asked.steps(deployment.parallel.pp).items():
-        predictions = deployment.predict(step, calibration)
-        lines = tuple(Line(p.bound, p if calibration else None) for p in predictions)
-        phases[name] = PhaseBound(lines, n_steps, host_seconds(step, predictions, calibration))
-    return phases
+    return {
+        name: replace(deployment.predict(step, calibration), n_steps=n_steps)
+        for name, (step, n_steps) in asked.steps(deployment.parallel.pp).items()
+    }
 
 
-def latency_s(phases: Mapping[str, PhaseBound], *, ceiling: bool = False) -> float:
+def latency_s(phases: Mapping[str, StepTimes], *, ceiling: bool = False) -> float:
     """Seconds from the request to its last token, as predicted or at the ceiling."""
     return sum(p.n_steps * (p.ceiling_s if ceiling else p.predicted_s) for p in phases.values())
 
 
-def latency_ends_s(phases: Mapping[str, PhaseBound]) -> tuple[float, float]:
+def latency_ends_s(phases: Mapping[str, StepTimes]) -> tuple[float, float]:
     """The same with the fastest and the slowest published kernels."""
     low, high = (sum(p.n_steps * p.ends_s[i] for p in phases.values()) for i in (0, 1))
     return low, high

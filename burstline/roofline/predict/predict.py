@@ -3,7 +3,7 @@
 A `Clock` does the same for a model many thousand times over, as a simulation needs it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,11 +84,6 @@ def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibratio
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
-def differing(predictions: Iterable[Prediction]) -> list[str]:
-    """Whose published kernels differ in these, each once."""
-    return list(dict.fromkeys(p.differs for p in predictions if p.differs))
-
-
 def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Calibration | None) -> float:
     """What the serving stack's host adds to a step of these ops.
 
@@ -98,12 +93,59 @@ def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Cal
     if calibration is None or calibration.host is None:
         return 0.0
     n_launches = sum(p.op.count * max(1.0, p.op.n_ranks / 2) for p in predictions)
-    return calibration.host.seconds(step, n_launches, step_seconds(predictions))
+    return calibration.host.seconds(step, n_launches, sum(p.seconds for p in predictions))
 
 
-def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:
-    """Ops run one after another; the host's part is not hidden."""
-    return sum(prediction.seconds for prediction in predictions) + host_s
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step on one device: its ops, one after another, and what the host adds, which is not hidden.
+
+    `n_steps` is how often a request runs it.
+    """
+
+    predictions: tuple[Prediction, ...]
+    host_s: float
+    n_steps: int = 1
+
+    @property
+    def ceiling_s(self) -> float:
+        return sum(p.bound.seconds for p in self.predictions)
+
+    @property
+    def predicted_s(self) -> float:
+        return sum(p.seconds for p in self.predictions) + self.host_s
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Between which four of five measured cases lie, if all ops err together."""
+        low, high = (sum(ends) for ends in zip(*((p.low_s, p.high_s) for p in self.predictions), strict=True))
+        return low + self.host_s, high + self.host_s
+
+    @property
+    def ends_s(self) -> tuple[float, float]:
+        """The least and the most with published kernels, where those differ; else as predicted, twice."""
+        low, high = (sum(ends) for ends in zip(*(p.ends_s for p in self.predictions), strict=True))
+        return low + self.host_s, high + self.host_s
+
+    @property
+    def differs(self) -> list[str]:
+        """Whose published kernels differ, each once."""
+        return list(dict.fromkeys(p.differs for p in self.predictions if p.differs))
+
+    @property
+    def limit_s(self) -> dict[Limit, float]:
+        """The predicted seconds of the ops that each limit bounds."""
+        seconds: dict[Limit, float] = {}
+        for p in self.predictions:
+            seconds[p.limit] = seconds.get(p.limit, 0.0) + p.seconds
+        return seconds
+
+    @property
+    def limit(self) -> Limit | Literal["host"]:
+        """The host where that takes longer than the device, else the limit with most of the time."""
+        seconds = self.limit_s
+        longest: Limit = max(seconds, key=seconds.__getitem__)
+        return "host" if self.host_s > sum(seconds.values()) else longest
 
 
 def _kind(op: Op, calibration: Calibration) -> str:
@@ -185,8 +227,10 @@ class Deployment:
     def ops(self, step: Step) -> list[Op]:
         return ops(self.model, self.quant, self.parallel, step, expert_share=self.expert_share)
 
-    def predict(self, step: Step, calibration: Calibration | None) -> list[Prediction]:
-        return predict_step(self.ops(step), self.device, calibration)
+    def predict(self, step: Step, calibration: Calibration | None) -> StepTimes:
+        """The ceilings without a calibration."""
+        predictions = predict_step(self.ops(step), self.device, calibration)
+        return StepTimes(tuple(predictions), host_seconds(step, predictions, calibration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +259,5 @@ class Clock:
         return self._known[key]
 
     def _seconds(self, step: Step) -> float:
-        predictions = self.deployment.predict(step, self.calibration)
-        host_s = host_seconds(step, predictions, self.calibration)
-        if self.end is not None:
-            return host_s + sum(p.ends_s[self.end] for p in predictions)
-        return step_seconds(predictions, host_s)
+        times = self.deployment.predict(step, self.calibration)
+        return times.predicted_s if self.end is None else times.ends_s[self.end]
