@@ -35,7 +35,7 @@ def model(name: str) -> ModelShape:
 
 def cpu(l3_bytes: float) -> Device:
     levels = (Level("L2", 1e6, 200e9), Level("L3", l3_bytes, 100e9), Level("DRAM", 16e9, 20e9))
-    return Device("cpu", "CPU", "cpu", "", {"fp32": 2e11}, levels, (), 2, None, (), "", "", "")
+    return Device("cpu", "CPU", {"fp32": 2e11}, levels, n_units=2)
 
 
 def products(found: list[Op]) -> list[Op]:

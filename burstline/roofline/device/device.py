@@ -16,8 +16,6 @@ from burstline.suggest import hint
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""
 
-_HOST_LINK: Final = 32e9  # PCIe 4 x16
-
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
 
@@ -58,19 +56,19 @@ class Device:
 
     id: str
     name: str
-    vendor: str
-    arch: str
     peaks: Mapping[str, float]
     levels: tuple[Level, ...]
-    links: tuple[Link, ...]
-    n_units: int | None
-    tdp_w: float | None
-    aliases: tuple[str, ...]
-    source: str
-    assurance: str
-    note: str
-    host_link_bytes_per_s: float = _HOST_LINK
+    links: tuple[Link, ...] = ()
+    vendor: str = ""
+    arch: str = ""
+    n_units: int | None = None
+    tdp_w: float | None = None
     usd_per_hour: float | None = None
+    host_link_bytes_per_s: float = 32e9
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+    assurance: str = ""
+    note: str = ""
 
     @property
     def memory(self) -> Level:
@@ -104,6 +102,18 @@ class Device:
         """This device with a network of `bytes_per_s` per device and direction between its nodes."""
         network = Link("network", "network", 2**20, bytes_per_s, latency_s)
         return replace(self, links=(*(link for link in self.links if link.scope != "network"), network))
+
+    def times(self, peak: float, bandwidth: float, capacity: float = 1.0) -> "Device":
+        """This device with so many times the peaks, and the bandwidth and capacity of each level."""
+        levels = tuple(
+            replace(
+                level,
+                capacity_bytes=capacity * level.capacity_bytes,
+                bytes_per_s=level.bytes_per_s and bandwidth * level.bytes_per_s,
+            )
+            for level in self.levels
+        )
+        return replace(self, peaks={dtype: peak * of for dtype, of in self.peaks.items()}, levels=levels)
 
 
 def load_device(name_or_path: str) -> Device:
@@ -157,23 +167,15 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         raise RooflineError(f"device {id_}: usd_per_hour is {usd_per_hour!r}; expected US dollars above 0")
     if levels[-1].bytes_per_s is None:
         raise RooflineError(f"device {id_}: its last level, {levels[-1].name}, needs bytes_per_s")
-    return Device(
-        id=id_,
-        name=table.get("name", id_),
-        vendor=table.get("vendor", ""),
-        arch=table.get("arch", ""),
-        peaks=peaks,
-        levels=levels,
-        links=links,
-        n_units=table.get("n_units"),
-        tdp_w=table.get("tdp_w"),
-        usd_per_hour=usd_per_hour,
-        host_link_bytes_per_s=table.get("host_link_bytes_per_s", _HOST_LINK),
-        aliases=tuple(table.get("aliases", ())),
-        source=table.get("source", ""),
-        assurance=table.get("assurance", ""),
-        note=table.get("note", ""),
-    )
+    aliases = tuple(table.get("aliases", ()))
+    stated = {name: table[name] for name in _STATED if name in table}
+    return Device(id_, table.get("name", id_), peaks, levels, links, aliases=aliases, **stated)
+
+
+_STATED: Final = (
+    "vendor", "arch", "n_units", "tdp_w", "usd_per_hour", "host_link_bytes_per_s", "source", "assurance",
+    "note",
+)  # fmt: skip
 
 
 @cache

@@ -92,12 +92,8 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
 
 def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
     """A device faster by what is allowed above its ceilings."""
-    on, device = setup.deployment, setup.deployment.device
-    peaks = {dtype: (1 + of_peak) * peak for dtype, peak in device.peaks.items()}
-    rates = [level.bytes_per_s and (1 + of_bandwidth) * level.bytes_per_s for level in device.levels]
-    pairs = zip(device.levels, rates, strict=True)
-    levels = tuple(replace(level, bytes_per_s=rate) for level, rate in pairs)
-    return replace(setup, deployment=replace(on, device=replace(device, peaks=peaks, levels=levels)))
+    on = setup.deployment
+    return replace(setup, deployment=replace(on, device=on.device.times(1 + of_peak, 1 + of_bandwidth)))
 
 
 _EXPLANATIONS = {  # by a field of `Known`
@@ -140,18 +136,12 @@ def _fewest_bits(device: Device, quant: Quant) -> tuple[Device, Quant]:
 
 
 def _with_any_peak(device: Device) -> Device:
-    return replace(device, peaks=dict.fromkeys(device.peaks, math.inf))
+    return device.times(math.inf, 1)
 
 
 def _joined(device: Device, n: int) -> Device:
     """`n` devices as one: no way to divide a model among them is faster than all of it on this one."""
-    rates = [level.bytes_per_s and n * level.bytes_per_s for level in device.levels]
-    pairs = zip(device.levels, rates, strict=True)
-    levels = tuple(
-        replace(one, capacity_bytes=n * one.capacity_bytes, bytes_per_s=rate) for one, rate in pairs
-    )
-    peaks = {dtype: n * peak for dtype, peak in device.peaks.items()}
-    return replace(device, peaks=peaks, levels=levels, links=())
+    return replace(device.times(n, n, n), links=())
 
 
 def run_checks(run: MeasuredRun) -> Iterator[Check]:
