@@ -147,7 +147,7 @@ def _loop(row: Row) -> Load | None:
         limits = Limits(
             max(1, streams - lost),
             budget,
-            room(shape, quant, deployment.parallel, device).kv_tok,
+            room(deployment).kv_tok,
             chunked_prefill=backend != "trtllm",
             # SGLang's since the scripts ask for it (January 2026)
             mixed_steps=backend != "sglang" or (scripted and version >= (0, 5, 6)),
@@ -214,7 +214,7 @@ def _burst(row: Row) -> Load:
     device, model, quant = load_device(row["device"]), load_model(row["model"])[0], QUANTS[row["quant"]]
     deployment = Deployment(model, quant, Parallel(tp=int(row["tp"])), device)
     prompt_tok, output_tok = int(row["prompt_tok"]), int(row["output_tok"])
-    kv_tok = room(model, quant, deployment.parallel, device, utilisation=0.95).kv_tok
+    kv_tok = room(deployment, utilisation=0.95).kv_tok
     at_once = min(_MOST_SEQS, kv_tok // (prompt_tok + output_tok))
     n = min(int(row["n_requests"]), 2 * at_once)
     budget = max(_BUDGET, prompt_tok + at_once)  # a prompt must find room beside all decodes

@@ -237,7 +237,7 @@ def burst_s(size: str, name: str, off: str = "") -> float:
     """1,000 requests of 512 tokens in and, which the paper does not say, 512 out; TP 8."""
     device = without_p2p(load_device(name)) if off else load_device(name)
     deployment = Deployment(load_model(f"llama-2-{size}")[0], QUANTS["fp16"], Parallel(tp=8), device)
-    kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
+    kv_tok = room(deployment).kv_tok
     clock = Clock(deployment, with_host(load_calibration(device)))
     return simulate([Asked(0.0, 512, 512)] * 1000, Limits(256, 8192, kv_tok), clock).makespan_s
 

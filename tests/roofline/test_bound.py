@@ -17,13 +17,12 @@ from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
 from burstline.roofline.predict.bound import ceiling, ceilings, classify, working_set_bytes
 from burstline.roofline.predict.capacity import (
-    check_batch,
     kv_bytes,
-    largest_batch,
     room,
     state_bytes,
     weight_bytes,
 )
+from burstline.roofline.predict.predict import Deployment
 
 MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]
@@ -255,28 +254,28 @@ def test_stages_of_alternating_layers_hold_some_of_each_kind():
 
 def test_the_cache_is_what_weights_and_reserve_leave_in_whole_blocks():
     shape, device = model("llama-3.1-8b"), load_device("rtx4090")
-    here = room(shape, BF16, Parallel(), device)
+    here = room(Deployment(shape, BF16, Parallel(), device))
     assert here.kv_tok == here.kv_bytes // (16 * 131072) * 16
     assert here.kv_tok == pytest.approx(41_408, rel=0.05)  # what vLLM 0.19 found on this card
-    assert largest_batch(shape, BF16, Parallel(), here, 1024) == here.kv_tok // 1024
+    assert here.largest_batch(1024) == here.kv_tok // 1024
 
 
 def test_a_model_that_does_not_fit_is_told_what_it_needs():
     with pytest.raises(
         RooflineError, match=r"llama-2-70b does not fit A100-SXM4-80G: weights take 138.0 GB .*--tp"
     ):
-        room(model("llama-2-70b"), BF16, Parallel(), load_device("a100"))
-    assert room(model("llama-2-70b"), BF16, Parallel(tp=4), load_device("a100")).kv_tok > 0
+        room(Deployment(model("llama-2-70b"), BF16, Parallel(), load_device("a100")))
+    assert room(Deployment(model("llama-2-70b"), BF16, Parallel(tp=4), load_device("a100"))).kv_tok > 0
 
 
 def test_a_batch_beyond_the_cache_or_the_context_is_told_the_most_that_fits():
     shape = model("llama-2-13b")
-    here = room(shape, BF16, Parallel(), load_device("a100"))
-    most = largest_batch(shape, BF16, Parallel(), here, 400)
-    check_batch(shape, BF16, Parallel(), here, most, 400)
+    here = room(Deployment(shape, BF16, Parallel(), load_device("a100")))
+    most = here.largest_batch(400)
+    here.check(most, 400)
     with pytest.raises(
         RooflineError, match=f"batch {most + 1} of 400 tokens does not fit .* at most {most};"
     ):
-        check_batch(shape, BF16, Parallel(), here, most + 1, 400)
+        here.check(most + 1, 400)
     with pytest.raises(RooflineError, match="5000 tokens of prompt and output are more than the 4096"):
-        check_batch(shape, BF16, Parallel(), here, 1, 5000)
+        here.check(1, 5000)

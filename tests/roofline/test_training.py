@@ -526,7 +526,7 @@ def test_a_burst_of_7b_on_one_rtx_4090_takes_605_s_at_least():
     """As the suite's comments say, which runs 7B on eight."""
     device = load_device("rtx4090")
     deployment = Deployment(LLAMA, QUANTS["fp16"], Parallel(), device)
-    kv_tok = room(LLAMA, deployment.quant, deployment.parallel, device).kv_tok
+    kv_tok = room(deployment).kv_tok
     clock = Clock(deployment, None)
     burst = simulate([Asked(0.0, 512, 512)] * 1000, Limits(256, 8192, kv_tok), clock)
     assert f"{burst.makespan_s:.0f}" == "605"

@@ -30,6 +30,11 @@ class UniformBatch:
                 raise RooflineError(f"{name} must be at least 1, not {value}")
 
     @property
+    def n_tok(self) -> int:
+        """Of a request, prompt and output."""
+        return self.n_prompt_tok + self.n_output_tok
+
+    @property
     def mean_context_tok(self) -> int:
         """Of a request while it decodes."""
         return self.n_prompt_tok + round(self.n_output_tok / 2)
