@@ -13,7 +13,7 @@ from burstline.roofline.device.device import Level, load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.deployment import UniformBatch, phase_bounds
+from burstline.roofline.predict.answer import UniformBatch, phase_bounds
 from burstline.roofline.predict.predict import Deployment, Prediction, StepTimes
 
 # Bandwidth of one A100's worth of memory by technology: five stacks, or twelve GDDR6 chips of 32 bits.

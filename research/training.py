@@ -21,7 +21,6 @@ from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, Mod
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.training.memory import training_memory
 from burstline.roofline.training.recipe import (
     EAGER,
     FOUNDRY,
@@ -33,7 +32,7 @@ from burstline.roofline.training.recipe import (
     State,
     zero,
 )
-from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.verbs import study
 from burstline.verbs.study import HOST_MS, WIDER, given_of, largest_micro_batch, recipe_of, without_p2p
 from research import published

@@ -19,8 +19,7 @@ from burstline.roofline.device.device import Device
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.answer import Question, device_facts, facts
-from burstline.roofline.predict.deployment import UniformBatch
+from burstline.roofline.predict.answer import Question, UniformBatch, device_facts, facts
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import profile_of
 from burstline.roofline.profile.compare import compare

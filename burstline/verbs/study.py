@@ -15,7 +15,6 @@ from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.shapes import ELEMENT_BYTES
-from burstline.roofline.training.memory import training_memory
 from burstline.roofline.training.recipe import (
     EAGER,
     FOUNDRY,
@@ -28,7 +27,7 @@ from burstline.roofline.training.recipe import (
     zero,
     zero_plus_plus,
 )
-from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.workloads.options import flag_of
 
 SHARDINGS = ("0", "1", "2", "3", "++", "++16", "three-level")

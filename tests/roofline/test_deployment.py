@@ -12,7 +12,7 @@ from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, Quant
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds, ridge_tok
+from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds, ridge_tok
 from burstline.roofline.predict.predict import Deployment
 
 

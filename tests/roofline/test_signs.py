@@ -12,7 +12,7 @@ from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.deployment import (
+from burstline.roofline.predict.answer import (
     UniformBatch,
     latency_ends_s,
     latency_s,

@@ -7,7 +7,7 @@ from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
+from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds
 from burstline.roofline.predict.predict import Deployment
 from burstline.verbs.bound import GENERATIONS
 from research.dram import dram_scaling

@@ -19,7 +19,6 @@ from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, Mod
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.training.memory import first_stage, layer_activation_bytes, training_memory
 from burstline.roofline.training.recipe import (
     EAGER,
     MEGATRON,
@@ -30,7 +29,12 @@ from burstline.roofline.training.recipe import (
     zero,
     zero_plus_plus,
 )
-from burstline.roofline.training.step import training_step
+from burstline.roofline.training.step import (
+    first_stage,
+    layer_activation_bytes,
+    training_memory,
+    training_step,
+)
 from burstline.verbs import study
 from research import training
 from research.__main__ import DATA

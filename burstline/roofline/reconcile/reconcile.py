@@ -15,8 +15,8 @@ from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
 from burstline.roofline.model.step import Step
+from burstline.roofline.predict.answer import host_sentence
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
-from burstline.roofline.predict.deployment import host_sentence
 from burstline.roofline.predict.forecast import PlannedLoad
 from burstline.roofline.predict.predict import MEASURED, Prediction, StepTimes
 from burstline.roofline.predict.simulate import Limits, simulate
