@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.errors import RooflineError, parse_toml, read_small
+from burstline.errors import RooflineError, parse_toml, read_toml
 from burstline.roofline.device.device import Device, read_device
 from burstline.roofline.model.step import Step
 
@@ -192,7 +192,7 @@ def load_calibration(device: Device | str) -> Calibration:
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
-        table = parse_toml(read_small(Path(device)), device).get("calibration")
+        table = read_toml(Path(device)).get("calibration")
         if table is None:
             raise RooflineError(f"{device} has no [calibration] table; make one with `burstline calibrate`")
         return read_calibration(table, device)

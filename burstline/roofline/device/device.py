@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.errors import RooflineError, parse_toml, read_small
+from burstline.errors import RooflineError, read_toml
 from burstline.suggest import hint
 
 Limit = Literal["compute", "memory", "latency", "communication"]
@@ -122,7 +122,7 @@ def load_device(name_or_path: str) -> Device:
         path = Path(name_or_path)
         if not path.is_file():
             raise RooflineError(f"no device file at {name_or_path}")
-        table = parse_toml(read_small(path), path)
+        table = read_toml(path)
         return read_device(table.get("id", path.stem), table)
     by_name = _bundled_by_name()
     key = _plain(name_or_path)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from burstline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
+MOST_BYTES = 32 << 20
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Number formats as checkpoints and engines name them, and our names."""
 _Group = tuple[Quant, Sequence[str]]
@@ -60,7 +61,7 @@ def config_file(path: Path) -> dict[str, Any]:
 
 def json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_small(path))
+        found = json.loads(read_small(path, MOST_BYTES, "a config.json"))
     except OSError:
         raise RooflineError(f"no {path.name} in {path.parent}") from None
     except (ValueError, RecursionError) as error:
