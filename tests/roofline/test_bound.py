@@ -15,14 +15,14 @@ from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, matmul, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
-from burstline.roofline.predict.bound import ceiling, ceilings, classify, working_set_bytes
+from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
 from burstline.roofline.predict.capacity import (
     kv_bytes,
     room,
     state_bytes,
     weight_bytes,
 )
-from burstline.roofline.predict.predict import Deployment
+from burstline.roofline.predict.predict import Deployment, predict
 
 MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]
@@ -116,10 +116,10 @@ def test_only_the_cache_that_an_elementwise_pass_writes_must_reach_memory():
 
 
 def test_launches_bind_an_op_when_they_take_half_its_time():
-    bound = ceiling(matmul("o", 1, 4096, 4096, BF16, count=32), load_device("h100"))
-    assert classify(bound) == "memory"
-    assert classify(bound, floor_s=bound.seconds) == "latency"
-    assert classify(bound, floor_s=0.99 * bound.seconds) == "memory"
+    product = predict(matmul("o", 1, 4096, 4096, BF16, count=32), load_device("h100"), None)
+    assert product.limit == "memory"
+    for share, limit in ((0.5, "latency"), (0.49, "memory")):
+        assert replace(product, floor_s=share * product.seconds).limit == limit
 
 
 @given(st.sampled_from(["a100", "h100", "b200", "l4"]), st.integers(1, 4096), st.integers(1, 64))
@@ -192,7 +192,8 @@ def test_a_collective_is_communication():
         op for op in ops(model("llama-2-7b"), BF16, Parallel(tp=2), Step.decode(1, 9)) if op.link_bytes
     )
     bound = ceiling(reduce, load_device("a100"))
-    assert bound.limit == classify(bound, floor_s=1.0) == "communication"
+    assert bound.limit == replace(predict(reduce, load_device("a100"), None), floor_s=1.0).limit
+    assert bound.limit == "communication"
     assert bound.seconds == pytest.approx(65 * 8192 / 300e9)
 
 

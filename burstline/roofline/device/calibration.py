@@ -161,6 +161,14 @@ class Calibration:
             return "shared constants"
         return f"shared constants, but {', '.join(f'{n} {getattr(self.constants, n):.3g}' for n in self.own)}"
 
+    def sentences(self) -> Iterator[str]:
+        """What predicts, and how much time predictions add for the serving stack's host."""
+        yield f"predicted by {self}: {self.source}"
+        if self.host:
+            yield f"host time: {self.host}, {self.host.source}"
+        else:
+            yield "host time is not included in predictions: it was not measured"
+
     def changed(self, values: Mapping[str, float]) -> "Calibration":
         """The same with other values of some constants; raises where there is none so named."""
         known = {slot.name for slot in fields(Constants)}

@@ -88,13 +88,6 @@ def latency_ends_s(phases: Mapping[str, StepTimes]) -> tuple[float, float]:
     return low, high
 
 
-def host_sentence(calibration: Calibration) -> str:
-    """How much time predictions add for the serving stack's host, in a sentence."""
-    if calibration.host:
-        return f"host time: {calibration.host}, {calibration.host.source}"
-    return "host time is not included in predictions: it was not measured"
-
-
 MOST_TOK = 1 << 16
 """A step of more tokens is never asked for."""
 
@@ -367,8 +360,7 @@ def _assumed(question: Question, kv_room: Room) -> list[str]:
 
 
 def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
-    yield f"predicted by {known}: {known.source}"
-    yield host_sentence(known)
+    yield from known.sentences()
     if quant.held != 1:
         said = f"the weight files hold {quant.held:.0%} of the bytes that config.json says ({quant.weights})"
         yield f"{said}: bytes are as in the files, products as config.json says"

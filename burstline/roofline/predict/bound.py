@@ -86,14 +86,3 @@ def ceilings(ops: Sequence[Op], device: Device) -> list[Bound]:
     """The bound of each op of one step, its working set taken from the ops themselves."""
     swept = working_set_bytes(ops)
     return [ceiling(op, device, swept) for op in ops]
-
-
-def classify(bound: Bound, floor_s: float = 0.0, seconds: float | None = None) -> Limit:
-    """An op's limit: latency where launches (`floor_s`) are half of its time or more.
-
-    `seconds` is its predicted time, floor included; None takes the bound and the floor one after the other.
-    """
-    seconds = bound.seconds + floor_s if seconds is None else seconds
-    if bound.op.kind != "collective" and floor_s > 0 and floor_s >= seconds / 2:
-        return "latency"
-    return bound.limit

@@ -16,7 +16,7 @@ from burstline.roofline.model.ops import Op, ops
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
+from burstline.roofline.predict.bound import Bound, ceiling, working_set_bytes
 from burstline.roofline.predict.kernels import Work, difference, op_s, parts
 
 _UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
@@ -44,7 +44,9 @@ class Prediction:
 
     @property
     def limit(self) -> Limit:
-        return classify(self.bound, self.floor_s, self.seconds)
+        """Latency where launches are half of its time or more."""
+        launches = self.op.kind != "collective" and 0 < self.floor_s >= self.seconds / 2
+        return "latency" if launches else self.bound.limit
 
 
 def predict(

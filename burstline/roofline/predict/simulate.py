@@ -10,7 +10,7 @@ engine differs.
 
 import heapq
 import math
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -289,23 +289,14 @@ class Batch:
         return gained, done
 
 
-@dataclass(frozen=True, slots=True)
-class _StepTable:
-    """Every step, by column: its start and length, what it computed, and how full the engine was in it.
+StepTable = namedtuple(
+    "StepTable",
+    "start_s seconds prefill_tok decode_tok context_tok n_sampled n_running n_waiting n_preempted kv_tok",
+)
+"""Every step, by column: its start and length, what it computed, and how full the engine was in it.
 
-    `context_tok` sums what all its requests hold after the step; `kv_tok` counts whole blocks.
-    """
-
-    start_s: Floats
-    seconds: Floats
-    prefill_tok: Ints
-    decode_tok: Ints
-    context_tok: Ints
-    n_sampled: Ints
-    n_running: Ints
-    n_waiting: Ints
-    n_preempted: Ints
-    kv_tok: Ints
+`context_tok` sums what all its requests hold after the step; `kv_tok` counts whole blocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +314,7 @@ class Simulation:
     e2e_s: Floats
     tpot_s: Floats
     n_preemptions: int
-    steps: _StepTable
+    steps: StepTable
 
 
 def simulate(
@@ -418,8 +409,7 @@ class _Run:
         sent = ~np.isnan(self.last)
         assert sent.all() or self.until_s < math.inf, "every request fits an empty cache, so each one ends"
         due, first, last, outputs = self.due[sent], self.first[sent], self.last[sent], self.outputs[sent]
-        columns = [np.array(column) for column in zip(*self.rows, strict=True)]
-        steps = _StepTable(columns[0], columns[1], *(column.astype(np.int64) for column in columns[2:]))
+        steps = StepTable(*(np.array(column) for column in zip(*self.rows, strict=True)))
         tpot = np.full(len(due), np.nan)
         np.divide(last - first, outputs - 1, out=tpot, where=outputs > 1)
         return Simulation(

@@ -15,7 +15,6 @@ from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
 from burstline.roofline.model.step import Step
-from burstline.roofline.predict.answer import host_sentence
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
 from burstline.roofline.predict.forecast import PlannedLoad
 from burstline.roofline.predict.predict import MEASURED, Prediction, StepTimes
@@ -335,8 +334,7 @@ def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     if known is None:
         yield "no calibration: predictions are ceilings"
     else:
-        yield f"predicted by {known}: {known.source}"
-        yield host_sentence(known)
+        yield from known.sentences()
     quant = on.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
