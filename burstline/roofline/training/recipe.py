@@ -28,11 +28,6 @@ class State:
     bytes_: float
     degree: int = 1
 
-    @property
-    def kept_bytes(self) -> float:
-        """Bytes for each parameter that one rank keeps."""
-        return self.bytes_ / self.degree
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -108,7 +103,8 @@ class Sharding:
 
     def kept_bytes(self) -> dict[str, float]:
         """Bytes for each parameter that one rank keeps, by kind of state."""
-        kept = {name: getattr(self, name).kept_bytes for name in ("weights", "gradients", "optimizer")}
+        states = {"weights": self.weights, "gradients": self.gradients, "optimizer": self.optimizer}
+        kept = {name: state.bytes_ / state.degree for name, state in states.items()}
         if self.secondary:
             kept["weights"] += self.gather_bytes / self.secondary
         return kept

@@ -194,9 +194,20 @@ class TrainingStep:
     memory: TrainingMemory
 
     @property
+    def parts_s(self) -> dict[str, float]:
+        """The step's seconds by what takes them."""
+        return {
+            "compute": self.compute_s,
+            "tensor-parallel collectives": self.tensor_s,
+            "pipeline bubble": self.bubble_s,
+            "other communication, exposed": self.exposed_s,
+            "optimizer": self.optimizer_s,
+            "host": self.host_s,
+        }
+
+    @property
     def seconds(self) -> float:
-        parts = (self.compute_s, self.tensor_s, self.bubble_s, self.exposed_s, self.optimizer_s, self.host_s)
-        return sum(parts)
+        return sum(self.parts_s.values())
 
     @property
     def tok_per_s(self) -> float:
