@@ -4,6 +4,7 @@
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -108,11 +109,7 @@ def ridge_tok(deployment: Deployment) -> int | None:
 
     if not compute_bound(MOST_TOK):
         return None
-    low, high = 0, MOST_TOK
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if compute_bound(middle) else (middle, high)
-    return high
+    return bisect_left(range(MOST_TOK), True, lo=1, key=compute_bound)
 
 
 def decode_curve(

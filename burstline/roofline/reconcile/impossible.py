@@ -144,9 +144,14 @@ def _joined(device: Device, n: int) -> Device:
     return replace(device.times(n, n, n), links=())
 
 
+def _of_fleet(bound: Callable[[_Machine, Device], float]) -> Bound:
+    """The bound of all devices together: none where any number of them may serve."""
+    return lambda machine: 0.0 if machine.fleet is None else bound(machine, machine.fleet)
+
+
 def run_checks(run: MeasuredRun) -> Iterator[Check]:
     """(what, its bound, the seconds measured)."""
-    yield "the whole run", lambda machine: _all_s(machine, run), run.makespan_s
+    yield "the whole run", _of_fleet(lambda machine, fleet: _all_s(machine, fleet, run)), run.makespan_s
     if run.first_s is not None and run.last_s is not None:
         yield from _prompt_checks(run, run.first_s)
         yield from _request_checks(run, run.first_s, run.last_s)
@@ -176,17 +181,15 @@ def _decode(prompt: Ints, output: Ints) -> Step:
     return Step(new, prompt[many] + new, new)
 
 
-def _all_s(machine: _Machine, run: MeasuredRun) -> float:
-    if machine.fleet is None:
-        return 0.0
+def _all_s(machine: _Machine, fleet: Device, run: MeasuredRun) -> float:
     _, prompt, computed, output = _amounts(run)
-    compute_s = _compute_s(machine, machine.fleet, _prefill(computed, prompt))
+    compute_s = _compute_s(machine, fleet, _prefill(computed, prompt))
     after = _decode(prompt, output)
     if after.n_requests:
-        compute_s += _compute_s(machine, machine.fleet, after)
+        compute_s += _compute_s(machine, fleet, after)
     longest = int(output.argmax())
-    passes_s = _decode_memory_s(machine, machine.fleet, prompt[[longest]], output[[longest]])
-    return max(compute_s, passes_s, _cache_s(machine, machine.fleet, prompt, output))
+    passes_s = _decode_memory_s(machine, fleet, prompt[[longest]], output[[longest]])
+    return max(compute_s, passes_s, _cache_s(machine, fleet, prompt, output))
 
 
 def _decode_memory_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> float:
@@ -229,11 +232,7 @@ def _prompt_checks(run: MeasuredRun, first_s: Floats) -> Iterator[Check]:
             windows.append((seconds / computed[chosen].sum(), seconds, chosen))
     _, seconds, chosen = min(windows, key=lambda window: window[0])
     step = _prefill(computed[chosen], prompt[chosen])
-
-    def bound(machine: _Machine) -> float:
-        return _compute_s(machine, machine.fleet, step) if machine.fleet else 0.0
-
-    yield "prefill", bound, seconds
+    yield "prefill", _of_fleet(lambda machine, fleet: _compute_s(machine, fleet, step)), seconds
 
 
 def _request_checks(run: MeasuredRun, first_s: Floats, last_s: Floats) -> Iterator[Check]:
@@ -264,13 +263,11 @@ def _step_checks(run: MeasuredRun) -> Iterator[Check]:
     for phase, same in itertools.groupby(sorted(steps, key=_prefills), key=_prefills):
         of = list(same)
 
-        def bound(machine: _Machine, of: Sequence[StepSeen] = of) -> float:
-            if machine.fleet is None:
-                return 0.0
+        def bound(machine: _Machine, fleet: Device, of: Sequence[StepSeen] = of) -> float:
             found = (ops(machine.model, machine.quant, Parallel(), seen.step) for seen in of)
-            return sum(b.seconds for each in found for b in ceilings(each, machine.fleet))
+            return sum(b.seconds for each in found for b in ceilings(each, fleet))
 
-        yield f"{'prefill' if phase else 'decode'} steps", bound, sum(seen.seconds for seen in of)
+        yield f"{'prefill' if phase else 'decode'} steps", _of_fleet(bound), sum(seen.seconds for seen in of)
 
 
 def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
@@ -279,13 +276,11 @@ def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
         if row.measured_s is None or not row.kind.startswith("matmul"):
             continue
 
-        def bound(machine: _Machine, name: str = row.name) -> float:
-            if machine.fleet is None:
-                return 0.0
-            found = ceilings(ops(machine.model, machine.quant, Parallel(), step), machine.fleet)
+        def bound(machine: _Machine, fleet: Device, name: str = row.name) -> float:
+            found = ceilings(ops(machine.model, machine.quant, Parallel(), step), fleet)
             return sum(b.seconds for b in found if b.op.name == name)
 
-        yield f"the product {row.label}", bound, row.measured_s
+        yield f"the product {row.label}", _of_fleet(bound), row.measured_s
 
 
 def _prefills(seen: StepSeen) -> bool:
