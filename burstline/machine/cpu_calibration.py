@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
     Constants,
-    cached_file,
     read_device_file,
 )
 from burstline.roofline.device.device import Device
@@ -29,6 +29,11 @@ from burstline.roofline.model.families import read_config
 from burstline.servers.host.control_group import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept, as device-*.toml."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
 
 
 def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | None:
@@ -112,4 +117,5 @@ def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str
     constants = [slot.name for slot in fields(Constants)]
     key = [constants, asdict(shape), host.cpu, host.cores, host.memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()[:16]
-    return cached_file(digest, f"cpu-{engine}" if engine else "cpu", n_cores, quick=quick)
+    cpu, kind = f"cpu-{engine}" if engine else "cpu", "quick" if quick else "full"
+    return cache_folder() / f"device-{digest}-{cpu}-{n_cores}-{kind}.toml"

@@ -15,7 +15,7 @@ from burstline.measure.record.manifest import HardwareFacts
 from burstline.measure.record.rundir import Run
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
-from burstline.roofline.model.checkpoint import DTYPES, holding, quant_of
+from burstline.roofline.model.checkpoint import DTYPES, quant_of
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.parallel import Parallel
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
@@ -121,7 +121,7 @@ class _Facts:
             elif ours:
                 stored = replace(stored, kv=ours)
             if (hardware := self.run.manifest.hardware) and hardware.held:
-                stored = holding(stored, hardware.held)
+                stored = stored.holding(hardware.held)
                 said = f"the weight files hold {hardware.held:.0%} of the bytes that config.json says"
                 self.assumed.append(said)
             certain = self.self_describing or (ours is not None and self._started_without("quant"))

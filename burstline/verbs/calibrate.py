@@ -9,12 +9,11 @@ from burstline.bench.calibration import host_of, measured
 from burstline.console import exit_codes
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
-from burstline.machine.cpu_calibration import path_of, read_kept
+from burstline.machine.cpu_calibration import cache_folder, path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import (
-    cache_folder,
     device_toml,
     read_device_file,
     shared,

@@ -7,7 +7,6 @@ where they were shown to halve an error, and so has a machine that `burstline ca
 
 import json
 import math
-import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -326,14 +325,3 @@ def _toml(value: object, digits: int) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_toml(each, digits) for each in value)}]"
     return json.dumps(value)
-
-
-def cache_folder() -> Path:
-    """Where calibrations are kept, as device-*.toml."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
-
-
-def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
-    """Where this machine's calibration for a model is kept."""
-    kind = "quick" if quick else "full"
-    return cache_folder() / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"

@@ -39,11 +39,7 @@ def held_by(folder: Path, model: ModelShape, quant: Quant) -> Quant:
                for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
     others = (model.params() - sum(n for n, _ in linears)) * ELEMENT_BYTES[quant.stream]
     held = (n_bytes - others) / sum(n * each for n, each in linears)
-    return quant if held <= 0 or abs(held - 1) < 0.03 else holding(quant, held)
-
-
-def holding(quant: Quant, held: float) -> Quant:
-    return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
+    return quant if held <= 0 or abs(held - 1) < 0.03 else quant.holding(held)
 
 
 _UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.|\.attn\.bias$")

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from burstline.errors import RooflineError
@@ -60,6 +60,10 @@ class Quant:
         if not quantised or (self.experts_only and not name.startswith("experts_")):
             return self.plain
         return next((other for other in self.others if other.product == name), self)
+
+    def holding(self, held: float) -> "Quant":
+        """The same with so many times the bytes that its format has."""
+        return replace(self, held=held, others=tuple(replace(each, held=held) for each in self.others))
 
     @property
     def weight_bytes(self) -> float:
