@@ -11,8 +11,7 @@ from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import shared, with_host
 from burstline.roofline.device.device import Level, load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.answer import UniformBatch, phase_bounds
 from burstline.roofline.predict.predict import Deployment, Prediction, StepTimes
 

@@ -16,8 +16,7 @@ from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import load_calibration, shared, with_host
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape
+from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape, Parallel
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate

@@ -41,8 +41,7 @@ from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blo
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Deployment
 from burstline.servers.host import child

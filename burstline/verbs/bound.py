@@ -17,8 +17,7 @@ from burstline.reports.formats.text import text
 from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.families import bundled_models, load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.answer import Question, UniformBatch, device_facts, facts
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import profile_of

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.errors import RooflineError
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, Level, Link, load_device
+from burstline.roofline.device.device import Device, Level, Link, collective_s, load_device
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, matmul, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel, Quant
 from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
 from burstline.roofline.predict.capacity import (
     kv_bytes,

@@ -20,8 +20,7 @@ from burstline.roofline.device.calibration import (
 from burstline.roofline.device.device import bundled_devices, load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.ops import Step, matmul, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import (
     MEASURED,
     Clock,

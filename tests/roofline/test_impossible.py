@@ -10,8 +10,7 @@ import pytest
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.ops import Step, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.bound import ceilings
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate

@@ -4,8 +4,7 @@ import pytest
 
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model, read_config
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.capacity import request_bytes, room, weight_bytes
 from burstline.roofline.predict.predict import Deployment
 

@@ -9,8 +9,7 @@ import pytest
 from burstline.roofline.device.calibration import load_calibration, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.answer import (
     UniformBatch,
@@ -169,7 +168,7 @@ def test_a_forecast_reaches_as_far_as_published_kernels_do():
 
 def test_xgmi_gives_two_devices_one_link_of_seven():
     """MI300X: 7 x 64 GB/s, one link to each other device."""
-    from burstline.roofline.device.collectives import collective_s
+    from burstline.roofline.device.device import collective_s
 
     links = load_device("mi300x").links
     pair, _ = collective_s("all_gather", 64e9, 2, links)

@@ -5,8 +5,7 @@ import pytest
 from burstline.roofline.device.calibration import load_calibration, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds
 from burstline.roofline.predict.predict import Deployment
 from burstline.verbs.bound import GENERATIONS

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from burstline.cli import main
 from burstline.errors import RooflineError
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Link, load_device
+from burstline.roofline.device.device import Link, collective_s, load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape
+from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape, Parallel
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Literal
 
-from burstline.roofline.model.parallel import Parallel, check_parallel
 from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,
     Attention,
@@ -22,7 +21,9 @@ from burstline.roofline.model.shapes import (
     Mla,
     ModelShape,
     Moe,
+    Parallel,
     Quant,
+    check_parallel,
     token_kv_bytes,
 )
 from burstline.roofline.model.step import Phase, Step

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, Limit
+from burstline.roofline.device.device import Device, Limit, collective_s
 from burstline.roofline.model.ops import Op
 
 # A working set past this many times a cache's size gets no credit for what the cache might keep: on measured

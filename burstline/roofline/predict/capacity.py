@@ -7,14 +7,15 @@ from typing import Literal
 
 from burstline.errors import RooflineError
 from burstline.roofline.device.device import Device
-from burstline.roofline.model.parallel import Parallel, check_parallel
 from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,
     DeltaNet,
     Layer,
     ModelShape,
     Moe,
+    Parallel,
     Quant,
+    check_parallel,
     token_kv_bytes,
 )
 from burstline.roofline.predict.predict import Deployment

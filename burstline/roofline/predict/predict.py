@@ -10,11 +10,9 @@ from typing import Literal
 import numpy as np
 
 from burstline.roofline.device.calibration import Calibration, ShapeTimes, Spread
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, Limit
+from burstline.roofline.device.device import Device, Limit, collective_s
 from burstline.roofline.model.ops import Op, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Parallel, Quant
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, ceiling, working_set_bytes
 from burstline.roofline.predict.kernels import Work, difference, op_s, parts

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from burstline.errors import RooflineError
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import Attention, ModelShape
+from burstline.roofline.model.shapes import Attention, ModelShape, Parallel
 from burstline.roofline.profile.trace import (
     COMPILED,
     Group,

@@ -11,10 +11,16 @@ from itertools import pairwise
 from typing import Literal
 
 from burstline.errors import RooflineError
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, Link
-from burstline.roofline.model.parallel import Parallel, check_parallel
-from burstline.roofline.model.shapes import QUANTS, Attention, Dense, ModelShape, Quant
+from burstline.roofline.device.device import Device, Link, collective_s
+from burstline.roofline.model.shapes import (
+    QUANTS,
+    Attention,
+    Dense,
+    ModelShape,
+    Parallel,
+    Quant,
+    check_parallel,
+)
 
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "all"]

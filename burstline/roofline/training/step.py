@@ -14,11 +14,17 @@ from functools import partial
 from typing import Literal
 
 from burstline.roofline.device.calibration import Calibration
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device
+from burstline.roofline.device.device import Device, collective_s
 from burstline.roofline.model.ops import Op, matmul, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Attention, Dense, Layer, ModelShape
+from burstline.roofline.model.shapes import (
+    ELEMENT_BYTES,
+    QUANTS,
+    Attention,
+    Dense,
+    Layer,
+    ModelShape,
+    Parallel,
+)
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Prediction, predict_step
 from burstline.roofline.training.recipe import FUSED, Kernels, Recipe, Recompute
