@@ -159,18 +159,20 @@ def test_the_shapes_of_llm_foundrys_models_have_the_parameters_that_it_states():
 
 @pytest.mark.parametrize("row", training.read(DATA, "activation_memory"))
 def test_activations_are_arxiv_2205_05198s_formulae_to_the_byte(row):
-    layer = training.gpt(row.layers, row.hidden, row.heads, 51200, 2048).layers[0]
+    model = training.gpt(row.layers, row.hidden, row.heads, 51200, 2048)
     method = row.method
-    one = layer_activation_bytes(
-        layer,
-        row.hidden,
+    recipe = Recipe(
+        model,
+        A100,
+        row.micro_batch,
         2048,
         row.micro_batch,
-        row.tp,
-        recompute="full" if method == "full" else "selective" if "selective" in method else "none",
+        tp=row.tp,
         sequence_parallel="sequence parallel" in method,
         kernels=Kernels(fused=False, dropout=True),
     )
+    recompute = "full" if method == "full" else "selective" if "selective" in method else "none"
+    one = layer_activation_bytes(recipe, model.layers[0], recompute)
     in_flight = 1 + (row.pp - 1) / (row.pp * row.virtual_stages) if row.virtual_stages > 1 else 1
     assert one * row.layers * in_flight / GIB == pytest.approx(row.formula_GiB_first_stage, rel=1e-6)
 

@@ -27,7 +27,7 @@ from burstline.roofline.model.shapes import (
 )
 from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Prediction, predict_step
-from burstline.roofline.training.recipe import FUSED, Kernels, Recipe, Recompute
+from burstline.roofline.training.recipe import Recipe, Recompute
 
 Pass = Literal["forward", "backward", "recompute"]
 FUSED_BACKWARD = 2.5  # FlashAttention computes the scores again: five products where forward has two
@@ -58,22 +58,12 @@ class TrainingMemory:
         return self.total <= device.memory.capacity_bytes
 
 
-def layer_activation_bytes(
-    layer: Layer,
-    d: int,
-    n_seq_tok: int,
-    batch: int,
-    tp: int = 1,
-    *,
-    recompute: Recompute = "none",
-    sequence_parallel: bool = False,
-    kernels: Kernels = FUSED,
-) -> float:
-    """Bytes that one layer keeps of `batch` sequences of `n_seq_tok` tokens until its backward pass."""
-    attention, ffn = layer.attention, layer.ffn
+def layer_activation_bytes(recipe: Recipe, layer: Layer, recompute: Recompute) -> float:
+    """Bytes that one layer keeps of a micro-batch until its backward pass."""
+    attention, ffn, kernels, tp, d = layer.attention, layer.ffn, recipe.kernels, recipe.tp, recipe.model.d
     assert isinstance(attention, Attention)
     assert isinstance(ffn, Dense)
-    rows = n_seq_tok * batch
+    rows = recipe.n_seq_tok * recipe.micro_batch
     if recompute == "full":
         return rows * _E * d  # the layer's input
     # Inputs of two norms, of the products in, of the feed-forward block; masks of two dropouts, a byte each.
@@ -85,8 +75,8 @@ def layer_activation_bytes(
     if kernels.fused:
         scores = 4.0 * attention.n_heads  # one fp32 sum for each row of the softmax
     elif recompute == "none":
-        scores = (2 * _E + 1 if kernels.dropout else _E) * attention.n_heads * n_seq_tok
-    return rows * (whole / (tp if sequence_parallel else 1) + (divided + scores) / tp)
+        scores = (2 * _E + 1 if kernels.dropout else _E) * attention.n_heads * recipe.n_seq_tok
+    return rows * (whole / (tp if recipe.sequence_parallel else 1) + (divided + scores) / tp)
 
 
 def first_stage(model: ModelShape, pp: int) -> tuple[float, int]:
@@ -131,24 +121,14 @@ def training_memory(recipe: Recipe) -> TrainingMemory:
         weights = stored_bytes(recipe) / sharding.weights.degree
         trained = recipe.adapter_params / model.params()
 
-    def layer_bytes(layer: Layer, recompute: Recompute) -> float:
-        return layer_activation_bytes(
-            layer,
-            model.d,
-            recipe.n_seq_tok,
-            recipe.micro_batch,
-            tp,
-            recompute=recompute,
-            sequence_parallel=recipe.sequence_parallel,
-            kernels=recipe.kernels,
-        )
-
     chunks = recipe.virtual_stages
     in_flight = min(pp, recipe.n_micro) * (1 + (pp - 1) / (pp * chunks) if chunks > 1 else 1)
-    kept_layers = sum(layer.count * layer_bytes(layer, recipe.recompute) for layer in model.layers)
+    kept_layers = sum(
+        layer.count * layer_activation_bytes(recipe, layer, recipe.recompute) for layer in model.layers
+    )
     working = 0.0
     if recipe.recompute == "full":  # one layer at a time is computed again
-        working = max(layer_bytes(layer, "none") for layer in model.layers)
+        working = max(layer_activation_bytes(recipe, layer, "none") for layer in model.layers)
     if sharding.weights.degree > 1:  # two layers are gathered: one in use, the next on its way
         working += 2 * gather_bytes(recipe) * params / n_layers
     rows = recipe.n_seq_tok * recipe.micro_batch
