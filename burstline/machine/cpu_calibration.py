@@ -112,7 +112,7 @@ def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str
 
     Another for each engine whose host a run of it told.
     """
-    shape = replace(read_config(config, "model"), name="", dtype="", max_context=None)
+    shape = replace(read_config(config, "model"), name="", max_context=None)
     host = host_facts.host()
     constants = [slot.name for slot in fields(Constants)]
     key = [constants, asdict(shape), host.cpu, host.cores, host.memory_bytes, __version__]

@@ -343,7 +343,6 @@ class ModelShape:
     norm: Literal["rms", "layer"] = "rms"
     n_positions: int = 0
     max_context: int | None = None
-    dtype: str = "bf16"
     order: tuple[int, ...] = ()
     vision_params: int = 0
 

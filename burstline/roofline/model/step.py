@@ -74,6 +74,11 @@ class Step:
             parts.append(("decode", self._where(decode)))
         return parts
 
+    @property
+    def phase(self) -> Phase:
+        """Prefill where it computes any prompt."""
+        return "prefill" if any(phase == "prefill" for phase, _ in self.phases()) else "decode"
+
     def _where(self, mask: npt.NDArray[np.bool_]) -> "Step":
         return Step(self.new_tok[mask], self.context_tok[mask], self.logits[mask])
 

@@ -11,7 +11,6 @@ A rate above its bound is first put down to what is unknown: more devices, fewer
 Only where none of these explains it is it impossible, or the peak that was measured on this machine too low.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -259,14 +258,16 @@ def _step_checks(run: MeasuredRun) -> Iterator[Check]:
         return
     at = np.linspace(0, len(run.steps) - 1, min(len(run.steps), _MOST_STEPS)).round().astype(int)
     steps = [run.steps[i] for i in np.unique(at)]
-    for phase, same in itertools.groupby(sorted(steps, key=_prefills), key=_prefills):
-        of = list(same)
+    for phase in ("decode", "prefill"):
+        of = [seen for seen in steps if seen.step.phase == phase]
+        if not of:
+            continue
 
         def bound(machine: _Machine, fleet: Device, of: Sequence[StepSeen] = of) -> float:
             found = (ops(machine.model, machine.quant, Parallel(), seen.step) for seen in of)
             return sum(b.seconds for each in found for b in ceilings(each, fleet))
 
-        yield f"{'prefill' if phase else 'decode'} steps", _of_fleet(bound), sum(seen.seconds for seen in of)
+        yield f"{phase} steps", _of_fleet(bound), sum(seen.seconds for seen in of)
 
 
 def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
@@ -280,7 +281,3 @@ def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
             return sum(b.seconds for b in found if b.op.name == name)
 
         yield f"the product {row.label}", _of_fleet(bound), row.measured_s
-
-
-def _prefills(seen: StepSeen) -> bool:
-    return any(phase == "prefill" for phase, _ in seen.step.phases())

@@ -14,7 +14,7 @@ import numpy as np
 from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.step import Phase, Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
 from burstline.roofline.predict.forecast import PlannedLoad
 from burstline.roofline.predict.predict import MEASURED, Prediction, StepTimes
@@ -29,7 +29,6 @@ from burstline.roofline.reconcile.reconciliation import (
     OpRow,
     PhaseRow,
     Reconciliation,
-    StepPhase,
     Utilisation,
     WhatIf,
     largest_gap,
@@ -47,10 +46,6 @@ class Looked:
     times: StepTimes
     weight: float
     measured: bool
-
-    @property
-    def phase(self) -> StepPhase:
-        return "prefill" if any(phase == "prefill" for phase, _ in self.seen.step.phases()) else "decode"
 
 
 def reconcile(
@@ -75,9 +70,9 @@ def reconcile(
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
     looked = look(steps or simulated, setup, measured=bool(steps))
     ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
-    of_phases: dict[StepPhase, list[Looked]] = {"prefill": [], "decode": []}
+    of_phases: dict[Phase, list[Looked]] = {"prefill": [], "decode": []}
     for one in looked:
-        of_phases[one.phase].append(one)
+        of_phases[one.seen.step.phase].append(one)
     phases = tuple(phase_row(phase, of, setup) for phase, of in of_phases.items() if of)
     products = (timed_products(row, of_phases[row.phase]) for row in phases)
     suspicions, explained = judged(chain(run_checks(run), *products), setup)
@@ -131,7 +126,7 @@ def _nearest(looked: Sequence[Looked]) -> list[Looked]:
     return [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
 
 
-def phase_row(phase: StepPhase, looked: Sequence[Looked], setup: Setup) -> PhaseRow:
+def phase_row(phase: Phase, looked: Sequence[Looked], setup: Setup) -> PhaseRow:
     steps = [one.seen.step for one in looked]
     rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
     tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
