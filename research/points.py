@@ -21,9 +21,8 @@ from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration, load_calibration, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.ops import Op
+from burstline.roofline.model.ops import Op, Step
 from burstline.roofline.model.shapes import QUANTS, Parallel, Quant
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Deployment, host_seconds, predict_step
 from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simulate

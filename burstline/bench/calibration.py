@@ -52,8 +52,8 @@ from burstline.roofline.device.calibration import (
 )
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.families import read_config
+from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, Parallel
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError

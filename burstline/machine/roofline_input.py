@@ -17,8 +17,8 @@ from burstline.roofline.device.calibration import read_device_file, stack_host, 
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.checkpoint import DTYPES, quant_of
 from burstline.roofline.model.families import read_config
+from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel, Quant
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits
 from burstline.roofline.reconcile import inputs

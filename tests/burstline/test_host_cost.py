@@ -14,8 +14,8 @@ from burstline.measure.record.manifest import HardwareFacts
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import read_config
+from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, Parallel
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.servers.messages import EngineError

@@ -20,7 +20,7 @@ import pytest
 from burstline.machine.roofline_input import seen_in, setup_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import AGREES, load_calibration
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
 from burstline.roofline.predict.simulate import simulate
 from burstline.roofline.reconcile.inputs import StepSeen
 from tests.burstline.calibrated import calibrated

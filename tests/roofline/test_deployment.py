@@ -9,8 +9,8 @@ from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import HostFit, shared, stack_host, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import bundled_models, load_model
+from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, Parallel, Quant
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds, ridge_tok
 from burstline.roofline.predict.predict import Deployment
 

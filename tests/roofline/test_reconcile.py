@@ -11,8 +11,8 @@ from burstline.measure.record.typed_json import from_json
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
+from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, Parallel
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import ceilings
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate

@@ -9,8 +9,8 @@ import pytest
 from burstline.roofline.device.calibration import load_calibration, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
+from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, Parallel
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.answer import (
     UniformBatch,
     latency_ends_s,

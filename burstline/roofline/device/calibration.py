@@ -18,7 +18,7 @@ import numpy as np
 
 from burstline.errors import RooflineError, parse_toml, read_toml
 from burstline.roofline.device.device import Device, read_device
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from burstline.roofline.device.calibration import Calibration, interval_factors
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Floats, Limits, Simulation, simulate
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from burstline.roofline.device.calibration import Calibration, ShapeTimes, Spread
 from burstline.roofline.device.device import Device, Limit, collective_s
-from burstline.roofline.model.ops import Op, ops
+from burstline.roofline.model.ops import Op, Step, ops
 from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Parallel, Quant
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.bound import Bound, ceiling, working_set_bytes
 from burstline.roofline.predict.kernels import Work, difference, op_s, parts
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from burstline.errors import RooflineError
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
 
 Floats = npt.NDArray[np.float64]
 Seconds = Callable[[Step], float]

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from burstline.roofline.model.step import Phase, Step
+from burstline.roofline.model.ops import Phase, Step
 from burstline.roofline.profile.attribute import (
     ATTENTION,
     CACHE,

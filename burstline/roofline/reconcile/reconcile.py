@@ -14,7 +14,7 @@ import numpy as np
 from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
-from burstline.roofline.model.step import Phase, Step
+from burstline.roofline.model.ops import Phase, Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
 from burstline.roofline.predict.forecast import PlannedLoad
 from burstline.roofline.predict.predict import MEASURED, Prediction, StepTimes

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from burstline.roofline.device.calibration import HostFit
 from burstline.roofline.device.device import Level, Limit
+from burstline.roofline.model.ops import Phase
 from burstline.roofline.model.shapes import Quant
-from burstline.roofline.model.step import Phase
 
 
 @dataclass(frozen=True, slots=True)

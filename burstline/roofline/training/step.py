@@ -15,7 +15,7 @@ from typing import Literal
 
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Device, collective_s
-from burstline.roofline.model.ops import Op, matmul, ops
+from burstline.roofline.model.ops import Op, Step, matmul, ops
 from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,
     QUANTS,
@@ -25,7 +25,6 @@ from burstline.roofline.model.shapes import (
     ModelShape,
     Parallel,
 )
-from burstline.roofline.model.step import Step
 from burstline.roofline.predict.predict import Prediction, predict_step
 from burstline.roofline.training.recipe import Recipe, Recompute
 
