@@ -20,6 +20,7 @@ from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
+from burstline.measure.record.typed_json import to_json
 from burstline.measure.verdict.served_work import quantization_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
@@ -50,7 +51,7 @@ def run(tmp_path):
 def noted(run, hints=ON_H100, **facts):
     run.save_manifest(replace(run.manifest, **facts))
     note_hardware(run, hints)
-    return reconciled(open_run(run.path), None).to_json()
+    return to_json(reconciled(open_run(run.path), None))
 
 
 def test_a_known_device_and_model_give_phases_bounds_and_the_gap(run):

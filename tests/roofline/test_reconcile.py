@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burstline.measure.record.typed_json import from_json
+from burstline.measure.record.typed_json import from_json, to_json
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
@@ -204,7 +204,7 @@ def test_changes_that_help_are_shorter_and_impossible_ones_say_why():
 
 def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
     found = reconcile(logged(1.3), SETUP)
-    assert from_json(Reconciliation, json.loads(json.dumps(found.to_json()))) == found
+    assert from_json(Reconciliation, json.loads(json.dumps(to_json(found)))) == found
     assert found.sentence.startswith("Decode is ")
     assert "bound" in found.sentence
     assert found.by == "shared constants"

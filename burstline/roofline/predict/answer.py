@@ -182,7 +182,8 @@ def facts(
         "latency_range_s": latency_ends_s(phases),
         "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
         "memory": {
-            **{name: getattr(kv_room, name) for name in _ROOM},
+            **_named(kv_room, "weight_bytes", "usable_bytes", "reserved_bytes"),
+            **_named(kv_room, "kv_bytes", "kv_range_bytes", "kv_tok"),
             "kv_bytes_per_tok": kv_bytes(on.model, on.quant, on.parallel, 1),
             "largest_batch": kv_room.largest_batch(batch.n_tok),
             "fits": kv_room.fits(batch.batch, batch.n_tok),
@@ -191,9 +192,6 @@ def facts(
         "burst": _burst(question, kv_room, *burst) if burst else None,
         "assumed": [*_assumed(question, kv_room), *_of_calibration(on.quant, question.known)],
     }
-
-
-_ROOM = ("weight_bytes", "usable_bytes", "reserved_bytes", "kv_bytes", "kv_range_bytes", "kv_tok")
 
 
 def _limits(question: Question, phases: Mapping[str, StepTimes]) -> dict[str, Any]:
@@ -288,25 +286,18 @@ def _burst(question: Question, kv_room: Room, n_requests: int, max_num_seqs: int
 
 def device_facts(device: Device) -> dict[str, Any]:
     return {
-        "id": device.id,
-        "name": device.name,
+        **_named(device, "id", "name"),
         "peak_flops_per_s": dict(device.peaks),
         "bytes_per_s": device.bytes_per_s,
         "capacity_bytes": device.memory.capacity_bytes,
-        "source": device.source,
-        "assurance": device.assurance,
+        **_named(device, "source", "assurance"),
     }
 
 
 def _phase_facts(phase: StepTimes, device: Device) -> dict[str, Any]:
     return {
-        "n_steps": phase.n_steps,
-        "ceiling_s": phase.ceiling_s,
-        "predicted_s": phase.predicted_s,
-        "range_s": phase.range_s,
+        **_named(phase, "n_steps", "ceiling_s", "predicted_s", "range_s", "differs", "host_s"),
         "kernels_range_s": phase.ends_s,
-        "differs": phase.differs,
-        "host_s": phase.host_s,
         "bound": phase.limit,
         "ops": [_op_facts(p, phase, device) for p in phase.predictions],
     }
@@ -316,12 +307,7 @@ def _op_facts(p: Prediction, phase: StepTimes, device: Device) -> dict[str, Any]
     op, total = p.op, sum(other.seconds for other in phase.predictions)
     return {
         "op": op.name,
-        "kind": op.kind,
-        "m": op.m,
-        "n": op.n,
-        "k": op.k,
-        "groups": op.groups,
-        "count": op.count,
+        **_named(op, "kind", "m", "n", "k", "groups", "count"),
         "flops": op.count * op.flops,
         "bytes": op.count * (op.bytes or op.link_bytes),
         "intensity": op.intensity,
@@ -333,6 +319,10 @@ def _op_facts(p: Prediction, phase: StepTimes, device: Device) -> dict[str, Any]
         "by": p.by,
         "share": p.seconds / total if total else 0.0,
     }
+
+
+def _named(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _assumed(question: Question, kv_room: Room) -> list[str]:

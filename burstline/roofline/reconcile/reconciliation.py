@@ -227,9 +227,6 @@ class Reconciliation:
     model: ModelFacts
     by: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
