@@ -13,14 +13,13 @@ from burstline.roofline.device.device import Device, Level, Link, collective_s, 
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, matmul, ops
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel, Quant
-from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
 from burstline.roofline.predict.capacity import (
     kv_bytes,
     room,
     state_bytes,
     weight_bytes,
 )
-from burstline.roofline.predict.predict import Deployment, predict
+from burstline.roofline.predict.predict import Deployment, ceiling, ceilings, predict, working_set_bytes
 
 MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]

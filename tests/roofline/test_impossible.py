@@ -11,8 +11,7 @@ from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.shapes import QUANTS, Parallel
-from burstline.roofline.predict.bound import ceilings
-from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.predict import Clock, Deployment, ceilings
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.reconcile.impossible import judged, run_checks
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen

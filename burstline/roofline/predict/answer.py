@@ -16,9 +16,8 @@ from burstline.roofline.device.calibration import Calibration, Constants
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
-from burstline.roofline.predict.bound import ceiling
 from burstline.roofline.predict.capacity import BLOCK_TOK, Room, kv_bytes, room
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes, ceiling
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 
 

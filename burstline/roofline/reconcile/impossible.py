@@ -23,7 +23,7 @@ from burstline.roofline.device.calibration import AGREES
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.shapes import ModelShape, Parallel, Quant, token_kv_bytes
-from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
+from burstline.roofline.predict.predict import ceiling, ceilings, working_set_bytes
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconciliation import Explained, OpRow, Suspicion
 
