@@ -136,7 +136,7 @@ def predict(
     """What `op` should take; without a calibration its ceiling.
 
     `mixed`: the step both prefills and decodes. `swept_bytes` is what the step reads again and again, as in
-    `bound.ceiling`; it moves the bound only. Raises where the device has no peak for the op's dtype.
+    `ceiling`; it moves the bound only. Raises where the device has no peak for the op's dtype.
     """
     bound = ceiling(op, device, swept_bytes)
     if calibration is None:

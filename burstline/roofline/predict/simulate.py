@@ -232,7 +232,9 @@ class Batch:
             if not limits.chunked_prefill and n_tok < pending and not alone:
                 break
             n_tok = n_tok if limits.chunked_prefill else pending
-            reserved = self._reserved(i, n_tok)
+            reserved = int(self.cached[i]) + n_tok
+            if limits.reserve_output:
+                reserved = int(self.prompt[i] + self.wanted[i])
             if self._blocks_for(max(reserved, int(self.known[i]) * limits.whole_prompt)) > self.n_free:
                 break
             self.computed[i] = self.cached[i]
@@ -240,11 +242,6 @@ class Batch:
             admitted.append(self.waiting.popleft())
             grants.give(i, n_tok)
         self.running = np.append(self.running, np.array(admitted, dtype=np.int64))
-
-    def _reserved(self, i: int, n_tok: int) -> int:
-        if self.limits.reserve_output:
-            return int(self.prompt[i] + self.wanted[i])
-        return int(self.cached[i]) + n_tok
 
     def _allocate(self, i: int, tok: int) -> bool:
         more = self._blocks_for(tok) - int(self.blocks[i])
