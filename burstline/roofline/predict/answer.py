@@ -111,15 +111,6 @@ def ridge_tok(deployment: Deployment) -> int | None:
     return bisect_left(range(MOST_TOK), True, lo=1, key=compute_bound)
 
 
-def decode_curve(
-    deployment: Deployment, n_context_tok: int, calibration: Calibration | None, most: int
-) -> list[tuple[int, float]]:
-    """(batch, seconds of a decode step) for batches of powers of two up to `most`; ceilings without one."""
-    clock = Clock(deployment, calibration)
-    batches = [1 << e for e in range(max(1, most).bit_length())]
-    return [(n, clock(Step.decode(n, n_context_tok))) for n in batches]
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The memory that is left, and the times of each phase."""
@@ -255,8 +246,11 @@ def _moved_by(question: Question, base_s: float) -> Iterator[dict[str, Any]]:
 def _by_batch(question: Question, kv_room: Room) -> dict[str, list[tuple[int, float]]]:
     """Seconds of a decode step by batch, as far as the cache reaches; the ceiling and as predicted."""
     batch, either = question.batch, {"ceiling": None, "predicted": question.known}
-    most = min(1024, kv_room.largest_batch(batch.n_tok))
-    return {name: decode_curve(question.on, batch.mean_context_tok, by, most) for name, by in either.items()}
+    most = max(1, min(1024, kv_room.largest_batch(batch.n_tok)))
+    steps = {n: Step.decode(n, batch.mean_context_tok) for n in (1 << e for e in range(most.bit_length()))}
+    return {
+        name: [(n, Clock(question.on, by)(step)) for n, step in steps.items()] for name, by in either.items()
+    }
 
 
 def _burst(question: Question, kv_room: Room, n_requests: int, max_num_seqs: int) -> dict[str, Any]:
