@@ -20,7 +20,6 @@ from burstline.cores import Cores
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
-DTYPE = "fp32"
 _ELEMENT = 4
 _MOST_BYTES = 1 << 30  # that one measurement may hold
 _QUERY_TILE = 64
@@ -34,7 +33,7 @@ class NumpyProbe:
     Each kernel is made ready to run; `once` times one run of it.
     """
 
-    dtype = DTYPE
+    dtype = "fp32"
     element_bytes = _ELEMENT
 
     def __init__(self, threads: int, vocab: int = 0) -> None:

@@ -180,11 +180,6 @@ class Op:
         return self.weight_bytes + self.activation_bytes + self.kv_bytes
 
     @property
-    def least_bytes(self) -> float:
-        """What one run moves at least: if all tokens chose the same experts."""
-        return self.bytes - self.avoidable_bytes
-
-    @property
     def intensity(self) -> float:
         """FLOPs per byte of memory; 0 where nothing is computed."""
         return self.flops / self.bytes if self.bytes else 0.0

@@ -65,7 +65,7 @@ def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> B
     # Over a cache of 8 bits kernels may quantise the queries, too: measured prompts beat the bf16 peak by 4%.
     dtype = "fp8" if 0 < op.kv_element_bytes <= 1 and "fp8" in device.peaks else op.dtype
     compute_s = op.count * op.flops / device.peak_flops_per_s(dtype) if op.flops else 0.0
-    moved = op.kv_bytes if op.kind == "elementwise" else op.least_bytes
+    moved = op.kv_bytes if op.kind == "elementwise" else op.bytes - op.avoidable_bytes
     memory_s, level = _memory_s(op.count * moved, device, working_set_bytes)
     expected_s, _ = _memory_s(op.count * (moved + op.avoidable_bytes), device, working_set_bytes)
     return Bound(op, compute_s, memory_s, expected_s, 0.0, level)
