@@ -87,41 +87,49 @@ Log = Mapping[str, Sequence[Any]]
 
 
 def measured(
-    config: Mapping[str, Any], model: str, threads: int, *, quick: bool, most_s: float | None
+    config: Mapping[str, Any],
+    model: str,
+    threads: int,
+    device: str = "cpu",
+    *,
+    quick: bool,
+    most_s: float | None,
 ) -> str:
     """The device file of this machine for the model of `config`, which is called `model`.
 
-    RooflineError where it failed, or others used more than MOST_OTHERS of the machine.
+    RooflineError where it failed or, on a CPU, where others used more than MOST_OTHERS of it.
     """
-    beside = Beside()
-    if (quota := host().cpu_quota) is not None and quota < threads:
-        why = f"a CPU quota allows {quota:g} CPUs' time, so the figure would be the quota's"
-        raise RooflineError(f"--threads {threads}: {why}; raise the quota (docker run --cpus)")
-    time.sleep(LOOK_S)
-    _check_quiet(beside)
+    beside, on_cpu = Beside(), device == "cpu"
+    if on_cpu:
+        if (quota := host().cpu_quota) is not None and quota < threads:
+            why = f"a CPU quota allows {quota:g} CPUs' time, so the figure would be the quota's"
+            raise RooflineError(f"--threads {threads}: {why}; raise the quota (docker run --cpus)")
+        time.sleep(LOOK_S)
+        _check_quiet(beside)
     with tempfile.TemporaryDirectory(prefix="burstline-") as name:
         config_file, file = Path(name, "config.json"), Path(name, "device.toml")
         config_file.write_bytes(orjson.dumps(config))
-        calibrate_pinned(config_file, file, threads, quick=quick, timeout_s=most_s)
+        calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=most_s)
         found, calibration = read_device_file(file.read_bytes(), file)
-        _check_quiet(beside)
-        of_host = host_fit(config, threads, found, calibration)
-        calibration = replace(calibration, host=of_host or calibration.host)
-        others = _check_quiet(beside)
+        if on_cpu:
+            _check_quiet(beside)
+            of_host = host_fit(config, threads, found, calibration)
+            calibration = replace(calibration, host=of_host or calibration.host)
+        others = _check_quiet(beside) if on_cpu else beside.others()[0]
         versions = f"Burstline {__version__}, numpy {libraries()['numpy']}, Linux {platform.release()}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return device_toml(found, replace(calibration, conditions=Conditions(now, others, model, versions)))
 
 
 def calibrate_pinned(
-    config: Path, out: Path, threads: int, *, quick: bool, timeout_s: float | None = None
+    config: Path, out: Path, device: str, threads: int, *, quick: bool, timeout_s: float | None = None
 ) -> None:
     """Write `out` in a process of its own on the last `threads` cores that this one may use.
 
     `config` is a model's config.json. RooflineError where that process fails, or is not done by `timeout_s`.
     """
     command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
-    command += ["--threads", str(threads), *(["--quick"] if quick else [])]
+    command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
     ours = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     # Our own threads take parts of the rows.
@@ -130,10 +138,10 @@ def calibrate_pinned(
     try:
         done = subprocess.run(command, check=False, **how)
     except subprocess.TimeoutExpired:
-        raise RooflineError(f"calibration on cpu did not end within {timeout_s:g} s") from None
+        raise RooflineError(f"calibration on {device} did not end within {timeout_s:g} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RooflineError(f"calibration on cpu failed: {last.removeprefix(_OURS)}")
+        raise RooflineError(f"calibration on {device} failed: {last.removeprefix(_OURS)}")
 
 
 def _check_quiet(beside: Beside) -> float:

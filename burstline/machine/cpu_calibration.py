@@ -117,5 +117,10 @@ def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str
     constants = [slot.name for slot in fields(Constants)]
     key = [constants, asdict(shape), host.cpu, host.cores, host.memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()[:16]
-    cpu, kind = f"cpu-{engine}" if engine else "cpu", "quick" if quick else "full"
-    return cache_folder() / f"device-{digest}-{cpu}-{n_cores}-{kind}.toml"
+    return cached_file(digest, f"cpu-{engine}" if engine else "cpu", n_cores, quick=quick)
+
+
+def cached_file(of: str, device: str, n_cores: int, *, quick: bool) -> Path:
+    """Where the calibration of a device is kept, `of` the shape or the model that it was measured with."""
+    kind = "quick" if quick else "full"
+    return cache_folder() / f"device-{Path(of).name}-{device.replace(':', '')}-{n_cores}-{kind}.toml"

@@ -9,7 +9,7 @@ from burstline.bench.calibration import host_of, measured
 from burstline.console import exit_codes
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
-from burstline.machine.cpu_calibration import cache_folder, path_of, read_kept
+from burstline.machine.cpu_calibration import cache_folder, cached_file, path_of, read_kept
 from burstline.machine.hardware import config_at
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
@@ -23,7 +23,7 @@ from burstline.servers.host.control_group import usable_cores
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--device", default="cpu", choices=("cpu",), help="what to measure: this machine's CPU")
+    add("--device", default="cpu", help="cpu (numpy), or a torch device such as cuda:0")
     add(
         "--model",
         default="reference",
@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
         lines = map(_line, sorted(cache_folder().glob("device-*.toml")))
         print("\n".join(lines) or f"No calibration is kept in {cache_folder()}")
         return exit_codes.DONE
-    config = config_at(args.model)
-    kept = path_of(args.threads, config, quick=args.quick)
-    out = args.out or kept
-    print(f"Measuring cpu, {args.threads} core(s), the products of {args.model} ...", flush=True)
-    text = measured(config, args.model, args.threads, quick=args.quick, most_s=None)
+    config, on_cpu = config_at(args.model), args.device == "cpu"
+    kept = path_of(args.threads, config, quick=args.quick) if on_cpu else None
+    out = args.out or kept or cached_file(args.model, args.device, args.threads, quick=args.quick)
+    print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
+    text = measured(config, args.model, args.threads, args.device, quick=args.quick, most_s=None)
     out.parent.mkdir(parents=True, exist_ok=True)
     before = _line(out) if out.exists() else ""
     write_bytes(out, text.encode())

@@ -38,7 +38,7 @@ def machine(tmp_path, monkeypatch):
     class Machine:
         others, n_measured, peak = 0.0, 0, 80e9
 
-    def pinned(config, out, threads, **how):
+    def pinned(config, out, of, threads, **how):
         Machine.n_measured += 1
         device = load_device("h100-sxm5-80g")
         name, peaks = f"{host_facts.host().cpu}, 1 core(s)", {"fp32": Machine.peak}

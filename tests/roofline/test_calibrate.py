@@ -27,6 +27,7 @@ class Instant:
     """A machine of known rates: each kernel is the seconds it should take."""
 
     dtype, element_bytes, n_units, name, memory_bytes = "fp32", 4, 2, "instant", 64e9
+    passes = ("norm", "act", "rope", "write")
 
     def product(self, m, n, k, copies):
         return 2e-6 + max(2 * m * n * k / 80e9, 4 * (n * k + m * k + m * n) / 40e9)
@@ -195,7 +196,7 @@ def test_the_probe_computes_attention_and_norms_as_they_are_defined(cores):
 
 def test_a_calibration_that_fails_says_why(tmp_path):
     with pytest.raises(RooflineError, match=r"^calibration on cpu failed: .*missing\.json'$"):
-        calibrate_pinned(tmp_path / "missing.json", tmp_path / "out.toml", 1, quick=True)
+        calibrate_pinned(tmp_path / "missing.json", tmp_path / "out.toml", "cpu", 1, quick=True)
 
 
 def test_the_cache_keeps_models_engines_and_cores_apart(monkeypatch, tmp_path):
@@ -223,6 +224,6 @@ def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(bundled_config("reference")))
     out = tmp_path / "d.toml"
-    calibrate_pinned(config, out, 1, quick=True)
+    calibrate_pinned(config, out, "cpu", 1, quick=True)
     assert load_device(str(out)).peaks["fp32"] > 1e8
     assert load_calibration(str(out)).measured_spread is not None

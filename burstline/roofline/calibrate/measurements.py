@@ -8,20 +8,49 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
 from burstline.errors import RooflineError
-from burstline.roofline.calibrate.probe_numpy import Kernel, NumpyProbe
 from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, Spread, shared
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
 from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
+Kernel = Callable[[], object]
 LEAST_S, MOST_S, REACHED = 2.0, 4.0, 3
 """How long a ceiling is looked for, at least and at most, and how often it must be reached."""
+
+
+class Probe(Protocol):
+    """A device's kernels, made ready to run; `roofline/calibrate/probe_numpy.py`, `probe_torch.py`.
+
+    `passes` names the elementwise kernels that are as engines have them, by what ends our ops' names.
+    """
+
+    dtype: str
+    element_bytes: int
+    n_units: int
+    passes: tuple[str, ...]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory_bytes(self) -> float: ...
+    def product(self, m: int, n: int, k: int, copies: int) -> Kernel: ...
+    def read(self, n_bytes: int) -> Kernel: ...
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel: ...
+    def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
+    def norm(self, rows: int, width: int) -> Kernel: ...
+    def activation(self, rows: int, width: int) -> Kernel: ...
+    def rope(self, rows: int, heads: int, dim: int) -> Kernel: ...
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel: ...
+    def once(self, kernel: Kernel, clock: Callable[[], float]) -> float: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +72,7 @@ class Timer:
     """
 
     def __init__(
-        self, probe: NumpyProbe, budget_s: float, n_measurements: int, clock: Callable[[], float]
+        self, probe: Probe, budget_s: float, n_measurements: int, clock: Callable[[], float]
     ) -> None:
         self._probe, self._clock = probe, clock
         self._end_s, self._left = clock() + budget_s, 2 * n_measurements
@@ -111,7 +140,7 @@ _SWEPT_BYTES = 1 << 29  # the caches of a server's CPU hold hundreds of MB
 
 
 def calibrate(
-    model: ModelShape, probe: NumpyProbe, *, quick: bool = False, clock: Callable[[], float] = time.monotonic
+    model: ModelShape, probe: Probe, *, quick: bool = False, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Device, Calibration]:
     """The device as measured and its calibration, for the shapes of `model`.
 
@@ -122,7 +151,7 @@ def calibrate(
     shapes = _shapes(model, probe.element_bytes)
     swept_bytes = probe.element_bytes * max(n * k * copies for (n, k), copies in shapes.items())
     sizes = [1 << e for e in range(16, 29, 2 if quick else 1)]
-    n_rest = len(_DECODES) + len(_PREFILLS) + _N_PASSES * len(_PASS_ROWS)
+    n_rest = len(_DECODES) + len(_PREFILLS) + len(probe.passes) * len(_PASS_ROWS)
     n_measurements = len(sizes) + len(shapes) * len(rows_of) + n_rest
     timer = Timer(probe, QUICK_S if quick else FULL_S, n_measurements, clock)
     reads = [timer.time(partial(probe.read, size)) for size in sizes]
@@ -199,7 +228,7 @@ def _shapes(model: ModelShape, element_bytes: int) -> dict[tuple[int, int], int]
 
 
 def _time_products(
-    probe: NumpyProbe, timer: Timer, shapes: Mapping[tuple[int, int], int], rows_of: Sequence[int]
+    probe: Probe, timer: Timer, shapes: Mapping[tuple[int, int], int], rows_of: Sequence[int]
 ) -> list[tuple[int, int, int, Timed]]:
     found: list[tuple[int, int, int, Timed]] = []
     flops_per_s = 0.0
@@ -214,7 +243,7 @@ def _time_products(
 
 
 def _fastest(
-    probe: NumpyProbe, timed: Sequence[tuple[int, int, int, Timed]]
+    probe: Probe, timed: Sequence[tuple[int, int, int, Timed]]
 ) -> list[tuple[Callable[[], Kernel], float]]:
     """The products with the highest rates, each with one weight, and their FLOPs."""
     fastest = sorted(timed, key=lambda each: math.prod(each[:3]) / each[3].seconds)[-N_FASTEST:]
@@ -222,7 +251,7 @@ def _fastest(
 
 
 def _fitted(
-    model: ModelShape, probe: NumpyProbe, device: Device, products: tuple[Work, Amounts], rest: "_Rest"
+    model: ModelShape, probe: Probe, device: Device, products: tuple[Work, Amounts], rest: "_Rest"
 ) -> Calibration:
     """The constants that one machine's kernels can set; the others stay shared or do not apply."""
     before = shared()
@@ -272,14 +301,14 @@ def _tables(dtype: str, x: Work, took_s: Amounts) -> tuple[ShapeTimes, ...]:
 _SMALL_BATCH = (8, 512)
 _DECODES = ((1, 256), (1, 1024), _SMALL_BATCH, (32, 512), (64, 512), (192, 512))
 _PREFILLS = (128, 512, 1024)
-_PASS_ROWS, _N_PASSES = (1, 64, 2048), 4
+_PASS_ROWS = (1, 64, 2048)
 
 
 _Rest = tuple[list[Timed], list[Timed], list[tuple[float, Timed]]]
 """Attention of `_DECODES` and of `_PREFILLS`; elementwise passes with the bytes they move."""
 
 
-def _time_rest(model: ModelShape, probe: NumpyProbe, timer: Timer, swept_bytes: int) -> _Rest:
+def _time_rest(model: ModelShape, probe: Probe, timer: Timer, swept_bytes: int) -> _Rest:
     """Caches rotate as weights do: a step comes back to a layer's after all weights and all other layers'."""
     heads = _heads(model)
     _, kv_heads, dim = heads
@@ -287,22 +316,23 @@ def _time_rest(model: ModelShape, probe: NumpyProbe, timer: Timer, swept_bytes: 
     copies = {(b, c): max(model.n_layers, -(-swept_bytes // (token_bytes * b * c))) for b, c in _DECODES}
     passes: list[tuple[float, Timed]] = []
     for rows in _PASS_ROWS:
-        for moved, make in _pass_kernels(model, probe, rows):
-            passes.append((moved, timer.time(make)))
+        for kind, moved, make in _pass_kernels(model, probe, rows):
+            if kind in probe.passes:
+                passes.append((moved, timer.time(make)))
     decodes = [timer.time(partial(probe.decode, *sizes, *heads, n)) for sizes, n in copies.items()]
     return decodes, [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS], passes
 
 
 def _pass_kernels(
-    model: ModelShape, probe: NumpyProbe, rows: int
-) -> Iterator[tuple[float, Callable[[], Kernel]]]:
-    """The elementwise kernels, with their bytes as `ops` counts them."""
+    model: ModelShape, probe: Probe, rows: int
+) -> Iterator[tuple[str, float, Callable[[], Kernel]]]:
+    """Elementwise kernels by kind, with their bytes as `ops` counts them."""
     heads, kv_heads, dim = _heads(model)
     width, one = model.layers[0].linears(model.d)[-1].k, rows * probe.element_bytes
-    yield 4.0 * one * model.d, partial(probe.norm, rows, model.d)
-    yield 3.0 * one * width, partial(probe.activation, rows, width)
-    yield 2.0 * one * (heads + kv_heads) * dim, partial(probe.rope, rows, heads + kv_heads, dim)
-    yield 2.0 * one * kv_heads * dim, partial(probe.kv_write, rows, kv_heads, dim)
+    yield "norm", 4.0 * one * model.d, partial(probe.norm, rows, model.d)
+    yield "act", 3.0 * one * width, partial(probe.activation, rows, width)
+    yield "rope", 2.0 * one * (heads + kv_heads) * dim, partial(probe.rope, rows, heads + kv_heads, dim)
+    yield "write", 2.0 * one * kv_heads * dim, partial(probe.kv_write, rows, kv_heads, dim)
 
 
 def _heads(model: ModelShape) -> tuple[int, int, int]:
@@ -314,7 +344,7 @@ def _heads(model: ModelShape) -> tuple[int, int, int]:
     return attention.n_heads, attention.n_heads, size
 
 
-def _decode_rows(model: ModelShape, probe: NumpyProbe) -> Work:
+def _decode_rows(model: ModelShape, probe: Probe) -> Work:
     n_heads, kv_heads, dim = _heads(model)
     batch, context = (np.array(column, dtype=float) for column in zip(*_DECODES, strict=True))
     one = 2.0 * batch * dim * probe.element_bytes

@@ -28,13 +28,11 @@ _ACTIVATIONS = 8  # arrays of a layer: normed, projected, rotated, attended, ...
 
 
 class NumpyProbe:
-    """The CPU: `threads` cores take parts of each kernel, as the embedded engine's do.
-
-    Each kernel is made ready to run; `once` times one run of it.
-    """
+    """The CPU: `threads` cores take parts of each kernel, as the embedded engine's do."""
 
     dtype = "fp32"
     element_bytes = _ELEMENT
+    passes: tuple[str, ...] = ("norm", "act", "rope", "write")
 
     def __init__(self, threads: int, vocab: int = 0) -> None:
         self.n_units, self._cores = threads, Cores(threads)
