@@ -10,7 +10,7 @@ _FROM = {
     "Engine": "servers.engine",
     "EngineError": "servers.messages",
     "WorkloadError": "workloads.request",
-    "RooflineError": "roofline.errors",
+    "RooflineError": "errors",
 }
 """The public names and their modules, imported on first use; their types stand in `__init__.pyi`."""
 

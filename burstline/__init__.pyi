@@ -5,7 +5,7 @@ from burstline.api import bound as bound
 from burstline.api import load as load
 from burstline.api import run as run
 from burstline.bench.progress import Snapshot as Snapshot
-from burstline.roofline.errors import RooflineError as RooflineError
+from burstline.errors import RooflineError as RooflineError
 from burstline.servers.engine import Engine as Engine
 from burstline.servers.messages import EngineError as EngineError
 from burstline.workloads.request import WorkloadError as WorkloadError

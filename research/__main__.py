@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from burstline.console import exit_codes
-from burstline.roofline.calibrate.fitting import fitted
+from burstline.errors import RooflineError
+from burstline.roofline.calibrate.measurements import fitted
 from burstline.roofline.device.calibration import Constants, load_calibration, shared, stack_host
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.kernels import Amounts
 from research.kernels import Table, beaten, read_tables
 from research.points import Load, Trace, read_bursts, read_loops, read_static, trace

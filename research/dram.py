@@ -11,10 +11,9 @@ from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import shared, with_host
 from burstline.roofline.device.device import Level, load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.deployment import PhaseBound, UniformBatch, phase_bounds
-from burstline.roofline.predict.predict import Deployment, Prediction
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.answer import UniformBatch, phase_bounds
+from burstline.roofline.predict.predict import Deployment, Prediction, StepTimes
 
 # Bandwidth of one A100's worth of memory by technology: five stacks, or twelve GDDR6 chips of 32 bits.
 DRAM_BYTES_PER_S: Mapping[str, float] = {
@@ -41,13 +40,12 @@ def dram_scaling(model: str, batch: UniformBatch, tp: int) -> dict[str, dict[str
     return by_technology
 
 
-def _parts(phases: Mapping[str, PhaseBound]) -> dict[str, float]:
+def _parts(phases: Mapping[str, StepTimes]) -> dict[str, float]:
     parts = dict.fromkeys(("compute", "DRAM", "L2", "network", "launches", "host"), 0.0)
     for phase in phases.values():
         parts["host"] += phase.n_steps * phase.host_s
-        for line in phase.lines:
-            assert line.prediction is not None
-            for resource, seconds in _split(line.prediction):
+        for prediction in phase.predictions:
+            for resource, seconds in _split(prediction):
                 parts[resource] += phase.n_steps * seconds
     return parts
 

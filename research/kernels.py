@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from burstline.roofline.device.calibration import Constants
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.device.device import Device, collective_s, load_device
 from burstline.roofline.model.shapes import ELEMENT_BYTES
-from burstline.roofline.predict.bound import CACHE_REACH
 from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
+from burstline.roofline.predict.predict import CACHE_REACH
 
 FOLDERS = {
     "a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "h200_sxm": "h200-sxm-141g", "l40s": "l40s",

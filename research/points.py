@@ -17,16 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration, load_calibration, with_host
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.ops import Op
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Quant
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Op, Step
+from burstline.roofline.model.shapes import QUANTS, Parallel, Quant
 from burstline.roofline.predict.capacity import room
-from burstline.roofline.predict.predict import Deployment, host_seconds, predict_step, step_seconds
+from burstline.roofline.predict.predict import Deployment, host_seconds, predict_step
 from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simulate
 
 Row = Mapping[str, str]
@@ -147,7 +145,7 @@ def _loop(row: Row) -> Load | None:
         limits = Limits(
             max(1, streams - lost),
             budget,
-            room(shape, quant, deployment.parallel, device).kv_tok,
+            room(deployment).kv_tok,
             chunked_prefill=backend != "trtllm",
             # SGLang's since the scripts ask for it (January 2026)
             mixed_steps=backend != "sglang" or (scripted and version >= (0, 5, 6)),
@@ -214,7 +212,7 @@ def _burst(row: Row) -> Load:
     device, model, quant = load_device(row["device"]), load_model(row["model"])[0], QUANTS[row["quant"]]
     deployment = Deployment(model, quant, Parallel(tp=int(row["tp"])), device)
     prompt_tok, output_tok = int(row["prompt_tok"]), int(row["output_tok"])
-    kv_tok = room(model, quant, deployment.parallel, device, utilisation=0.95).kv_tok
+    kv_tok = room(deployment, utilisation=0.95).kv_tok
     at_once = min(_MOST_SEQS, kv_tok // (prompt_tok + output_tok))
     n = min(int(row["n_requests"]), 2 * at_once)
     budget = max(_BUDGET, prompt_tok + at_once)  # a prompt must find room beside all decodes
@@ -261,7 +259,7 @@ class Trace:
         seconds = []
         for step, found in zip(self.steps, self.ops, strict=True):
             predictions = predict_step(found, device, known)
-            seconds.append(step_seconds(predictions, host_seconds(step, predictions, known)))
+            seconds.append(sum(p.seconds for p in predictions) + host_seconds(step, predictions, known))
         figures = {name: self.rest_s[name] + float(np.dot(w, seconds)) for name, w in self.weights.items()}
         if "throughput" in figures:
             figures["throughput"] = 1 / figures["throughput"]

@@ -11,9 +11,8 @@ import numpy as np
 from burstline.roofline.device.calibration import Calibration, load_calibration, stack_host, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 

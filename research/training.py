@@ -16,15 +16,22 @@ from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import load_calibration, shared, with_host
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape
+from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape, Parallel
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.training.memory import training_memory
-from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, Kernels, Recipe
-from burstline.roofline.training.sharding import Sharding, State, zero
-from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.roofline.training.recipe import (
+    EAGER,
+    FOUNDRY,
+    FUSED,
+    MEGATRON,
+    Kernels,
+    Recipe,
+    Sharding,
+    State,
+    zero,
+)
+from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.verbs import study
 from burstline.verbs.study import HOST_MS, WIDER, given_of, largest_micro_batch, recipe_of, without_p2p
 from research import published
@@ -228,7 +235,7 @@ def burst_s(size: str, name: str, off: str = "") -> float:
     """1,000 requests of 512 tokens in and, which the paper does not say, 512 out; TP 8."""
     device = without_p2p(load_device(name)) if off else load_device(name)
     deployment = Deployment(load_model(f"llama-2-{size}")[0], QUANTS["fp16"], Parallel(tp=8), device)
-    kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
+    kv_tok = room(deployment).kv_tok
     clock = Clock(deployment, with_host(load_calibration(device)))
     return simulate([Asked(0.0, 512, 512)] * 1000, Limits(256, 8192, kv_tok), clock).makespan_s
 

@@ -15,9 +15,8 @@ from burstline.roofline.device.calibration import (
     stack_host,
 )
 from burstline.roofline.model.ops import Op
-from burstline.roofline.predict.bound import ceilings
 from burstline.roofline.predict.kernels import Amounts, Work, op_s
-from burstline.roofline.predict.predict import kernel, work
+from burstline.roofline.predict.predict import ceilings, kernel, work
 from research.points import Trace
 
 NAMES = tuple(slot.name for slot in fields(Constants))

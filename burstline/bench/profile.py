@@ -15,8 +15,7 @@ from burstline.console.server_options import ServerOptions
 from burstline.loadgen.capture.files import TRACES, write_json
 from burstline.measure.record.run_writer import PROFILED_LOAD, RunDir
 from burstline.measure.record.typed_json import to_json
-from burstline.roofline.profile.composition import SentRequest
-from burstline.roofline.profile.trace import MOST_STEPS, trace_files
+from burstline.roofline.profile.trace import MOST_STEPS, SentRequest, trace_files
 from burstline.servers.engine import Engine
 from burstline.servers.host.ready import getter, send
 from burstline.servers.messages import Call, EngineError

@@ -11,6 +11,7 @@ import orjson
 
 from burstline.console import exit_codes
 from burstline.console.terminal import show
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import TRACES, write_bytes, write_json
 from burstline.machine.hardware import throw_away
 from burstline.machine.roofline import forecast_load, read_forecast, scored, seen_in, setup_of
@@ -27,11 +28,10 @@ from burstline.measure.stats.figure import Absent
 from burstline.measure.summarize import summarize_run
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.forecast import Forecast, NoForecast
 from burstline.roofline.profile.attribute import Profile, profile_of
 from burstline.roofline.profile.compare import compare
-from burstline.roofline.profile.composition import SentRequest, first_difference
+from burstline.roofline.profile.trace import SentRequest, first_difference
 from burstline.roofline.reconcile.reconcile import reconcile
 from burstline.roofline.reconcile.reconciliation import EXCEEDED, NotReconciled, Profiled, Reconciliation
 from burstline.servers.engine import Engine

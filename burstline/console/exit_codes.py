@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 from burstline.servers.messages import EngineError
 from burstline.workloads.request import WorkloadError
 

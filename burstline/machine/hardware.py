@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from burstline import __version__
+from burstline.errors import RooflineError, parse_toml
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine import host_facts
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
@@ -27,13 +28,11 @@ from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
     Constants,
-    cached_file,
     device_toml,
     load_calibration,
     read_device_file,
 )
 from burstline.roofline.device.device import Device, load_device
-from burstline.roofline.errors import RooflineError, parse_toml
 from burstline.roofline.model.checkpoint import DTYPES, config_file, held_by, quant_of
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
@@ -236,6 +235,11 @@ def device_text(name: str, config: Mapping[str, Any] | None = None) -> str:
     return device_toml(device, calibration)
 
 
+def cache_folder() -> Path:
+    """Where calibrations are kept, as device-*.toml."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
+
+
 def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | None:
     """On how many of this machine's cores the engine computed; None where it did not, or nothing says so.
 
@@ -312,9 +316,15 @@ def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str
 
     Another for each engine whose host a run of it told.
     """
-    shape = replace(read_config(config, "model"), name="", dtype="", max_context=None)
+    shape = replace(read_config(config, "model"), name="", max_context=None)
     host = host_facts.host()
     constants = [slot.name for slot in fields(Constants)]
     key = [constants, asdict(shape), host.cpu, host.cores, host.memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()[:16]
     return cached_file(digest, f"cpu-{engine}" if engine else "cpu", n_cores, quick=quick)
+
+
+def cached_file(of: str, device: str, n_cores: int, *, quick: bool) -> Path:
+    """Where the calibration of a device is kept, `of` the shape or the model that it was measured with."""
+    kind = "quick" if quick else "full"
+    return cache_folder() / f"device-{Path(of).name}-{device.replace(':', '')}-{n_cores}-{kind}.toml"

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.hints import DEVICE_FILE, Stated
 from burstline.measure.record.columns import Columns
@@ -26,12 +27,10 @@ from burstline.measure.record.typed_json import MismatchError, from_json, to_jso
 from burstline.measure.stats.figure import Estimate
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.checkpoint import DTYPES, holding, quant_of
+from burstline.roofline.model.checkpoint import DTYPES, quant_of
 from burstline.roofline.model.families import read_config
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel, Quant
 from burstline.roofline.predict.forecast import Forecast, NoForecast, PlannedLoad, Score, predicted_figures
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits
@@ -142,7 +141,7 @@ class _Facts:
             elif ours:
                 stored = replace(stored, kv=ours)
             if (hardware := self.run.manifest.hardware) and hardware.held:
-                stored = holding(stored, hardware.held)
+                stored = stored.holding(hardware.held)
                 said = f"the weight files hold {hardware.held:.0%} of the bytes that config.json says"
                 self.assumed.append(said)
             certain = self.self_describing or (ours is not None and self._started_without("quant"))

@@ -28,6 +28,7 @@ from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
@@ -38,13 +39,11 @@ from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict import capacity
-from burstline.roofline.predict.capacity import largest_batch, room
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.capacity import room
+from burstline.roofline.predict.predict import Deployment
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.messages import EngineError
@@ -412,14 +411,12 @@ def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
     try:
         model, quant = load_model(slot.model.like or slot.model.path or "")
         quant = QUANTS[DTYPES[settings.dtype]] if settings.dtype in DTYPES else quant
-        device = load_device(slot.platform.device)
-        kv = room(model, quant, parallel, device, utilisation=settings.gpu_memory_utilization or 0.9)
+        on = Deployment(model, quant, parallel, load_device(slot.platform.device))
+        kv = room(on, utilisation=settings.gpu_memory_utilization or 0.9)
     except RooflineError as error:
         return f"does not fit: {error}"
     weights = f"{kv.weight_bytes / 1e9:.1f} GB of weights a GPU"
     if n_tok is None:
         return f"fits, {weights}"
-    most = largest_batch(model, quant, parallel, kv, n_tok)
-    answer = capacity.fits(model, quant, parallel, kv, 1, n_tok)
-    fit = {"yes": "fits", "no": "does not fit"}.get(answer, "fits or not, within the band")
-    return f"{fit}, {weights}, room for {counted(most, 'request')} of {n_tok:,} tokens"
+    fit = {"yes": "fits", "no": "does not fit"}.get(kv.fits(1, n_tok), "fits or not, within the band")
+    return f"{fit}, {weights}, room for {counted(kv.largest_batch(n_tok), 'request')} of {n_tok:,} tokens"

@@ -16,10 +16,10 @@ from burstline.bench.limit import check_limit
 from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
+from burstline.errors import read_toml
 from burstline.measure.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
-from burstline.roofline.errors import parse_toml, read_small
 from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
@@ -195,7 +195,7 @@ def suite_file(path: Path) -> Path:
 def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key; RooflineError where it is no TOML."""
     try:
-        raw = parse_toml(read_small(path), path)
+        raw = read_toml(path)
     except OSError as error:
         shipped = sorted(each.stem for each in SHIPPED.glob("*.toml"))
         why = f"{error.strerror}; expected a suite's TOML file; {hint(path.stem, shipped)}"

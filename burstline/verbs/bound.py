@@ -3,39 +3,23 @@
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
+from burstline.errors import RooflineError
 from burstline.machine.hardware import config_at, device_text
 from burstline.reports.formats.bound_text import compared, told
 from burstline.reports.formats.text import text
 from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
-from burstline.roofline.predict import capacity
-from burstline.roofline.predict.capacity import BLOCK_TOK, Room, check_batch, kv_bytes, largest_batch, room
-from burstline.roofline.predict.deployment import (
-    Line,
-    PhaseBound,
-    UniformBatch,
-    decode_curve,
-    host_sentence,
-    latency_ends_s,
-    latency_s,
-    phase_bounds,
-    ridge_tok,
-)
-from burstline.roofline.predict.predict import Clock, Deployment
-from burstline.roofline.predict.simulate import Asked, Limits, simulate
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.answer import Question, UniformBatch, device_facts, facts
+from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import profile_of
 from burstline.roofline.profile.compare import compare
 from burstline.roofline.reconcile.inputs import Setup
@@ -175,63 +159,23 @@ def analyse(
     """
     device, shipped = _known(device_name, model_name)
     try:
-        return _analysis(options, model_name, device, shipped)
+        on, known = _set_up(options, model_name, device, shipped)
+        batch = UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
+        question = Question(on, known, batch, options.utilisation)
+        burst = (options.simulate, options.max_num_seqs) if options.simulate else None
+        return facts(question, shipped, list(_others(options, on)), burst)
     except RooflineError as error:
         if not several:
             raise
-        return {"device": _device_facts(device), "impossible": str(error)}
+        return {"device": device_facts(device), "impossible": str(error)}
 
 
-def _analysis(options: BoundOptions, model_name: str, device: Device, shipped: Calibration) -> dict[str, Any]:
-    deployment, known = _set_up(options, model_name, device, shipped)
-    model, quant, parallel, device = (
-        deployment.model, deployment.quant, deployment.parallel, deployment.device,
-    )  # fmt: skip
-    asked = UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
-    n_tok = options.prompt + options.output
-    kv_room = room(model, quant, parallel, device, utilisation=options.utilisation)
-    check_batch(model, quant, parallel, kv_room, options.batch, n_tok)
-    phases = phase_bounds(deployment, asked, known)
-    latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
-    n_out = options.batch * options.output * parallel.dp
-    return {
-        "model": {"name": model.name, "params": model.params(), "active_params": model.active_params()},
-        "quant": asdict(quant),
-        "parallel": asdict(parallel),
-        "device": _device_facts(device),
-        "asked": asdict(asked),
-        "answer": _answer(deployment, asked, phases),
-        "phases": {name: _phase_facts(phase, device) for name, phase in phases.items()},
-        "what_if": list(_what_ifs(options, deployment, asked, known, shipped)),
-        "constants": list(_moved_by(deployment, asked, known, latency["predicted"])),
-        "decode_s_by_batch": _by_batch(deployment, asked, kv_room, known),
-        "latency_s": latency,
-        "latency_range_s": latency_ends_s(phases),
-        "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
-        "memory": {
-            **asdict(kv_room),
-            "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
-            "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
-            "fits": capacity.fits(model, quant, parallel, kv_room, options.batch, n_tok),
-            "windows": any(layer.attention.window or layer.attention.chunk for layer in model.layers),
-        },
-        "burst": _burst(options, deployment, kv_room, known) if options.simulate else None,
-        "assumed": [*_assumed(options, device, kv_room), *_of_calibration(quant, known)],
-    }
-
-
-def _answer(deployment: Deployment, asked: UniformBatch, phases: Mapping[str, PhaseBound]) -> dict[str, Any]:
-    """The limit of each phase, and the tokens per step from which its products are compute-bound."""
-    decode = phases.get("decode")
-    attention = [
-        line.bound.limit for line in (decode.lines if decode else ()) if line.bound.op.kind == "attention"
-    ]
-    return {
-        "limits": {name: phase.limit() for name, phase in phases.items()},
-        "ridge_tok": ridge_tok(deployment),
-        "attention_memory_bound": bool(attention) and set(attention) == {"memory"},
-        "context_tok": asked.mean_context_tok,
-    }
+def _others(options: BoundOptions, on: Deployment) -> Iterator[tuple[Device, Calibration]]:
+    """Other devices for the what-ifs, with the constants that the user changes."""
+    for name in GENERATIONS if on.device.vendor == "nvidia" else ():
+        if name != on.device.id:
+            device, shipped = _known(name, on.model.name)
+            yield device, shipped.changed(_constants(options.constant))
 
 
 def _constants(stated: Sequence[str]) -> dict[str, float]:
@@ -246,176 +190,7 @@ def _constants(stated: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _what_ifs(
-    options: BoundOptions,
-    deployment: Deployment,
-    asked: UniformBatch,
-    known: Calibration,
-    shipped: Calibration,
-) -> Iterator[dict[str, Any]]:
-    """The same request with one thing changed: constants, how numbers are stored, ranks, the device."""
-    changes: list[tuple[str, Deployment, Calibration]] = [("as asked", deployment, known)]
-    if known != shipped:
-        changes.append(("constants as shipped", deployment, shipped))
-    stream = deployment.quant.stream
-    for name in ("fp8-static", "fp8-static-kv8", "int4", "nvfp4-kv8"):
-        quant = QUANTS[name]
-        if quant != deployment.quant and stream in ("bf16", "fp16"):
-            changes.append((f"{name} weights", replace(deployment, quant=quant), known))
-    tp = deployment.parallel.tp
-    wider = replace(deployment, parallel=replace(deployment.parallel, tp=2 * tp))
-    changes.append((f"TP {2 * tp}", wider, known))
-    for id_ in GENERATIONS:
-        if id_ != deployment.device.id and deployment.device.vendor == "nvidia":
-            device, theirs = _known(id_, deployment.model.name)
-            changed = theirs.changed(_constants(options.constant))
-            changes.append((device.name, replace(deployment, device=device), changed))
-    for change, on, by in changes:
-        try:
-            kv_room = room(on.model, on.quant, on.parallel, on.device, utilisation=options.utilisation)
-            n_tok = asked.n_prompt_tok + asked.n_output_tok
-            check_batch(on.model, on.quant, on.parallel, kv_room, asked.batch, n_tok)
-            bounds = phase_bounds(on, asked, by)
-        except RooflineError as error:
-            yield {"change": change, "impossible": str(error)}
-        else:
-            seconds = latency_s(bounds)
-            yield {
-                "change": change,
-                "latency_s": seconds,
-                "latency_range_s": latency_ends_s(bounds),
-                "differs": [each for phase in bounds.values() for each in phase.differs],
-                "output_tok_per_s": asked.batch * asked.n_output_tok * on.parallel.dp / seconds,
-                "largest_batch": largest_batch(on.model, on.quant, on.parallel, kv_room, n_tok),
-            }
-
-
-def _moved_by(
-    deployment: Deployment, asked: UniformBatch, known: Calibration, base_s: float
-) -> Iterator[dict[str, Any]]:
-    """Each constant that matters here: its value, and how the latency moves where it is 10% larger."""
-    for slot in fields(Constants):
-        value = getattr(known.constants, slot.name)
-        more = known.changed({slot.name: 1.1 * value})
-        change = latency_s(phase_bounds(deployment, asked, more)) / base_s - 1
-        if abs(change) >= 0.0005:
-            own = slot.name in known.own
-            yield {"name": slot.name, "value": value, "own": own, "change_at_10_percent_more": change}
-
-
-def _by_batch(
-    deployment: Deployment, asked: UniformBatch, kv_room: Room, known: Calibration
-) -> dict[str, list[tuple[int, float]]]:
-    """Seconds of a decode step by batch, as far as the cache reaches; the ceiling and as predicted."""
-    shape = deployment.model, deployment.quant, deployment.parallel
-    most = min(1024, largest_batch(*shape, kv_room, asked.n_prompt_tok + asked.n_output_tok))
-    either = {"ceiling": None, "predicted": known}
-    return {name: decode_curve(deployment, asked.mean_context_tok, by, most) for name, by in either.items()}
-
-
-def _burst(options: BoundOptions, on: Deployment, kv_room: Room, known: Calibration) -> dict[str, Any]:
-    """A burst of `--simulate` requests through vLLM's scheduling rules, at the ceiling and as predicted."""
-    limits = Limits(options.max_num_seqs, options.max_num_batched_tokens, kv_room.kv_tok)
-    one_tok = BLOCK_TOK * math.ceil((options.prompt + options.output) / BLOCK_TOK)
-    most = largest_batch(on.model, on.quant, on.parallel, kv_room, one_tok)
-    if most != kv_room.kv_tok // one_tok:  # windows keep fewer tokens than all, linear attention its state
-        limits = replace(limits, max_num_seqs=min(options.max_num_seqs, most), kv_tok=most * one_tok)
-    requests = [Asked(0.0, options.prompt, options.output)] * (options.simulate or 0)
-    found = {}
-    for name, by in {"ceiling": None, "predicted": known}.items():
-        outcome = simulate(requests, limits, Clock(on, by))
-        found[name] = {
-            "makespan_s": outcome.makespan_s,
-            "output_tok_per_s": len(requests) * options.output / outcome.makespan_s,
-            "ttft_p50_s": float(np.median(outcome.ttft_s)),
-            "ttft_p99_s": float(np.quantile(outcome.ttft_s, 0.99)),
-            "tpot_mean_s": float(np.mean(outcome.tpot_s)) if options.output > 1 else None,
-            "most_running": int(outcome.steps.n_running.max()),
-            "n_preemptions": outcome.n_preemptions,
-        }
-    return {"n_requests": options.simulate, **asdict(limits), "by": found}
-
-
 def _known(name: str, model: str) -> tuple[Device, Calibration]:
     """A device as a run of `model` reads it: by name, by file, or this CPU as it was measured."""
     device, known = read_device_file(device_text(name, config_at(model) if name == "cpu" else None), name)
     return device, with_host(known)
-
-
-def _device_facts(device: Device) -> dict[str, Any]:
-    return {
-        "id": device.id,
-        "name": device.name,
-        "peak_flops_per_s": dict(device.peaks),
-        "bytes_per_s": device.bytes_per_s,
-        "capacity_bytes": device.memory.capacity_bytes,
-        "source": device.source,
-        "assurance": device.assurance,
-    }
-
-
-def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
-    return {
-        "n_steps": phase.n_steps,
-        "ceiling_s": phase.ceiling_s,
-        "predicted_s": phase.predicted_s,
-        "range_s": phase.range_s,
-        "kernels_range_s": phase.ends_s,
-        "differs": phase.differs,
-        "host_s": phase.host_s,
-        "bound": phase.limit(),
-        "ops": [_op_facts(line, phase, device) for line in phase.lines],
-    }
-
-
-def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
-    op, total = line.bound.op, sum(other.seconds for other in phase.lines)
-    return {
-        "op": op.name,
-        "kind": op.kind,
-        "m": op.m,
-        "n": op.n,
-        "k": op.k,
-        "groups": op.groups,
-        "count": op.count,
-        "flops": op.count * op.flops,
-        "bytes": op.count * (op.bytes or op.link_bytes),
-        "intensity": op.intensity,
-        "ridge": device.ridge(op.dtype) if op.flops else None,
-        "bound": line.limit,
-        "level": line.bound.level,
-        "ideal_us": line.bound.seconds * 1e6,
-        "predicted_us": line.seconds * 1e6,
-        "by": line.prediction.by if line.prediction else (),
-        "share": line.seconds / total if total else 0.0,
-    }
-
-
-def _assumed(options: BoundOptions, device: Device, kv_room: Room) -> list[str]:
-    kept = f"{kv_room.reserved_bytes / 1e9:.1f} GB"
-    said = [
-        f"peaks and bandwidths are dense datasheet figures ({device.source}; {device.assurance})",
-        "every request has the same length; decode is shown at its mean context",
-        "the ceiling charges products, attention and cache writes; other passes are assumed to be fused",
-        f"engines take {options.utilisation:.0%} of the memory, {kept} of it for activations and NCCL",
-        "what they keep follows vocabulary, experts and ranks, as in vLLM 0.19 on H100",
-    ]
-    if options.batch * options.prompt > options.max_num_batched_tokens:
-        said.append(f"prompts are computed {options.max_num_batched_tokens:,} tokens a step, then all decode")
-    elif options.batch > 1:
-        said.append("the whole batch is prefilled at once, then decodes together")
-    if options.pp > 1:
-        said.append("each pipeline stage decodes a micro-batch; prompts and bursts pass one at a time")
-    if options.tp * options.ep > 1:
-        said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
-    return said
-
-
-def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
-    yield f"predicted by {known}: {known.source}"
-    yield host_sentence(known)
-    if quant.held != 1:
-        said = f"the weight files hold {quant.held:.0%} of the bytes that config.json says ({quant.weights})"
-        yield f"{said}: bytes are as in the files, products as config.json says"
-    if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
-        yield f"{quant.weights} weights count as fewer bytes of {quant.activations} products, untested"

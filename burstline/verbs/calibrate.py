@@ -2,26 +2,21 @@
 
 import argparse
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from burstline.bench import host_overhead
-from burstline.bench.calibration import measured
+from burstline.bench.calibration import host_of, measured
 from burstline.console import exit_codes
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
-from burstline.machine.hardware import config_at, path_of, read_kept
+from burstline.machine.hardware import cache_folder, cached_file, config_at, path_of, read_kept
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import (
-    cache_folder,
-    cached_file,
     device_toml,
-    load_calibration,
+    read_device_file,
     shared,
 )
-from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.servers.host.kernel import usable_cores
 
 
@@ -57,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.from_run is not None:
         return _from_run(open_run(args.from_run), args.out)
     if args.list:
-        print("\n".join(_kept()) or f"No calibration is kept in {cache_folder()}")
+        lines = map(_line, sorted(cache_folder().glob("device-*.toml")))
+        print("\n".join(lines) or f"No calibration is kept in {cache_folder()}")
         return exit_codes.DONE
     config, on_cpu = config_at(args.model), args.device == "cpu"
     kept = path_of(args.threads, config, quick=args.quick) if on_cpu else None
@@ -73,11 +69,6 @@ def run(args: argparse.Namespace) -> int:
     of_runs = "; runs of this model on this CPU use it" if out == kept else ""
     print(f"Written to {out}{of_runs}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
-
-
-def _kept() -> Iterator[str]:
-    for path in sorted(cache_folder().glob("device-*.toml")):
-        yield _line(path)
 
 
 def _line(path: Path) -> str:
@@ -107,15 +98,15 @@ def _check_out(out: Path) -> None:
 def _from_run(run: Run, out: Path | None) -> int:
     """Keep the run's device file with the host of its engine."""
     try:
-        host = host_overhead.host_of(run)
+        host = host_of(run)
     except RooflineError as why:
         raise RooflineError(f"{run.path}: {why}") from why
     if host is None:
         raise RooflineError(f"{run.path} shows too few steps that only decode; send a longer load")
-    hardware, file = run.manifest.hardware, str(run.path / DEVICE_FILE)
+    hardware, file = run.manifest.hardware, run.path / DEVICE_FILE
     assert hardware is not None
     assert hardware.model_config is not None
-    device, calibration = load_device(file), load_calibration(file)
+    device, calibration = read_device_file(file.read_bytes(), file)
     kept = path_of(device.n_units or 1, hardware.model_config, quick=True, engine=run.manifest.engine)
     out = out or kept
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +116,7 @@ def _from_run(run: Run, out: Path | None) -> int:
 
 
 def _show(out: Path) -> None:
-    device, calibration = load_device(str(out)), load_calibration(str(out))
+    device, calibration = read_device_file(out.read_bytes(), out)
     print(device.name)
     for dtype, peak in device.peaks.items():
         print(f"  {dtype:<12}{peak / 1e9:10.1f} GFLOP/s")

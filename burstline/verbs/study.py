@@ -9,16 +9,25 @@ from pathlib import Path
 from typing import Any, get_args
 
 from burstline.console import exit_codes
+from burstline.errors import RooflineError
 from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import Device, load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
 from burstline.roofline.model.shapes import ELEMENT_BYTES
-from burstline.roofline.training.memory import training_memory
-from burstline.roofline.training.recipe import EAGER, FOUNDRY, FUSED, MEGATRON, Recipe, Recompute
-from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
-from burstline.roofline.training.step import TrainingStep, training_step
+from burstline.roofline.training.recipe import (
+    EAGER,
+    FOUNDRY,
+    FUSED,
+    MEGATRON,
+    Recipe,
+    Recompute,
+    Sharding,
+    three_level,
+    zero,
+    zero_plus_plus,
+)
+from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.workloads.options import flag_of
 
 SHARDINGS = ("0", "1", "2", "3", "++", "++16", "three-level")
@@ -264,25 +273,14 @@ def _gathers_again(recipe: Recipe) -> bool:
 
 def _report(step: TrainingStep, others: list[tuple[str, TrainingStep]], trust: list[str]) -> Iterator[str]:
     yield "\n".join([_answer(step, others), *trust])
-    yield "\n".join(["1. Where a step's time goes", columns(_time_rows(step), (0,))])
-    yield "\n".join(
-        ["2. What bounds each product (one micro-batch, all stages)", columns(_op_rows(step), (0, 1, 5))]
+    tables = (
+        ("Where a step's time goes", _time_rows(step), (0,)),
+        ("What bounds each product (one micro-batch, all stages)", _op_rows(step), (0, 1, 5)),
+        ("Memory of the fullest device", _memory_rows(step), (0,)),
+        ("The same with other methods", _method_rows(others), (0,)),
     )
-    yield "\n".join(["3. Memory of the fullest device", columns(_memory_rows(step), (0,))])
-    header = ["method", "s a step", "tok/s", "MFU", "exposed", "GB a device", "fits"]
-    rows = [
-        [
-            name,
-            f"{other.seconds:.3g}",
-            f"{other.tok_per_s:,.0f}",
-            f"{other.mfu:.0%}",
-            f"{other.exposed_s / other.seconds:.0%}",
-            f"{other.memory.total / _GB:.1f}",
-            "yes" if other.fits else "no",
-        ]
-        for name, other in others
-    ]
-    yield "\n".join(["4. The same with other methods", columns([header, *rows], (0,))])
+    for i, (title, rows, left) in enumerate(tables, start=1):
+        yield f"{i}. {title}\n{columns(rows, left)}"
     yield "Measured sets and errors, in a clone: docs/howto/train-a-model.md."
 
 
@@ -319,19 +317,9 @@ def _time_rows(step: TrainingStep) -> list[list[str]]:
     for each in step.work:
         if each.op.kind != "collective":
             by_pass[each.during] += each.seconds
-    whole = sum(by_pass.values())
-    parts = {
-        **{
-            f"compute, {name}": step.compute_s * seconds / whole
-            for name, seconds in by_pass.items()
-            if seconds
-        },
-        "tensor-parallel collectives": step.tensor_s,
-        "pipeline bubble": step.bubble_s,
-        "other communication, exposed": step.exposed_s,
-        "optimizer": step.optimizer_s,
-        "host": step.host_s,
-    }
+    whole, others = sum(by_pass.values()), step.parts_s
+    compute_s = others.pop("compute")
+    parts = {f"compute, {name}": compute_s * seconds / whole for name, seconds in by_pass.items()} | others
     rows = [
         [name, f"{seconds:.4g}", f"{seconds / step.seconds:.1%}"]
         for name, seconds in parts.items()
@@ -357,6 +345,15 @@ def _op_rows(step: TrainingStep) -> list[list[str]]:
 def _memory_rows(step: TrainingStep) -> list[list[str]]:
     rows = [[name, f"{value / _GB:.2f}"] for name, value in asdict(step.memory).items()]
     return [["kind", "GB"], *rows, ["total", f"{step.memory.total / _GB:.2f}"]]
+
+
+def _method_rows(others: list[tuple[str, TrainingStep]]) -> list[list[str]]:
+    rows = [["method", "s a step", "tok/s", "MFU", "exposed", "GB a device", "fits"]]
+    for name, step in others:
+        cells = [f"{step.seconds:.3g}", f"{step.tok_per_s:,.0f}", f"{step.mfu:.0%}"]
+        cells += [f"{step.exposed_s / step.seconds:.0%}", f"{step.memory.total / _GB:.1f}"]
+        rows.append([name, *cells, "yes" if step.fits else "no"])
+    return rows
 
 
 def _facts(step: TrainingStep) -> dict[str, Any]:

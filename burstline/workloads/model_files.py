@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from burstline.errors import read_small
 from burstline.workloads.request import WorkloadError
 
 MOST_BYTES: Final = 64 << 20  # twice the longest tokenizer.json that is known
@@ -14,10 +15,7 @@ MOST_BYTES: Final = 64 << 20  # twice the longest tokenizer.json that is known
 def read_text(path: Path) -> str | None:
     """The file's text, None where there is no such file; WorkloadError for anything else."""
     try:
-        with path.open("rb") as file:
-            if len(data := file.read(MOST_BYTES + 1)) <= MOST_BYTES:
-                return data.decode()
-        raise ValueError(f"it has over {MOST_BYTES >> 20} MB; expected a file of a model's folder")
+        return read_small(path, MOST_BYTES, "a file of a model's folder").decode()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

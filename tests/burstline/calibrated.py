@@ -22,7 +22,7 @@ sys.exit(main(sys.argv[1:]))
 """
 """Tests have neighbours: what is asked here is whether verdicts hold, not whether a ceiling is right."""
 UNSTEADY = """
-from burstline.roofline.calibrate.timer import Timer
+from burstline.roofline.calibrate.measurements import Timer
 Timer.ceiling = lambda *_: (0.0, 0.0)
 """
 """Python runs it as it starts, in the process that measures too: the fastest rounds may differ."""

@@ -7,16 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from burstline.bench import host_overhead
+from burstline.bench import calibration as measuring
+from burstline.bench.calibration import BURST, _slowness, fit_of, host_fit, host_of
 from burstline.bench.fire import DriveOutcome
-from burstline.bench.host_overhead import BURST, _slowness, fit_of, host_fit, host_of
 from burstline.measure.record.manifest import HardwareFacts
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import read_config
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.servers.messages import EngineError
@@ -75,7 +74,7 @@ def test_a_burst_on_a_machine_that_is_slower_than_when_it_was_calibrated_gives_t
         *(SimpleNamespace(op=SimpleNamespace(name=name), seconds=1e-6) for name in ("attention", "lm_head")),
     ]
     logged = slow | {"attention_ns": [1700] * 112, "lm_head_ns": [1700] * 112}
-    found = _slowness(logged, SimpleNamespace(predict=lambda *_: each), None)
+    found = _slowness(logged, SimpleNamespace(predict=lambda *_: SimpleNamespace(predictions=each)), None)
     assert found == pytest.approx(1.7)
     assert fit_of(slow, kernels_s, found).token_s == pytest.approx(TOKEN_NS / 1e9, rel=0.02)
 
@@ -93,8 +92,8 @@ def test_the_steps_of_a_run_give_the_cost_of_its_engines_host(monkeypatch):
     steps = [Step.of([(1, 300, 1)] * n) for n in range(1, 33)] + [Step.of([(200, 200, 1), (1, 300, 1)])] * 9
     seen = [StepSeen(step, clock(step) + put_in.seconds(step, 0, 0.0)) for step in steps]
     run = SimpleNamespace(name="r", manifest=SimpleNamespace(engine="vllm", hardware=HardwareFacts()))
-    monkeypatch.setattr(host_overhead, "setup_of", lambda _: (setup, []))
-    monkeypatch.setattr(host_overhead, "seen_in", lambda *_: SimpleNamespace(steps=seen))
+    monkeypatch.setattr(measuring, "setup_of", lambda _: (setup, []))
+    monkeypatch.setattr(measuring, "seen_in", lambda *_: SimpleNamespace(steps=seen))
     found = host_of(run)
     costs = found.step_s, found.token_s, found.prompt_tok_s
     assert costs == pytest.approx((put_in.step_s, put_in.token_s, put_in.prompt_tok_s), rel=0.01)
@@ -111,7 +110,7 @@ def test_a_server_that_does_not_start_leaves_the_device_without_a_host(monkeypat
     def fails(*_):
         raise EngineError("it ended")
 
-    monkeypatch.setattr(host_overhead, "serving", fails)
+    monkeypatch.setattr(measuring, "serving", fails)
     assert measured_host() is None
 
 
@@ -123,20 +122,20 @@ def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
         "load_steps": lambda _: ({}, {}),
     }
     for name, fake in faked.items():
-        monkeypatch.setattr(host_overhead, name, fake)
+        monkeypatch.setattr(measuring, name, fake)
     assert measured_host() is None
 
 
 def test_what_was_measured_names_its_source(monkeypatch):
-    monkeypatch.setattr(host_overhead, "_burst_log", lambda *_: log())
+    monkeypatch.setattr(measuring, "_burst_log", lambda *_: log())
     found = measured_host()
     assert found.engine == "reference"
     assert "burst" in found.source
 
 
 def test_a_model_whose_steps_hide_the_host_is_not_started(monkeypatch):
-    monkeypatch.setattr(host_overhead, "LONGEST_PROMPTS_S", 0.0)
-    monkeypatch.setattr(host_overhead, "serving", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr(measuring, "LONGEST_PROMPTS_S", 0.0)
+    monkeypatch.setattr(measuring, "serving", lambda *_: pytest.fail("an engine was started"))
     assert measured_host() is None
 
 

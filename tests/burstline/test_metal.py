@@ -11,6 +11,7 @@ import pytest
 
 from burstline.bench.report import reconciled, write_report
 from burstline.cli import main
+from burstline.errors import RooflineError
 from burstline.machine import hardware
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
@@ -19,12 +20,12 @@ from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, HardwareFacts, HostFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
+from burstline.measure.record.typed_json import to_json
 from burstline.measure.verdict.comparable import quantization_of
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.side_by_side import side_by_side
 from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_config
 from burstline.servers.identity import Identity
 from burstline.workloads.spec import LoadSpec
@@ -50,7 +51,7 @@ def run(tmp_path):
 def noted(run, hints=ON_H100, **facts):
     run.save_manifest(replace(run.manifest, **facts))
     note_hardware(run, hints)
-    return reconciled(open_run(run.path), None).to_json()
+    return to_json(reconciled(open_run(run.path), None))
 
 
 def test_a_known_device_and_model_give_phases_bounds_and_the_gap(run):

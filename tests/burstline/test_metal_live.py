@@ -20,7 +20,7 @@ import pytest
 from burstline.machine.roofline import seen_in, setup_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import AGREES, load_calibration
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
 from burstline.roofline.predict.simulate import simulate
 from burstline.roofline.reconcile.inputs import StepSeen
 from tests.burstline.calibrated import calibrated
@@ -75,7 +75,7 @@ def test_products_take_what_the_calibrated_cpu_predicts(quiet_run):
     errors: dict[tuple[str, str], list[float]] = {}
     for seen in seen_in(quiet_run, assumed).steps:
         phase = "prefill" if (seen.step.new_tok > 1).any() else "decode"
-        for p in setup.deployment.predict(seen.step, setup.calibration):
+        for p in setup.deployment.predict(seen.step, setup.calibration).predictions:
             if p.op.name in GEMMS:
                 errors.setdefault((phase, p.op.name), []).append(p.seconds / seen.op_seconds[p.op.name] - 1)
     medians = {key: float(np.median(np.abs(each))) for key, each in errors.items()}

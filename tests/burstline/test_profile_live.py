@@ -26,13 +26,11 @@ from burstline.measure.record.rundir import open_run
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import UNKNOWN, Profile, profile_of
 from burstline.roofline.profile.compare import compare
-from burstline.roofline.profile.composition import SentRequest, first_difference
-from burstline.roofline.profile.trace import traces_at
+from burstline.roofline.profile.trace import SentRequest, first_difference, traces_at
 from burstline.roofline.reconcile.inputs import Setup
 from burstline.roofline.reconcile.reconciliation import OpRow, Profiled
 from burstline.servers.reference.steplog import load_steps

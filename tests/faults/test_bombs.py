@@ -32,7 +32,7 @@ from burstline.bench.plan_for_server import local_tokenizer
 from burstline.reports.model.foreign import foreign_results
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.suites.suite import load_suite
 from burstline.workloads.arrivals import parse_times

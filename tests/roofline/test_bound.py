@@ -8,22 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, Level, Link, load_device
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
+from burstline.roofline.device.device import Device, Level, Link, collective_s, load_device
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, matmul, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
-from burstline.roofline.predict.bound import ceiling, ceilings, classify, classify_step, working_set_bytes
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel, Quant
 from burstline.roofline.predict.capacity import (
-    check_batch,
     kv_bytes,
-    largest_batch,
     room,
     state_bytes,
     weight_bytes,
 )
+from burstline.roofline.predict.predict import Deployment, ceiling, ceilings, predict, working_set_bytes
 
 MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]
@@ -35,7 +31,7 @@ def model(name: str) -> ModelShape:
 
 def cpu(l3_bytes: float) -> Device:
     levels = (Level("L2", 1e6, 200e9), Level("L3", l3_bytes, 100e9), Level("DRAM", 16e9, 20e9))
-    return Device("cpu", "CPU", "cpu", "", {"fp32": 2e11}, levels, (), 2, None, (), "", "", "")
+    return Device("cpu", "CPU", {"fp32": 2e11}, levels, n_units=2)
 
 
 def products(found: list[Op]) -> list[Op]:
@@ -117,17 +113,10 @@ def test_only_the_cache_that_an_elementwise_pass_writes_must_reach_memory():
 
 
 def test_launches_bind_an_op_when_they_take_half_its_time():
-    bound = ceiling(matmul("o", 1, 4096, 4096, BF16, count=32), load_device("h100"))
-    assert classify(bound) == "memory"
-    assert classify(bound, floor_s=bound.seconds) == "latency"
-    assert classify(bound, floor_s=0.99 * bound.seconds) == "memory"
-
-
-def test_a_step_is_bound_by_its_largest_class_the_host_or_the_cache():
-    parts = [("compute", 1.0), ("memory", 0.7), ("memory", 0.6)]
-    assert classify_step(parts) == "memory"
-    assert classify_step(parts, host_s=2.4) == "host"
-    assert classify_step(parts, n_refused=3) == "KV admission"
+    product = predict(matmul("o", 1, 4096, 4096, BF16, count=32), load_device("h100"), None)
+    assert product.limit == "memory"
+    for share, limit in ((0.5, "latency"), (0.49, "memory")):
+        assert replace(product, floor_s=share * product.seconds).limit == limit
 
 
 @given(st.sampled_from(["a100", "h100", "b200", "l4"]), st.integers(1, 4096), st.integers(1, 64))
@@ -200,7 +189,8 @@ def test_a_collective_is_communication():
         op for op in ops(model("llama-2-7b"), BF16, Parallel(tp=2), Step.decode(1, 9)) if op.link_bytes
     )
     bound = ceiling(reduce, load_device("a100"))
-    assert bound.limit == classify(bound, floor_s=1.0) == "communication"
+    assert bound.limit == replace(predict(reduce, load_device("a100"), None), floor_s=1.0).limit
+    assert bound.limit == "communication"
     assert bound.seconds == pytest.approx(65 * 8192 / 300e9)
 
 
@@ -262,28 +252,28 @@ def test_stages_of_alternating_layers_hold_some_of_each_kind():
 
 def test_the_cache_is_what_weights_and_reserve_leave_in_whole_blocks():
     shape, device = model("llama-3.1-8b"), load_device("rtx4090")
-    here = room(shape, BF16, Parallel(), device)
+    here = room(Deployment(shape, BF16, Parallel(), device))
     assert here.kv_tok == here.kv_bytes // (16 * 131072) * 16
     assert here.kv_tok == pytest.approx(41_408, rel=0.05)  # what vLLM 0.19 found on this card
-    assert largest_batch(shape, BF16, Parallel(), here, 1024) == here.kv_tok // 1024
+    assert here.largest_batch(1024) == here.kv_tok // 1024
 
 
 def test_a_model_that_does_not_fit_is_told_what_it_needs():
     with pytest.raises(
         RooflineError, match=r"llama-2-70b does not fit A100-SXM4-80G: weights take 138.0 GB .*--tp"
     ):
-        room(model("llama-2-70b"), BF16, Parallel(), load_device("a100"))
-    assert room(model("llama-2-70b"), BF16, Parallel(tp=4), load_device("a100")).kv_tok > 0
+        room(Deployment(model("llama-2-70b"), BF16, Parallel(), load_device("a100")))
+    assert room(Deployment(model("llama-2-70b"), BF16, Parallel(tp=4), load_device("a100"))).kv_tok > 0
 
 
 def test_a_batch_beyond_the_cache_or_the_context_is_told_the_most_that_fits():
     shape = model("llama-2-13b")
-    here = room(shape, BF16, Parallel(), load_device("a100"))
-    most = largest_batch(shape, BF16, Parallel(), here, 400)
-    check_batch(shape, BF16, Parallel(), here, most, 400)
+    here = room(Deployment(shape, BF16, Parallel(), load_device("a100")))
+    most = here.largest_batch(400)
+    here.check(most, 400)
     with pytest.raises(
         RooflineError, match=f"batch {most + 1} of 400 tokens does not fit .* at most {most};"
     ):
-        check_batch(shape, BF16, Parallel(), here, most + 1, 400)
+        here.check(most + 1, 400)
     with pytest.raises(RooflineError, match="5000 tokens of prompt and output are more than the 4096"):
-        check_batch(shape, BF16, Parallel(), here, 1, 5000)
+        here.check(1, 5000)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from burstline.bench.calibration import calibrate_pinned
+from burstline.errors import RooflineError
+from burstline.machine.hardware import path_of
 from burstline.roofline.calibrate.measurements import calibrate, levels_of
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
-from burstline.roofline.device.calibration import cached_file, device_toml, load_calibration
+from burstline.roofline.device.calibration import device_toml, load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_config, load_model
 from burstline.roofline.model.ops import Step, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import MEASURED, predict_step
 
 REFERENCE = load_model("reference")[0]
@@ -199,12 +199,12 @@ def test_a_calibration_that_fails_says_why(tmp_path):
         calibrate_pinned(tmp_path / "missing.json", tmp_path / "out.toml", "cpu", 1, quick=True)
 
 
-def test_the_cache_keeps_models_devices_and_cores_apart(monkeypatch, tmp_path):
+def test_the_cache_keeps_models_engines_and_cores_apart(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = {
-        cached_file(model, device, threads, quick=quick)
-        for model in ("reference", "/models/other")
-        for device in ("cpu", "cuda:0")
+        path_of(threads, bundled_config(model), quick=quick, engine=engine)
+        for model in ("reference", "llama-2-7b")
+        for engine in (None, "vllm")
         for threads in (1, 2)
         for quick in (True, False)
     }

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
@@ -17,19 +18,15 @@ from burstline.roofline.device.calibration import (
     with_host,
 )
 from burstline.roofline.device.device import bundled_devices, load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.ops import Step, matmul, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import (
     MEASURED,
     Clock,
     Deployment,
-    host_seconds,
     predict,
     predict_step,
-    step_seconds,
 )
 
 LLAMA = load_model("llama-3.1-8b")[0]
@@ -85,7 +82,7 @@ def test_every_constant_moves_a_step(name):
     ]
     more = shared().changed({name: 1.2 * getattr(shared().constants, name)})
     before, after = (
-        sum(step_seconds(predict_step(each, device, known)) for each, device in of)
+        sum(p.seconds for each, device in of for p in predict_step(each, device, known))
         for known in (shared(), more)
     )
     assert before != after
@@ -177,15 +174,12 @@ def test_more_work_takes_longer_and_a_longer_context_too():
 def test_the_clock_agrees_with_a_step_predicted_op_by_op():
     device = load_device("a100")
     calibration = with_host(load_calibration(device))
-    clock = Clock(Deployment(LLAMA, QUANTS["bf16"], Parallel(tp=2), device), calibration)
+    on = Deployment(LLAMA, QUANTS["bf16"], Parallel(tp=2), device)
+    clock = Clock(on, calibration)
     step = Step.of([(1, 640, 1)] * 7 + [(200, 500, 1)])
-    found = predict_step(ops(LLAMA, QUANTS["bf16"], Parallel(tp=2), step), device, calibration)
-    assert clock(step) == pytest.approx(step_seconds(found, host_seconds(step, found, calibration)))
+    assert clock(step) == pytest.approx(on.predict(step, calibration).predicted_s)
     decode = Step.decode(32, 1000)
-    found = predict_step(ops(LLAMA, QUANTS["bf16"], Parallel(tp=2), decode), device, calibration)
-    assert clock(decode) == pytest.approx(
-        step_seconds(found, host_seconds(decode, found, calibration)), rel=0.01
-    )
+    assert clock(decode) == pytest.approx(on.predict(decode, calibration).predicted_s, rel=0.01)
 
 
 def test_decodes_beside_a_prefill_are_slower():

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
+from burstline.errors import RooflineError
 from burstline.machine.hardware import config_at
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.checkpoint import quant_of
 from burstline.roofline.model.families import bundled_config, load_model, read_config
 from burstline.roofline.model.ops import Step, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.model.shapes import QUANTS, Parallel, Quant
 from burstline.roofline.predict.capacity import weight_bytes
 
 FACTS = Path(__file__).parents[1] / "data" / "real_configs.jsonl"

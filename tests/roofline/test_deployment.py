@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import HostFit, shared, stack_host, with_host
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import bundled_models, load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Quant
-from burstline.roofline.model.step import Step
-from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds, ridge_tok
+from burstline.roofline.model.ops import Step
+from burstline.roofline.model.shapes import QUANTS, Parallel, Quant
+from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds, ridge_tok
 from burstline.roofline.predict.predict import Deployment
 
 
@@ -23,7 +22,7 @@ def llama(tp: int = 1) -> Deployment:
 def test_a_request_is_one_prefill_and_a_decode_for_every_further_token():
     phases = phase_bounds(llama(), UniformBatch(1, 200, 200))
     assert [(name, phase.n_steps) for name, phase in phases.items()] == [("prefill", 1), ("decode", 199)]
-    attention = next(line.bound.op for line in phases["decode"].lines if line.bound.op.kind == "attention")
+    attention = next(p.op for p in phases["decode"].predictions if p.op.kind == "attention")
     assert attention.n == 300
     assert latency_s(phases) == phases["prefill"].ceiling_s + 199 * phases["decode"].ceiling_s
     assert list(phase_bounds(llama(), UniformBatch(1, 200, 1))) == ["prefill"]
@@ -38,15 +37,16 @@ def test_decoding_at_the_mean_context_takes_as_long_as_decoding_step_by_step():
 def test_predictions_stand_beside_the_ceiling_and_launches_can_bind():
     phases = phase_bounds(llama(tp=8), UniformBatch(1, 200, 200), with_host(shared()))
     decode = phases["decode"]
-    ops_s = sum(line.seconds for line in decode.lines)
+    ops_s = sum(p.seconds for p in decode.predictions)
     assert decode.host_s == pytest.approx(stack_host().step_s + stack_host().token_s)
     assert decode.predicted_s == pytest.approx(ops_s + decode.host_s)
     assert latency_s(phases) > latency_s(phases, ceiling=True)
-    limit = {line.bound.op.name: line.limit for line in decode.lines}
+    limit = {p.op.name: p.limit for p in decode.predictions}
     assert limit["o"] == "latency"
     assert limit["lm_head"] == "memory"
     assert limit["all_reduce"] == "communication"
-    assert {line.limit for line in phases["prefill"].lines if line.bound.op.name == "gate_up"} == {"memory"}
+    assert {p.limit for p in phases["prefill"].predictions if p.op.name == "gate_up"} == {"memory"}
+    assert decode.limit == max(decode.limit_s, key=decode.limit_s.__getitem__) != "host"
 
 
 def test_experts_are_compute_bound_once_their_expected_weights_take_less_time():
@@ -64,9 +64,9 @@ def test_experts_are_compute_bound_once_their_expected_weights_take_less_time():
     ridge = ridge_tok(on)
     assert ridge == 2216
     assert margin_s(ridge - 1) < 0 <= margin_s(ridge)
-    prefill = phase_bounds(on, UniformBatch(1, 512, 1))["prefill"].lines
-    experts = next(line for line in prefill if line.bound.op.name == "experts_gate_up")
-    assert (experts.limit, round(experts.bound.op.intensity)) == ("memory", 58)  # the ridge is at 295
+    prefill = phase_bounds(on, UniformBatch(1, 512, 1))["prefill"].predictions
+    experts = next(p for p in prefill if p.op.name == "experts_gate_up")
+    assert (experts.limit, round(experts.op.intensity)) == ("memory", 58)  # the ridge is at 295
     assert experts.bound.seconds < experts.bound.expected_memory_s  # the ceiling's seconds stay a ceiling
 
 
@@ -75,7 +75,7 @@ def test_a_slow_host_adds_to_every_step_and_binds_it():
     phases = phase_bounds(llama(), UniformBatch(1, 200, 3), slow)
     without = phase_bounds(llama(), UniformBatch(1, 200, 3), shared())
     assert latency_s(phases) == pytest.approx(latency_s(without) + 3 * 0.5)
-    assert phases["decode"].limit() == "host"
+    assert phases["decode"].limit == "host"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import DTYPES, bundled_devices, load_device, read_device
-from burstline.roofline.errors import RooflineError
 
 FILE = """
 name = "a laptop"

@@ -12,8 +12,7 @@ import pytest
 
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Step, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, ModelShape
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

@@ -9,8 +9,7 @@ import pytest
 from burstline.roofline.device.calibration import HostFit, interval_factors, load_calibration, stack_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import bundled_config, read_config
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import Quant
+from burstline.roofline.model.shapes import Parallel, Quant
 from burstline.roofline.predict.forecast import PlannedLoad, paced, predicted_figures
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.predict.simulate import Asked, Limits

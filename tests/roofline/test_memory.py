@@ -4,9 +4,9 @@ import pytest
 
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model, read_config
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.capacity import fits, largest_batch, request_bytes, room, weight_bytes
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.capacity import request_bytes, room, weight_bytes
+from burstline.roofline.predict.predict import Deployment
 
 GIB = 2**30
 
@@ -27,7 +27,7 @@ GIB = 2**30
 )
 def test_published_rooms_are_met_or_inside_the_band(model, device, quant, utilisation, tp, weights, kv):
     shape, stored = load_model(model, quant)
-    of = room(shape, stored, Parallel(tp=tp), load_device(device), utilisation=utilisation)
+    of = room(Deployment(shape, stored, Parallel(tp=tp), load_device(device)), utilisation=utilisation)
     if weights:
         assert of.weight_bytes / GIB == pytest.approx(weights, rel=0.05)
     if kv:
@@ -38,13 +38,13 @@ def test_published_rooms_are_met_or_inside_the_band(model, device, quant, utilis
 def test_fitting_has_three_answers():
     shape, stored = load_model("gpt-oss-120b")
     parallel, h100 = Parallel(), load_device("h100")
-    of = room(shape, stored, parallel, h100, utilisation=0.95)
-    assert fits(shape, stored, parallel, of, 1, 1024) == "yes"
-    assert fits(shape, stored, parallel, of, 1, 131072) == "within the band"
-    assert fits(shape, stored, parallel, of, 10, 131072) == "no"
+    of = room(Deployment(shape, stored, parallel, h100), utilisation=0.95)
+    assert of.fits(1, 1024) == "yes"
+    assert of.fits(1, 131072) == "within the band"
+    assert of.fits(10, 131072) == "no"
     shape, stored = load_model("deepseek-v3")
-    of = room(shape, stored, Parallel(tp=8), load_device("h200"))
-    assert fits(shape, stored, Parallel(tp=8), of, 8, 32768) == "yes"
+    of = room(Deployment(shape, stored, Parallel(tp=8), load_device("h200")))
+    assert of.fits(8, 32768) == "yes"
 
 
 # As transformers' script that converts Gemma 3 has it.
@@ -64,9 +64,9 @@ def test_windowed_requests_are_counted_as_the_engine_groups_its_layers():
     one = request_bytes(shape, QUANTS["bf16"], parallel, 8192)
     assert 19.5 * GIB / one == pytest.approx(4.46, rel=0.01)
     assert weight_bytes(shape, QUANTS["bf16"], parallel) / GIB == pytest.approx(51.45, rel=0.02)
-    of = room(shape, QUANTS["bf16"], parallel, load_device("h100"), utilisation=0.95)
+    of = room(Deployment(shape, QUANTS["bf16"], parallel, load_device("h100")), utilisation=0.95)
     assert of.kv_bytes / GIB == pytest.approx(19.5, rel=0.05)
-    assert largest_batch(shape, QUANTS["bf16"], parallel, of, 8192) == 4
+    assert of.largest_batch(8192) == 4
 
 
 def test_a_vision_tower_takes_memory_but_is_no_parameter_of_the_text():

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.checkpoint import quant_of
 from burstline.roofline.model.families import FAMILIES, read_config
 from burstline.roofline.model.ops import Step, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Dense, Moe, Quant
+from burstline.roofline.model.shapes import QUANTS, Dense, Moe, Parallel, Quant
 from burstline.roofline.predict.capacity import kv_bytes, state_bytes, weight_bytes
 from burstline.roofline.predict.predict import predict
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Op, Step, experts_hit, matmul, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, ModelShape, Moe
-from burstline.roofline.predict.bound import ceiling
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Moe, Parallel
+from burstline.roofline.predict.predict import ceiling
 
 MODELS = Path(__file__).parents[2] / "burstline/roofline" / "model" / "configs"
 EXAMPLE = Path(__file__).parents[1] / "golden" / "roofline" / "worked_example.csv"

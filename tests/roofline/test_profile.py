@@ -10,18 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.reports.blocks import Note
 from burstline.reports.page.roofline_section import profiled
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import COMMUNICATION, UNKNOWN, profile_of
 from burstline.roofline.profile.compare import NO_OPERATOR, compare
-from burstline.roofline.profile.composition import Group, SentRequest, composition, first_difference
+from burstline.roofline.profile.trace import Group, SentRequest, composition, first_difference
 from burstline.roofline.reconcile.inputs import Setup
 
 MODEL = load_model("reference")[0]

@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burstline.measure.record.typed_json import from_json
+from burstline.measure.record.typed_json import from_json, to_json
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.model.step import Step
-from burstline.roofline.predict.bound import ceilings
-from burstline.roofline.predict.predict import Deployment
+from burstline.roofline.model.ops import Step
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.predict import Deployment, ceilings
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import reconcile
@@ -205,7 +203,7 @@ def test_changes_that_help_are_shorter_and_impossible_ones_say_why():
 
 def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
     found = reconcile(logged(1.3), SETUP)
-    assert from_json(Reconciliation, json.loads(json.dumps(found.to_json()))) == found
+    assert from_json(Reconciliation, json.loads(json.dumps(to_json(found)))) == found
     assert found.sentence.startswith("Decode is ")
     assert "bound" in found.sentence
     assert found.by == "shared constants"

@@ -9,18 +9,16 @@ import pytest
 from burstline.roofline.device.calibration import load_calibration, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.model.step import Step
-from burstline.roofline.predict.deployment import (
-    PhaseBound,
+from burstline.roofline.model.ops import Step
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.answer import (
     UniformBatch,
     latency_ends_s,
     latency_s,
     phase_bounds,
 )
 from burstline.roofline.predict.forecast import PlannedLoad, predicted_figures
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes
 from burstline.roofline.predict.simulate import Asked, Limits
 
 DECODE = UniformBatch(8, 1, 2)
@@ -31,8 +29,8 @@ def deployment(model: str, device: str, quant: str | None, **ranks: int) -> Depl
 
 
 def found(on: Deployment, step: Step, name: str) -> Prediction:
-    predictions = on.predict(step, with_host(load_calibration(on.device)))
-    return next(p for p in predictions if p.op.name == name)
+    times = on.predict(step, with_host(load_calibration(on.device)))
+    return next(p for p in times.predictions if p.op.name == name)
 
 
 def one_us(model: str, device: str, quant: str, step: Step, name: str, **ranks: int) -> float:
@@ -40,7 +38,7 @@ def one_us(model: str, device: str, quant: str, step: Step, name: str, **ranks: 
     return prediction.seconds / prediction.op.count * 1e6
 
 
-def decode(on: Deployment, batch: int, context_tok: int) -> dict[str, PhaseBound]:
+def decode(on: Deployment, batch: int, context_tok: int) -> dict[str, StepTimes]:
     asked = UniformBatch(batch, context_tok - 1, 2)
     phases = phase_bounds(on, asked, with_host(load_calibration(on.device)))
     return {"decode": phases["decode"]}
@@ -170,7 +168,7 @@ def test_a_forecast_reaches_as_far_as_published_kernels_do():
 
 def test_xgmi_gives_two_devices_one_link_of_seven():
     """MI300X: 7 x 64 GB/s, one link to each other device."""
-    from burstline.roofline.device.collectives import collective_s
+    from burstline.roofline.device.device import collective_s
 
     links = load_device("mi300x").links
     pair, _ = collective_s("all_gather", 64e9, 2, links)
@@ -183,7 +181,7 @@ def test_each_stage_decodes_a_micro_batch_of_its_own():
     whole, split = (
         decode(deployment("llama-3.1-70b", "h100", "fp8", pp=pp), 64, 4000)["decode"] for pp in (1, 4)
     )
-    rows = {line.bound.op.m for line in split.lines if line.bound.op.name == "gate_up"}
+    rows = {p.op.m for p in split.predictions if p.op.name == "gate_up"}
     assert rows == {16}
     assert split.predicted_s < whole.predicted_s
 

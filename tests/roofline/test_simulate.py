@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burstline.roofline.errors import RooflineError
-from burstline.roofline.predict.scheduler import Batch
-from burstline.roofline.predict.simulate import Asked, Limits, simulate
+from burstline.errors import RooflineError
+from burstline.roofline.predict.simulate import Asked, Batch, Limits, simulate
 from burstline.servers.reference.scheduler import BlockPool, Scheduler, Sequence
 
 

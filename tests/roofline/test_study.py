@@ -5,9 +5,8 @@ import pytest
 from burstline.roofline.device.calibration import load_calibration, with_host
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS
-from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
+from burstline.roofline.model.shapes import QUANTS, Parallel
+from burstline.roofline.predict.answer import UniformBatch, latency_s, phase_bounds
 from burstline.roofline.predict.predict import Deployment
 from burstline.verbs.bound import GENERATIONS
 from research.dram import dram_scaling
@@ -74,5 +73,5 @@ def test_each_generation_is_faster():
     }
     latencies = [latency_s(of) for of in phases.values()]
     assert latencies == sorted(latencies, reverse=True)
-    assert phases["a100-sxm4-80g"]["prefill"].limit() == "compute"
-    assert phases["h100-sxm5-80g"]["prefill"].limit() == "memory"
+    assert phases["a100-sxm4-80g"]["prefill"].limit == "compute"
+    assert phases["h100-sxm5-80g"]["prefill"].limit == "memory"

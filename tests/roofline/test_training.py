@@ -10,19 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burstline.cli import main
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Link, load_device
-from burstline.roofline.errors import RooflineError
+from burstline.errors import RooflineError
+from burstline.roofline.device.device import Link, collective_s, load_device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape
+from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, ModelShape, Parallel
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.training.memory import first_stage, layer_activation_bytes, training_memory
-from burstline.roofline.training.recipe import EAGER, MEGATRON, Kernels, Recipe
-from burstline.roofline.training.sharding import Sharding, three_level, zero, zero_plus_plus
-from burstline.roofline.training.step import training_step
+from burstline.roofline.training.recipe import (
+    EAGER,
+    MEGATRON,
+    Kernels,
+    Recipe,
+    Sharding,
+    three_level,
+    zero,
+    zero_plus_plus,
+)
+from burstline.roofline.training.step import (
+    first_stage,
+    layer_activation_bytes,
+    training_memory,
+    training_step,
+)
 from burstline.verbs import study
 from research import training
 from research.__main__ import DATA
@@ -149,18 +159,20 @@ def test_the_shapes_of_llm_foundrys_models_have_the_parameters_that_it_states():
 
 @pytest.mark.parametrize("row", training.read(DATA, "activation_memory"))
 def test_activations_are_arxiv_2205_05198s_formulae_to_the_byte(row):
-    layer = training.gpt(row.layers, row.hidden, row.heads, 51200, 2048).layers[0]
+    model = training.gpt(row.layers, row.hidden, row.heads, 51200, 2048)
     method = row.method
-    one = layer_activation_bytes(
-        layer,
-        row.hidden,
+    recipe = Recipe(
+        model,
+        A100,
+        row.micro_batch,
         2048,
         row.micro_batch,
-        row.tp,
-        recompute="full" if method == "full" else "selective" if "selective" in method else "none",
+        tp=row.tp,
         sequence_parallel="sequence parallel" in method,
         kernels=Kernels(fused=False, dropout=True),
     )
+    recompute = "full" if method == "full" else "selective" if "selective" in method else "none"
+    one = layer_activation_bytes(recipe, model.layers[0], recompute)
     in_flight = 1 + (row.pp - 1) / (row.pp * row.virtual_stages) if row.virtual_stages > 1 else 1
     assert one * row.layers * in_flight / GIB == pytest.approx(row.formula_GiB_first_stage, rel=1e-6)
 
@@ -518,7 +530,7 @@ def test_a_burst_of_7b_on_one_rtx_4090_takes_605_s_at_least():
     """As the suite's comments say, which runs 7B on eight."""
     device = load_device("rtx4090")
     deployment = Deployment(LLAMA, QUANTS["fp16"], Parallel(), device)
-    kv_tok = room(LLAMA, deployment.quant, deployment.parallel, device).kv_tok
+    kv_tok = room(deployment).kv_tok
     clock = Clock(deployment, None)
     burst = simulate([Asked(0.0, 512, 512)] * 1000, Limits(256, 8192, kv_tok), clock)
     assert f"{burst.makespan_s:.0f}" == "605"

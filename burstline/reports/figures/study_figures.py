@@ -22,16 +22,10 @@ def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
     """Each method's seconds by part and its memory by kind, beside what the device has."""
     figure, panels = _two_panels()
     names = list(methods)
-    parts = {
-        "compute": [step.compute_s for step in methods.values()],
-        "tensor-parallel collectives": [step.tensor_s for step in methods.values()],
-        "bubble": [step.bubble_s for step in methods.values()],
-        "exposed communication": [step.exposed_s for step in methods.values()],
-        "optimizer": [step.optimizer_s for step in methods.values()],
-        "host": [step.host_s for step in methods.values()],
-    }
+    steps = list(methods.values())
+    parts = {name: [step.parts_s[name] for step in steps] for name in steps[0].parts_s}
     kinds = {
-        kind: [getattr(step.memory, kind) / 1e9 for step in methods.values()]
+        kind: [getattr(step.memory, kind) / 1e9 for step in steps]
         for kind in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
     }
     for panel, bars, title in zip(panels, (parts, kinds), ("seconds a step", "GB a device"), strict=True):
@@ -43,7 +37,7 @@ def write_training(path: Path, methods: Mapping[str, TrainingStep]) -> None:
         panel.invert_yaxis()
         panel.set_xlabel(title)
         panel.legend(frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
-    capacity = next(iter(methods.values())).recipe.device.memory.capacity_bytes
+    capacity = steps[0].recipe.device.memory.capacity_bytes
     panels[1].axvline(capacity / 1e9, color="black", linewidth=0.8, linestyle="--")
     panels[1].set_yticklabels([])
     _write(figure, path)

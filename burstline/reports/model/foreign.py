@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from burstline.errors import read_small
 from burstline.measure.verdict.certificate import Printed, statistic
 from burstline.workloads.request import WorkloadError
 
@@ -184,12 +184,10 @@ def _at(document: Any, place: str, *default: None) -> Any:
 def _json_of(path: Path) -> Any:
     """A JSON file, or the list of what its lines hold; None where it is neither."""
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > MOST_BYTES:
-                raise WorkloadError(f"{path} has over {MOST_BYTES >> 20} MB; expected the result of one run")
-            data = file.read(MOST_BYTES)
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
+        data = read_small(path, MOST_BYTES, "the result of one run")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise WorkloadError(f"{path} cannot be read: {why}") from None
     with suppress(ValueError, RecursionError):
         return json.loads(data)  # SGLang writes Infinity, which only this takes
     with suppress(ValueError, RecursionError):

@@ -10,13 +10,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from burstline.roofline.calibrate.cores import take_cores
-from burstline.roofline.calibrate.measurements import calibrate
+from burstline.cores import take_cores
+from burstline.errors import RooflineError
+from burstline.roofline.calibrate.measurements import Probe, calibrate
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
 from burstline.roofline.calibrate.probe_torch import TorchProbe
-from burstline.roofline.calibrate.timer import Probe
 from burstline.roofline.device.calibration import device_toml
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
 
 

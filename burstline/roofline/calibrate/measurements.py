@@ -6,18 +6,128 @@ A probe runs the kernels; what comes out is the device's ceilings as measured an
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
 
-from burstline.roofline.calibrate.fitting import fitted, spread_of
-from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
-from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, shared
+from burstline.errors import RooflineError
+from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, Spread, shared
 from burstline.roofline.device.device import Device, Level
-from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
 from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
+
+Kernel = Callable[[], object]
+LEAST_S, MOST_S, REACHED = 2.0, 4.0, 3
+"""How long a ceiling is looked for, at least and at most, and how often it must be reached."""
+
+
+class Probe(Protocol):
+    """A device's kernels, made ready to run; `roofline/calibrate/probe_numpy.py`, `probe_torch.py`.
+
+    `passes` names the elementwise kernels that are as engines have them, by what ends our ops' names.
+    """
+
+    dtype: str
+    element_bytes: int
+    n_units: int
+    passes: tuple[str, ...]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory_bytes(self) -> float: ...
+    def product(self, m: int, n: int, k: int, copies: int) -> Kernel: ...
+    def read(self, n_bytes: int) -> Kernel: ...
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel: ...
+    def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
+    def norm(self, rows: int, width: int) -> Kernel: ...
+    def activation(self, rows: int, width: int) -> Kernel: ...
+    def rope(self, rows: int, heads: int, dim: int) -> Kernel: ...
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel: ...
+    def once(self, kernel: Kernel, clock: Callable[[], float]) -> float: ...
+
+
+@dataclass(slots=True, eq=False)
+class Timed:
+    """One kernel: its repeats' lower quartile, the better of both rounds, and how far four of five differ.
+
+    A repeat longer than a few ms is interrupted wherever another process wants the core: not the quartile.
+    """
+
+    make: Callable[[], Kernel]
+    seconds: float = math.inf
+    spread: float = 0.0
+
+
+class Timer:
+    """Hands out an equal share of the time that is left to each of the measurements that are left.
+
+    Everything is measured twice, some seconds apart: what else runs on the machine only ever slows it down.
+    """
+
+    def __init__(
+        self, probe: Probe, budget_s: float, n_measurements: int, clock: Callable[[], float]
+    ) -> None:
+        self._probe, self._clock = probe, clock
+        self._end_s, self._left = clock() + budget_s, 2 * n_measurements
+        self._all: list[Timed] = []
+
+    def share_s(self) -> float:
+        return max(0.0, self._end_s - self._clock()) / max(1, self._left)
+
+    def time(self, make: Callable[[], Kernel]) -> Timed:
+        """The kernel's first round."""
+        self._all.append(Timed(make))
+        self._round(self._all[-1])
+        return self._all[-1]
+
+    def ceiling(
+        self, kernels: Sequence[tuple[Callable[[], Kernel], float]], most: float
+    ) -> tuple[float, float]:
+        """The most a second of what each kernel does so much of; how far the fastest repeats of it differ.
+
+        Others, and a hypervisor's, only ever lower a repeat, for seconds at a time: slow ones say nothing,
+        also where they agree. A ceiling is what the machine reaches again and again. Ends once that holds to
+        `most`.
+        """
+        made = [(amount, make(), list[float]()) for make, amount in kernels]
+        for _, kernel, _ in made:
+            self._probe.once(kernel, self._clock)
+        began_s, best, apart = self._clock(), 0.0, math.inf
+        while (spent_s := self._clock() - began_s) < LEAST_S or (apart > most and spent_s < MOST_S):
+            for amount, kernel, fastest in made:
+                fastest[:] = sorted([*fastest, self._probe.once(kernel, self._clock)])[:REACHED]
+                if len(fastest) == REACHED and amount / fastest[-1] >= best:
+                    best, apart = amount / fastest[-1], fastest[-1] / fastest[0] - 1
+        return best, apart
+
+    def again(self) -> float:
+        """The second round of every kernel; the median of their spreads."""
+        self._left = len(self._all)
+        for timed in self._all:
+            self._round(timed)
+        return float(np.median([timed.spread for timed in self._all]))
+
+    def _round(self, timed: Timed) -> None:
+        share_s, kernel = self.share_s(), timed.make()
+        seconds: list[float] = []
+        self._left -= 1
+        self._probe.once(kernel, self._clock)  # the first run touches its memory for the first time
+        began_s = self._clock()
+        while len(seconds) < 5 or (self._clock() - began_s < 0.8 * share_s and len(seconds) < 1000):
+            seconds.append(self._probe.once(kernel, self._clock))
+            if len(seconds) >= 3 and self._clock() - began_s > 2 * share_s:
+                break
+        low, quarter, high = np.quantile(seconds, [0.1, 0.25, 0.9])
+        if quarter < timed.seconds:
+            timed.seconds, timed.spread = float(quarter), float((high - low) / quarter)
+
 
 QUICK_S, FULL_S, N_FASTEST = 7.0, 100.0, 4
 # Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
@@ -66,14 +176,10 @@ def calibrate(
     device = Device(
         id=f"measured-{probe.dtype}-{probe.n_units}",
         name=probe.name,
-        vendor="",
         arch="measured",
         peaks={probe.dtype: max(ceilings[0], float((2 * m * n * k / products_s).max()))},
         levels=levels_of(sizes, rates, probe.memory_bytes),
-        links=(),
         n_units=probe.n_units,
-        tdp_w=None,
-        aliases=(),
         source="measured by burstline calibrate",
         assurance=f"{'quick' if quick else 'full'} measurement, the better of two lower quartiles of repeats",
         note="peak: the fastest of the model's products; bandwidths: one pass of reads",
@@ -250,3 +356,37 @@ def _prefill_rows(model: ModelShape) -> Work:
     tok = np.array(_PREFILLS, dtype=float)
     seen = (tok + 1) / 2
     return Work(flops=4 * n_heads * dim * tok * seen, keys=seen)
+
+
+def fitted(
+    start: Constants,
+    limits: Mapping[str, tuple[float, float]],
+    tables: Sequence[tuple[Callable[[Constants], Amounts], Amounts]],
+) -> Constants:
+    """`start` with those constants that `limits` names, each within its limits, of the least errors.
+
+    `tables`: how the seconds of rows are predicted, and the seconds measured; each table weighs the same. The
+    objective is the mean absolute log error plus 0.3 of its root mean square.
+    """
+    names = list(limits)
+    low, high = np.array([limits[name] for name in names]).T
+    weight = np.concatenate([np.full(len(seconds), 1 / len(seconds) / len(tables)) for _, seconds in tables])
+
+    def at(x: npt.NDArray[np.float64]) -> Constants:
+        return replace(start, **dict(zip(names, (low + x * (high - low)).tolist(), strict=True)))
+
+    def cost(x: npt.NDArray[np.float64]) -> float:
+        if (x < 0).any() or (x > 1).any():
+            return 9.0
+        e = np.concatenate([np.log(predict(at(x)) / seconds) for predict, seconds in tables])
+        return float((weight * abs(e)).sum() + 0.3 * np.sqrt((weight * e * e).sum()))
+
+    begin = np.clip((np.array([getattr(start, name) for name in names]) - low) / (high - low), 0.01, 0.99)
+    options = {"maxfev": 800, "xatol": 1e-4, "fatol": 1e-6, "adaptive": True}
+    return at(minimize(cost, begin, method="Nelder-Mead", options=options).x)  # type: ignore[call-overload]
+
+
+def spread_of(ratio: Amounts) -> Spread:
+    """Of predicted over measured, turned round: by what to multiply a prediction."""
+    low, high = np.quantile(1 / ratio, [0.1, 0.9])
+    return Spread(float(low), float(high))

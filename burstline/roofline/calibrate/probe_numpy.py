@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from burstline.roofline.calibrate.cores import Cores
+from burstline.cores import Cores
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
-DTYPE = "fp32"
 _ELEMENT = 4
 _MOST_BYTES = 1 << 30  # that one measurement may hold
 _QUERY_TILE = 64
@@ -31,7 +30,7 @@ _ACTIVATIONS = 8  # arrays of a layer: normed, projected, rotated, attended, ...
 class NumpyProbe:
     """The CPU: `threads` cores take parts of each kernel, as the embedded engine's do."""
 
-    dtype = DTYPE
+    dtype = "fp32"
     element_bytes = _ELEMENT
     passes: tuple[str, ...] = ("norm", "act", "rope", "write")
 

@@ -7,19 +7,18 @@ where they were shown to halve an error, and so has a machine that `burstline ca
 
 import json
 import math
-import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from burstline.roofline.device.device import Device, Level, Link, read_device
-from burstline.roofline.errors import RooflineError, parse_toml, read_small
-from burstline.roofline.model.step import Step
+from burstline.errors import RooflineError, parse_toml, read_toml
+from burstline.roofline.device.device import Device, read_device
+from burstline.roofline.model.ops import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +160,14 @@ class Calibration:
             return "shared constants"
         return f"shared constants, but {', '.join(f'{n} {getattr(self.constants, n):.3g}' for n in self.own)}"
 
+    def sentences(self) -> Iterator[str]:
+        """What predicts, and how much time predictions add for the serving stack's host."""
+        yield f"predicted by {self}: {self.source}"
+        if self.host:
+            yield f"host time: {self.host}, {self.host.source}"
+        else:
+            yield "host time is not included in predictions: it was not measured"
+
     def changed(self, values: Mapping[str, float]) -> "Calibration":
         """The same with other values of some constants; raises where there is none so named."""
         known = {slot.name for slot in fields(Constants)}
@@ -192,7 +199,7 @@ def load_calibration(device: Device | str) -> Calibration:
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
-        table = parse_toml(read_small(Path(device)), device).get("calibration")
+        table = read_toml(Path(device)).get("calibration")
         if table is None:
             raise RooflineError(f"{device} has no [calibration] table; make one with `burstline calibrate`")
         return read_calibration(table, device)
@@ -241,26 +248,22 @@ def with_host(calibration: Calibration, stack: str = "default") -> Calibration:
 def read_calibration(table: Mapping[str, Any], path: object) -> Calibration:
     """The calibration that `device_toml` wrote to `path`; raises RooflineError where another wrote it."""
     try:
-        return _read(table)
+        return Calibration(
+            table["name"],
+            replace(shared().constants, **table["constants"]),  # an older file lacks newer ones
+            table["source"],
+            tuple(table["own"]),
+            {kind: Spread(**spread) for kind, spread in table["spread"].items()},
+            tuple(
+                ShapeTimes(row["dtype"], row["n"], row["k"], tuple(row["m"]), tuple(row["seconds"]))
+                for row in table.get("shapes", ())
+            ),
+            table.get("measured_spread"),
+            HostFit(**table["host"]) if "host" in table else None,
+            Conditions(**table["conditions"]) if "conditions" in table else None,
+        )
     except (KeyError, TypeError) as error:
         raise RooflineError(f"{path} is not a calibration: {error}; make it again") from error
-
-
-def _read(table: Mapping[str, Any]) -> Calibration:
-    return Calibration(
-        table["name"],
-        replace(shared().constants, **table["constants"]),  # an older file lacks newer ones
-        table["source"],
-        tuple(table["own"]),
-        {kind: Spread(**spread) for kind, spread in table["spread"].items()},
-        tuple(
-            ShapeTimes(row["dtype"], row["n"], row["k"], tuple(row["m"]), tuple(row["seconds"]))
-            for row in table.get("shapes", ())
-        ),
-        table.get("measured_spread"),
-        HostFit(**table["host"]) if "host" in table else None,
-        Conditions(**table["conditions"]) if "conditions" in table else None,
-    )
 
 
 def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibration]:
@@ -273,63 +276,52 @@ def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibrati
 
 
 def device_toml(device: Device, calibration: Calibration) -> str:
-    """Both as one file, which `load_device` and `load_calibration` read."""
-    texts = ("id", "name", "vendor", "arch", "source", "assurance", "note")
-    head = [f"{name} = {json.dumps(getattr(device, name))}" for name in texts if getattr(device, name)]
-    head += [
-        f"{name} = {value}"
-        for name in ("n_units", "tdp_w", "usd_per_hour")
-        if (value := getattr(device, name))
-    ]
-    peaks = ", ".join(f"{dtype} = {peak:.4e}" for dtype, peak in device.peaks.items())
-    head.append(f"peak_flops_per_s = {{ {peaks} }}")
-    head += ["levels = [", *map(_inline, device.levels), "]"]
-    if device.links:
-        head += ["links = [", *map(_inline, device.links), "]"]
-    head += ["", "[calibration]"]
-    for name in ("name", "source", "own", "measured_spread"):
-        if (value := getattr(calibration, name)) is not None:
-            head.append(f"{name} = {_toml(value)}")
-    tables: list[tuple[str, Any]] = [
-        ("[calibration.constants]", calibration.constants),
-        *((f"[calibration.spread.{kind}]", spread) for kind, spread in calibration.spread.items()),
-        *(
-            (f"[calibration.{name}]", part)
-            for name in ("host", "conditions")
-            if (part := getattr(calibration, name))
-        ),
-        *(("[[calibration.shapes]]", shape) for shape in calibration.shapes),
-    ]
-    for title, part in tables:
-        head += ["", title, *(f"{slot.name} = {_toml(getattr(part, slot.name))}" for slot in fields(part))]
-    return "\n".join(head) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _inline(part: Level | Link) -> str:
-    """A level or a link as one line of a TOML list; what is None is left out."""
-    values = [(slot.name, getattr(part, slot.name)) for slot in fields(part)]
-    shown = (
-        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {json.dumps(value)}"
-        for name, value in values
-        if value is not None and value is not False
+    """Both as one file, which `load_device` and `load_calibration` read; what is not known is left out."""
+    names = (
+        "id",
+        "name",
+        "vendor",
+        "arch",
+        "source",
+        "assurance",
+        "note",
+        "n_units",
+        "tdp_w",
+        "usd_per_hour",
     )
-    return f"    {{ {', '.join(shown)} }},"
+    head = {name: value for name in names if (value := getattr(device, name))}
+    own = {name: getattr(calibration, name) for name in ("name", "source", "own", "measured_spread")}
+    of_device = [
+        ("", head | {"peak_flops_per_s": device.peaks}),
+        *(("[[levels]]", asdict(level)) for level in device.levels),
+        *(("[[links]]", asdict(link)) for link in device.links),
+    ]
+    parts: list[tuple[str, Any]] = [("constants", calibration.constants)]
+    parts += [(f"spread.{kind}", spread) for kind, spread in calibration.spread.items()]
+    parts += [("host", calibration.host), ("conditions", calibration.conditions)]
+    of_calibration = [
+        ("[calibration]", own),
+        *((f"[calibration.{name}]", asdict(part)) for name, part in parts if part),
+        *(("[[calibration.shapes]]", asdict(shape)) for shape in calibration.shapes),
+    ]
+    lines = [*_lines(of_device, 6), *_lines(of_calibration, 4)]
+    return "\n".join(lines).lstrip() + "\n"
 
 
-def cache_folder() -> Path:
-    """Where calibrations are kept, as device-*.toml."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
+def _lines(tables: Iterable[tuple[str, Mapping[str, Any]]], digits: int) -> Iterator[str]:
+    for title, table in tables:
+        yield from ("", title)
+        for name, value in table.items():
+            if value is not None and value is not False:
+                yield f"{name} = {_toml(value, digits)}"
 
 
-def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
-    """Where this machine's calibration for a model is kept."""
-    kind = "quick" if quick else "full"
-    return cache_folder() / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"
+def _toml(value: object, digits: int) -> str:
+    """A value in TOML, numbers to so many digits."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {_toml(each, digits)}' for name, each in value.items())} }}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(each, digits) for each in value)}]"
+    return json.dumps(value)

@@ -1,22 +1,28 @@
 """A device's peaks: dense FLOP rates, memory levels, links. Every number has a source.
 
 The bundled table is `devices.toml`; a user's own device is a TOML file with one such table at its top level.
+
+`collective_s` is the lower bound of a collective on a hierarchy of links: within a package, a node, between
+nodes. A group of ranks fills the nearest tier first. An all-reduce runs as a reduce-scatter tier by tier
+outwards, each tier on the share that the one before left, and an all-gather back in, so that slow outer links
+carry the least (arXiv 2501.04266 partitions by the same tiers). Where switches reduce (NVLS), an all-reduce
+may send each rank's buffer up and its sum down once.
 """
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.roofline.errors import RooflineError, parse_toml, read_small
+from burstline.errors import RooflineError, read_toml
 from burstline.suggest import hint
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""
-
-_HOST_LINK: Final = 32e9  # PCIe 4 x16
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
@@ -58,19 +64,19 @@ class Device:
 
     id: str
     name: str
-    vendor: str
-    arch: str
     peaks: Mapping[str, float]
     levels: tuple[Level, ...]
-    links: tuple[Link, ...]
-    n_units: int | None
-    tdp_w: float | None
-    aliases: tuple[str, ...]
-    source: str
-    assurance: str
-    note: str
-    host_link_bytes_per_s: float = _HOST_LINK
+    links: tuple[Link, ...] = ()
+    vendor: str = ""
+    arch: str = ""
+    n_units: int | None = None
+    tdp_w: float | None = None
     usd_per_hour: float | None = None
+    host_link_bytes_per_s: float = 32e9
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+    assurance: str = ""
+    note: str = ""
 
     @property
     def memory(self) -> Level:
@@ -105,6 +111,18 @@ class Device:
         network = Link("network", "network", 2**20, bytes_per_s, latency_s)
         return replace(self, links=(*(link for link in self.links if link.scope != "network"), network))
 
+    def times(self, peak: float, bandwidth: float, capacity: float = 1.0) -> "Device":
+        """This device with so many times the peaks, and the bandwidth and capacity of each level."""
+        levels = tuple(
+            replace(
+                level,
+                capacity_bytes=capacity * level.capacity_bytes,
+                bytes_per_s=level.bytes_per_s and bandwidth * level.bytes_per_s,
+            )
+            for level in self.levels
+        )
+        return replace(self, peaks={dtype: peak * of for dtype, of in self.peaks.items()}, levels=levels)
+
 
 def load_device(name_or_path: str) -> Device:
     """The bundled device of that id, alias or NVML name, or the one a TOML file describes."""
@@ -112,7 +130,7 @@ def load_device(name_or_path: str) -> Device:
         path = Path(name_or_path)
         if not path.is_file():
             raise RooflineError(f"no device file at {name_or_path}")
-        table = parse_toml(read_small(path), path)
+        table = read_toml(path)
         return read_device(table.get("id", path.stem), table)
     by_name = _bundled_by_name()
     key = _plain(name_or_path)
@@ -157,23 +175,15 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         raise RooflineError(f"device {id_}: usd_per_hour is {usd_per_hour!r}; expected US dollars above 0")
     if levels[-1].bytes_per_s is None:
         raise RooflineError(f"device {id_}: its last level, {levels[-1].name}, needs bytes_per_s")
-    return Device(
-        id=id_,
-        name=table.get("name", id_),
-        vendor=table.get("vendor", ""),
-        arch=table.get("arch", ""),
-        peaks=peaks,
-        levels=levels,
-        links=links,
-        n_units=table.get("n_units"),
-        tdp_w=table.get("tdp_w"),
-        usd_per_hour=usd_per_hour,
-        host_link_bytes_per_s=table.get("host_link_bytes_per_s", _HOST_LINK),
-        aliases=tuple(table.get("aliases", ())),
-        source=table.get("source", ""),
-        assurance=table.get("assurance", ""),
-        note=table.get("note", ""),
-    )
+    aliases = tuple(table.get("aliases", ()))
+    stated = {name: table[name] for name in _STATED if name in table}
+    return Device(id_, table.get("name", id_), peaks, levels, links, aliases=aliases, **stated)
+
+
+_STATED: Final = (
+    "vendor", "arch", "n_units", "tdp_w", "usd_per_hour", "host_link_bytes_per_s", "source", "assurance",
+    "note",
+)  # fmt: skip
 
 
 @cache
@@ -187,3 +197,87 @@ def _plain(name: str) -> str:
     return "-".join(
         word for word in words if word not in ("nvidia", "amd", "intel", "google", "geforce", "instinct")
     )
+
+
+Algorithm = Literal["ring", "tree", "in_switch", "flat"]
+
+
+def collective_s(
+    kind: str, message_bytes: float, n_ranks: int, links: Sequence[Link], algorithm: Algorithm | None = None
+) -> tuple[float, str]:
+    """Seconds of one collective, and the kind of the link that takes most of them.
+
+    `algorithm` None takes the fastest that each tier has: ring, tree, or reduction in its switch; "flat" is
+    one ring over all ranks, as fast as the farthest link. Raises where the links do not reach.
+    """
+    if n_ranks == 1:
+        return 0.0, ""
+    tiers = _tiers(n_ranks, links)
+    if algorithm == "flat":
+        tiers, algorithm = tiers[-1:], "ring"
+    if kind == "send":
+        times = [(link.latency_s + message_bytes / link.bytes_per_s, link.kind) for link, _ in tiers[-1:]]
+    elif kind == "all_to_all":
+        times = _all_to_all(message_bytes, n_ranks, tiers)
+        return max(times)  # a rank's links work at the same time
+    elif kind in ("all_reduce", "all_gather"):
+        times = _staged(kind, message_bytes, tiers, algorithm)
+    else:
+        raise ValueError(f"no collective {kind!r}")
+    return math.fsum(time for time, _ in times), max(times)[1]
+
+
+def _tiers(n_ranks: int, links: Sequence[Link]) -> list[tuple[Link, int]]:
+    """Each link tier a group of `n_ranks` needs, with how many devices of the group it joins."""
+    if not links or links[-1].n_devices < n_ranks:
+        reach = links[-1].n_devices if links else 1
+        raise RooflineError(
+            f"{n_ranks} ranks need links between as many devices, but this device's links reach {reach};"
+            " use fewer ranks, or state the network between nodes (--network-gb-per-s)"
+        )
+    tiers = []
+    for link in links:
+        n = min(n_ranks, link.n_devices)
+        if link.mesh:
+            link = replace(link, bytes_per_s=link.bytes_per_s * (n - 1) / (link.n_devices - 1))
+        tiers.append((link, n))
+        if link.n_devices >= n_ranks:
+            break
+    return tiers
+
+
+def _staged(
+    kind: str, message_bytes: float, tiers: list[tuple[Link, int]], algorithm: Algorithm | None
+) -> list[tuple[float, str]]:
+    sizes = [1, *(size for _, size in tiers)]
+    share, times = message_bytes, []
+    for (link, _), (inner, outer) in zip(tiers, pairwise(sizes), strict=True):
+        ranks = math.ceil(outer / inner)
+        if kind == "all_gather":
+            times.append((_ring_s(link, share, ranks), link.kind))
+        else:
+            by = {"ring": 2 * _ring_s(link, share, ranks), "tree": _tree_s(link, share, ranks)}
+            if link.in_switch:
+                by["in_switch"] = 2 * link.latency_s + share / link.bytes_per_s
+            times.append((by[algorithm] if algorithm else min(by.values()), link.kind))
+        share /= ranks
+    return times
+
+
+def _ring_s(link: Link, buffer_bytes: float, ranks: int) -> float:
+    """A reduce-scatter or an all-gather: ranks - 1 hops, each of one rank's share of the buffer."""
+    return (ranks - 1) * (link.latency_s + buffer_bytes / ranks / link.bytes_per_s)
+
+
+def _tree_s(link: Link, buffer_bytes: float, ranks: int) -> float:
+    """An all-reduce over a double binary tree: up and down again, every rank sends the buffer twice."""
+    return 2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * buffer_bytes / link.bytes_per_s
+
+
+def _all_to_all(sent_bytes: float, n_ranks: int, tiers: list[tuple[Link, int]]) -> list[tuple[float, str]]:
+    """Per tier, the part of what one rank sends whose receivers are that far and no nearer."""
+    sizes = [1, *(size for _, size in tiers)]
+    return [
+        (link.latency_s + sent_bytes * (outer - inner) / n_ranks / link.bytes_per_s, link.kind)
+        for (link, _), (inner, outer) in zip(tiers, pairwise(sizes), strict=True)
+    ]

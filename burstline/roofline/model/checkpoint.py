@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burstline.roofline.errors import RooflineError, read_small
+from burstline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
+MOST_BYTES = 32 << 20
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Number formats as checkpoints and engines name them, and our names."""
 _Group = tuple[Quant, Sequence[str]]
@@ -38,11 +39,7 @@ def held_by(folder: Path, model: ModelShape, quant: Quant) -> Quant:
                for layer in model.layers for each in layer.linears(model.d) if each.quantised]  # fmt: skip
     others = (model.params() - sum(n for n, _ in linears)) * ELEMENT_BYTES[quant.stream]
     held = (n_bytes - others) / sum(n * each for n, each in linears)
-    return quant if held <= 0 or abs(held - 1) < 0.03 else holding(quant, held)
-
-
-def holding(quant: Quant, held: float) -> Quant:
-    return replace(quant, held=held, others=tuple(replace(each, held=held) for each in quant.others))
+    return quant if held <= 0 or abs(held - 1) < 0.03 else quant.holding(held)
 
 
 _UNSERVED = re.compile(r"^__metadata__$|vision|visual|audio|projector|patch|mtp\.|\.attn\.bias$")
@@ -60,7 +57,7 @@ def config_file(path: Path) -> dict[str, Any]:
 
 def json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_small(path))
+        found = json.loads(read_small(path, MOST_BYTES, "a config.json"))
     except OSError:
         raise RooflineError(f"no {path.name} in {path.parent}") from None
     except (ValueError, RecursionError) as error:

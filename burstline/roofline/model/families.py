@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.checkpoint import DTYPES, config_file, held_by, json_object, quant_of, text_part
+from burstline.errors import RooflineError
+from burstline.roofline.model.checkpoint import config_file, held_by, json_object, quant_of, text_part
 from burstline.roofline.model.shapes import (
     QUANTS,
     Attention,
@@ -108,7 +108,6 @@ def _shape(
         order=tuple(map(kinds.index, layers)),
         tied=bool(config.get("tie_word_embeddings", False)),
         max_context=config.get("max_position_embeddings"),
-        dtype=DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
         **other,
     )
 

@@ -5,18 +5,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.device import Device
-from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.parallel import Parallel, check_parallel
 from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,
     DeltaNet,
     Layer,
     ModelShape,
     Moe,
+    Parallel,
     Quant,
+    check_parallel,
     token_kv_bytes,
 )
+from burstline.roofline.predict.predict import Deployment
 
 BLOCK_TOK = 16  # vLLM's default block
 _GIB = 2.0**30
@@ -38,12 +40,39 @@ class Room:
     `kv_bytes` is what the expected reserve leaves, `kv_range_bytes` what the largest and the smallest do.
     """
 
+    on: Deployment
     weight_bytes: float
     usable_bytes: float
     reserved_bytes: float
     kv_bytes: float
     kv_range_bytes: tuple[float, float]
     kv_tok: int
+
+    def request_bytes(self, n_tok: int) -> float:
+        return request_bytes(self.on.model, self.on.quant, self.on.parallel, n_tok)
+
+    def fits(self, batch: int, n_tok: int) -> Fit:
+        """Whether `batch` requests of `n_tok` tokens fit at once: with any reserve, with none, with some."""
+        low, high = (batch * self.request_bytes(n_tok) <= left for left in self.kv_range_bytes)
+        return "yes" if low else "within the band" if high else "no"
+
+    def largest_batch(self, n_tok: int) -> int:
+        """How many requests of `n_tok` tokens, prompt and output, the expected cache holds at once."""
+        return int(self.kv_bytes // self.request_bytes(n_tok))
+
+    def check(self, batch: int, n_tok: int) -> None:
+        """Raises where no reserve lets `batch` requests of `n_tok` tokens fit, or one the model's context."""
+        model = self.on.model
+        if model.max_context is not None and n_tok > model.max_context:
+            raise RooflineError(
+                f"{n_tok} tokens of prompt and output are more than the {model.max_context} of {model.name}"
+            )
+        if self.fits(batch, n_tok) == "no":
+            raise RooflineError(
+                f"batch {batch} of {n_tok} tokens does not fit the KV cache of {self.kv_tok} tokens"
+                f" ({self.kv_bytes / 1e9:.1f} GB): at most {self.largest_batch(n_tok)}; try a smaller batch,"
+                " shorter requests, an 8-bit cache (--quant fp8-kv8) or more devices"
+            )
 
 
 def reserve_bytes(model: ModelShape, parallel: Parallel, device: Device) -> float:
@@ -54,14 +83,13 @@ def reserve_bytes(model: ModelShape, parallel: Parallel, device: Device) -> floa
     return _OUTSIDE_TORCH[parallel.n_devices > 1] + 16.0 * rows * model.vocab + inner
 
 
-def room(
-    model: ModelShape, quant: Quant, parallel: Parallel, device: Device, *, utilisation: float = 0.9
-) -> Room:
+def room(on: Deployment, *, utilisation: float = 0.9) -> Room:
     """The KV cache that the weights leave room for, in whole blocks of 16 tokens.
 
     `utilisation` is the engine's share of the memory (vLLM's gpu_memory_utilization). Raises where not even
     the smallest reserve leaves a block.
     """
+    model, quant, parallel, device = on.model, on.quant, on.parallel, on.device
     weights = weight_bytes(model, quant, parallel)
     usable = utilisation * (device.memory.capacity_bytes - _HELD_BY_DRIVER * (device.vendor == "nvidia"))
     reserved = reserve_bytes(model, parallel, device)
@@ -76,14 +104,7 @@ def room(
             " try more devices (--tp, --pp), fewer bits (--quant) or a larger device"
         )
     left = max(0.0, usable - weights - reserved)
-    return Room(weights, usable, reserved, left, (low, high), BLOCK_TOK * int(left / block))
-
-
-def fits(model: ModelShape, quant: Quant, parallel: Parallel, of: Room, batch: int, n_tok: int) -> Fit:
-    """Whether `batch` requests of `n_tok` tokens fit at once: with any reserve, with none, with some."""
-    one = request_bytes(model, quant, parallel, n_tok)
-    low, high = (batch * one <= left for left in of.kv_range_bytes)
-    return "yes" if low else "within the band" if high else "no"
+    return Room(on, weights, usable, reserved, left, (low, high), BLOCK_TOK * int(left / block))
 
 
 def weight_bytes(model: ModelShape, quant: Quant, parallel: Parallel) -> float:
@@ -159,25 +180,3 @@ def request_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: in
         math.ceil(n / size) * size * per_tok * min(blocks_tok, (window or blocks_tok) - 1 + _STEP_TOK)
         for (per_tok, window), n in kinds.items()
     )
-
-
-def largest_batch(model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, n_tok: int) -> int:
-    """How many requests of `n_tok` tokens, prompt and output, the expected cache holds at once."""
-    return int(kv_room.kv_bytes // request_bytes(model, quant, parallel, n_tok))
-
-
-def check_batch(
-    model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, batch: int, n_tok: int
-) -> None:
-    """Raises where no reserve lets `batch` requests of `n_tok` tokens fit, or one the model's context."""
-    if model.max_context is not None and n_tok > model.max_context:
-        raise RooflineError(
-            f"{n_tok} tokens of prompt and output are more than the {model.max_context} of {model.name}"
-        )
-    if fits(model, quant, parallel, kv_room, batch, n_tok) == "no":
-        most = largest_batch(model, quant, parallel, kv_room, n_tok)
-        raise RooflineError(
-            f"batch {batch} of {n_tok} tokens does not fit the KV cache of {kv_room.kv_tok} tokens"
-            f" ({kv_room.kv_bytes / 1e9:.1f} GB): at most {most}; try a smaller batch, shorter requests,"
-            " an 8-bit cache (--quant fp8-kv8) or more devices"
-        )

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from burstline.roofline.device.calibration import Calibration, interval_factors
-from burstline.roofline.model.step import Step
-from burstline.roofline.predict.predict import Clock, Deployment, differing
+from burstline.roofline.model.ops import Step
+from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Floats, Limits, Simulation, simulate
 
 CONFIDENCE: Final = 0.8
@@ -178,7 +178,7 @@ def predicted_figures(
     ends = [points, *(_points(load, load.simulate(paced(clock, each))) for each in paces)]
     first_tok = load.requests[0].prompt_tok
     steps = Step.prefill(1, first_tok), Step.decode(1, first_tok + 1)
-    if differs := differing(each for step in steps for each in on.predict(step, calibration)):
+    if differs := dict.fromkeys(of for step in steps for of in on.predict(step, calibration).differs):
         ends += [_points(load, load.simulate(Clock(on, calibration, end))) for end in (0, 1)]
         source += f"; engines' kernels differ here: {', '.join(differs)}"
     figures = {

@@ -1,6 +1,7 @@
 """How long an op, and a step of ops, should take on a device: the ceiling, or what the constants predict.
 
-A `Clock` does the same for a model many thousand times over, as a simulation needs it.
+Nothing in a ceiling is fitted. A `Clock` does the same for a model many thousand times over, as a simulation
+needs it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,18 +11,92 @@ from typing import Literal
 import numpy as np
 
 from burstline.roofline.device.calibration import Calibration, ShapeTimes, Spread
-from burstline.roofline.device.collectives import collective_s
-from burstline.roofline.device.device import Device, Limit
-from burstline.roofline.model.ops import Op, ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
-from burstline.roofline.model.step import Step
-from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
-from burstline.roofline.predict.differences import difference
-from burstline.roofline.predict.kernels import Work, op_s, parts
+from burstline.roofline.device.device import Device, Limit, collective_s
+from burstline.roofline.model.ops import Op, Step, ops
+from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Parallel, Quant
+from burstline.roofline.predict.kernels import Work, difference, op_s, parts
 
 _UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
 MEASURED = "measured shape"
+# A working set past this many times a cache's size gets no credit for what the cache might keep: on measured
+# tables (H100, A100, L40S; six rotating weight copies) a single product beyond it beat main memory's ceiling.
+CACHE_REACH = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The least seconds of all `count` runs of an op on one device.
+
+    `level` is the level of memory or the link that `memory_s` or `link_s` belongs to: of several levels, the
+    one that takes longest. `expected_memory_s` charges every expert that the batch is expected to touch, not
+    only those it must: that tells what limits an op, though it is no bound.
+    """
+
+    op: Op
+    compute_s: float
+    memory_s: float
+    expected_memory_s: float
+    link_s: float
+    level: str
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.memory_s, self.link_s)
+
+    @property
+    def limit(self) -> Limit:
+        """What takes longest; memory where nothing takes any time."""
+        if self.op.kind == "collective":
+            return "communication"
+        return "compute" if self.compute_s > self.expected_memory_s else "memory"
+
+
+def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> Bound:
+    """The bound of `op`; memory traffic is charged to each level it must cross.
+
+    `working_set_bytes` is what the step sweeps through again and again (its weights and KV cache): as much of
+    it as fits stays in a cache. None: nothing does. Elementwise passes are charged only the cache they write,
+    since a perfect compiler fuses the rest into the neighbouring products. Experts are charged as if all
+    tokens chose the same ones: how many a batch is expected to touch is a prediction, not a bound.
+    """
+    if op.kind == "collective":
+        seconds, link = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
+        return Bound(op, 0.0, 0.0, 0.0, op.count * seconds, link)
+    # Over a cache of 8 bits kernels may quantise the queries, too: measured prompts beat the bf16 peak by 4%.
+    dtype = "fp8" if 0 < op.kv_element_bytes <= 1 and "fp8" in device.peaks else op.dtype
+    compute_s = op.count * op.flops / device.peak_flops_per_s(dtype) if op.flops else 0.0
+    moved = op.kv_bytes if op.kind == "elementwise" else op.bytes - op.avoidable_bytes
+    memory_s, level = _memory_s(op.count * moved, device, working_set_bytes)
+    expected_s, _ = _memory_s(op.count * (moved + op.avoidable_bytes), device, working_set_bytes)
+    return Bound(op, compute_s, memory_s, expected_s, 0.0, level)
+
+
+def _memory_s(moved_bytes: float, device: Device, working_set_bytes: float | None) -> tuple[float, str]:
+    if working_set_bytes is None:
+        return moved_bytes / device.bytes_per_s, device.memory.name
+    nearer = [0.0, *(level.capacity_bytes for level in device.levels[:-1])]
+    slowest = (0.0, device.levels[0].name)
+    for level, cached in zip(device.levels, nearer, strict=True):
+        reached = working_set_bytes <= CACHE_REACH * cached
+        crossing = max(0.0, 1 - cached / working_set_bytes) if reached and working_set_bytes else 1.0
+        if level.bytes_per_s is not None:
+            slowest = max(slowest, (moved_bytes * crossing / level.bytes_per_s, level.name))
+    return slowest
+
+
+def working_set_bytes(ops: Iterable[Op]) -> float:
+    """The weights and KV cache that a step reads: what the next step will want again."""
+    return sum(
+        op.count * (op.weight_bytes - op.avoidable_bytes + op.kv_bytes)
+        for op in ops
+        if op.kind != "elementwise"
+    )
+
+
+def ceilings(ops: Sequence[Op], device: Device) -> list[Bound]:
+    """The bound of each op of one step, its working set taken from the ops themselves."""
+    swept = working_set_bytes(ops)
+    return [ceiling(op, device, swept) for op in ops]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +120,9 @@ class Prediction:
 
     @property
     def limit(self) -> Limit:
-        return classify(self.bound, self.floor_s, self.seconds)
+        """Latency where launches are half of its time or more."""
+        launches = self.op.kind != "collective" and 0 < self.floor_s >= self.seconds / 2
+        return "latency" if launches else self.bound.limit
 
 
 def predict(
@@ -59,7 +136,7 @@ def predict(
     """What `op` should take; without a calibration its ceiling.
 
     `mixed`: the step both prefills and decodes. `swept_bytes` is what the step reads again and again, as in
-    `bound.ceiling`; it moves the bound only. Raises where the device has no peak for the op's dtype.
+    `ceiling`; it moves the bound only. Raises where the device has no peak for the op's dtype.
     """
     bound = ceiling(op, device, swept_bytes)
     if calibration is None:
@@ -85,11 +162,6 @@ def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibratio
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
-def differing(predictions: Iterable[Prediction]) -> list[str]:
-    """Whose published kernels differ in these, each once."""
-    return list(dict.fromkeys(p.differs for p in predictions if p.differs))
-
-
 def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Calibration | None) -> float:
     """What the serving stack's host adds to a step of these ops.
 
@@ -99,12 +171,59 @@ def host_seconds(step: Step, predictions: Sequence[Prediction], calibration: Cal
     if calibration is None or calibration.host is None:
         return 0.0
     n_launches = sum(p.op.count * max(1.0, p.op.n_ranks / 2) for p in predictions)
-    return calibration.host.seconds(step, n_launches, step_seconds(predictions))
+    return calibration.host.seconds(step, n_launches, sum(p.seconds for p in predictions))
 
 
-def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:
-    """Ops run one after another; the host's part is not hidden."""
-    return sum(prediction.seconds for prediction in predictions) + host_s
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step on one device: its ops, one after another, and what the host adds, which is not hidden.
+
+    `n_steps` is how often a request runs it.
+    """
+
+    predictions: tuple[Prediction, ...]
+    host_s: float
+    n_steps: int = 1
+
+    @property
+    def ceiling_s(self) -> float:
+        return sum(p.bound.seconds for p in self.predictions)
+
+    @property
+    def predicted_s(self) -> float:
+        return sum(p.seconds for p in self.predictions) + self.host_s
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Between which four of five measured cases lie, if all ops err together."""
+        low, high = (sum(ends) for ends in zip(*((p.low_s, p.high_s) for p in self.predictions), strict=True))
+        return low + self.host_s, high + self.host_s
+
+    @property
+    def ends_s(self) -> tuple[float, float]:
+        """The least and the most with published kernels, where those differ; else as predicted, twice."""
+        low, high = (sum(ends) for ends in zip(*(p.ends_s for p in self.predictions), strict=True))
+        return low + self.host_s, high + self.host_s
+
+    @property
+    def differs(self) -> list[str]:
+        """Whose published kernels differ, each once."""
+        return list(dict.fromkeys(p.differs for p in self.predictions if p.differs))
+
+    @property
+    def limit_s(self) -> dict[Limit, float]:
+        """The predicted seconds of the ops that each limit bounds."""
+        seconds: dict[Limit, float] = {}
+        for p in self.predictions:
+            seconds[p.limit] = seconds.get(p.limit, 0.0) + p.seconds
+        return seconds
+
+    @property
+    def limit(self) -> Limit | Literal["host"]:
+        """The host where that takes longer than the device, else the limit with most of the time."""
+        seconds = self.limit_s
+        longest: Limit = max(seconds, key=seconds.__getitem__)
+        return "host" if self.host_s > sum(seconds.values()) else longest
 
 
 def _kind(op: Op, calibration: Calibration) -> str:
@@ -186,8 +305,10 @@ class Deployment:
     def ops(self, step: Step) -> list[Op]:
         return ops(self.model, self.quant, self.parallel, step, expert_share=self.expert_share)
 
-    def predict(self, step: Step, calibration: Calibration | None) -> list[Prediction]:
-        return predict_step(self.ops(step), self.device, calibration)
+    def predict(self, step: Step, calibration: Calibration | None) -> StepTimes:
+        """The ceilings without a calibration."""
+        predictions = predict_step(self.ops(step), self.device, calibration)
+        return StepTimes(tuple(predictions), host_seconds(step, predictions, calibration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +337,5 @@ class Clock:
         return self._known[key]
 
     def _seconds(self, step: Step) -> float:
-        predictions = self.deployment.predict(step, self.calibration)
-        host_s = host_seconds(step, predictions, self.calibration)
-        if self.end is not None:
-            return host_s + sum(p.ends_s[self.end] for p in predictions)
-        return step_seconds(predictions, host_s)
+        times = self.deployment.predict(step, self.calibration)
+        return times.predicted_s if self.end is None else times.ends_s[self.end]

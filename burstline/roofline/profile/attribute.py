@@ -15,11 +15,16 @@ from itertools import combinations, pairwise, permutations
 from pathlib import Path
 from typing import Final
 
-from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import Attention, ModelShape
-from burstline.roofline.profile.composition import Group, composition
-from burstline.roofline.profile.trace import COMPILED, ProfilerTrace, TraceEvent, traces_at
+from burstline.errors import RooflineError
+from burstline.roofline.model.shapes import Attention, ModelShape, Parallel
+from burstline.roofline.profile.trace import (
+    COMPILED,
+    Group,
+    ProfilerTrace,
+    TraceEvent,
+    composition,
+    traces_at,
+)
 
 ATTENTION, CACHE, PASSES, SAMPLING = "attention", "cache", "passes", "sampling"
 COMMUNICATION, EXPERTS, HEAD, UNKNOWN = "communication", "experts", "lm_head", "not attributed"

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Phase, Step
 from burstline.roofline.profile.attribute import (
     ATTENTION,
     CACHE,
@@ -18,11 +18,11 @@ from burstline.roofline.profile.attribute import (
     Profile,
     ProfiledStep,
 )
-from burstline.roofline.profile.composition import Group
+from burstline.roofline.profile.trace import Group
 from burstline.roofline.reconcile.impossible import Check, judged
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import device_facts, look, phase_row, timed_products
-from burstline.roofline.reconcile.reconciliation import PhaseRow, Profiled, StepPhase
+from burstline.roofline.reconcile.reconciliation import PhaseRow, Profiled
 
 N_TYPICAL: Final = 30
 """Steps of a phase that count: those whose number of tokens is nearest the median."""
@@ -42,7 +42,7 @@ def compare(profile: Profile, setup: Setup, decode_context_tok: float) -> Profil
 
     `decode_context_tok` is the mean context of a decoding request, where the trace does not say it.
     """
-    steps_of: dict[StepPhase, list[ProfiledStep]] = {"prefill": [], "decode": []}
+    steps_of: dict[Phase, list[ProfiledStep]] = {"prefill": [], "decode": []}
     for step in profile.steps:
         steps_of["prefill" if step.prompts.n_requests else "decode"].append(step)
     found = [_phase(phase, steps, setup, decode_context_tok) for phase, steps in steps_of.items() if steps]
@@ -60,7 +60,7 @@ def compare(profile: Profile, setup: Setup, decode_context_tok: float) -> Profil
 
 
 def _phase(
-    phase: StepPhase, steps: Sequence[ProfiledStep], setup: Setup, context_tok: float
+    phase: Phase, steps: Sequence[ProfiledStep], setup: Setup, context_tok: float
 ) -> tuple[PhaseRow, Iterator[Check]]:
     """The typical steps as one, each part a median; and its products, to be judged.
 

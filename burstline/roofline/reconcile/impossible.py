@@ -11,7 +11,6 @@ A rate above its bound is first put down to what is unknown: more devices, fewer
 Only where none of these explains it is it impossible, or the peak that was measured on this machine too low.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +21,9 @@ import numpy.typing as npt
 
 from burstline.roofline.device.calibration import AGREES
 from burstline.roofline.device.device import Device
-from burstline.roofline.model.ops import ops
-from burstline.roofline.model.parallel import Parallel
-from burstline.roofline.model.shapes import ModelShape, Quant, token_kv_bytes
-from burstline.roofline.model.step import Step
-from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
+from burstline.roofline.model.ops import Step, ops
+from burstline.roofline.model.shapes import ModelShape, Parallel, Quant, token_kv_bytes
+from burstline.roofline.predict.predict import ceiling, ceilings, working_set_bytes
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconciliation import Explained, OpRow, Suspicion
 
@@ -92,12 +89,8 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
 
 def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
     """A device faster by what is allowed above its ceilings."""
-    on, device = setup.deployment, setup.deployment.device
-    peaks = {dtype: (1 + of_peak) * peak for dtype, peak in device.peaks.items()}
-    rates = [level.bytes_per_s and (1 + of_bandwidth) * level.bytes_per_s for level in device.levels]
-    pairs = zip(device.levels, rates, strict=True)
-    levels = tuple(replace(level, bytes_per_s=rate) for level, rate in pairs)
-    return replace(setup, deployment=replace(on, device=replace(device, peaks=peaks, levels=levels)))
+    on = setup.deployment
+    return replace(setup, deployment=replace(on, device=on.device.times(1 + of_peak, 1 + of_bandwidth)))
 
 
 _EXPLANATIONS = {  # by a field of `Known`
@@ -140,23 +133,22 @@ def _fewest_bits(device: Device, quant: Quant) -> tuple[Device, Quant]:
 
 
 def _with_any_peak(device: Device) -> Device:
-    return replace(device, peaks=dict.fromkeys(device.peaks, math.inf))
+    return device.times(math.inf, 1)
 
 
 def _joined(device: Device, n: int) -> Device:
     """`n` devices as one: no way to divide a model among them is faster than all of it on this one."""
-    rates = [level.bytes_per_s and n * level.bytes_per_s for level in device.levels]
-    pairs = zip(device.levels, rates, strict=True)
-    levels = tuple(
-        replace(one, capacity_bytes=n * one.capacity_bytes, bytes_per_s=rate) for one, rate in pairs
-    )
-    peaks = {dtype: n * peak for dtype, peak in device.peaks.items()}
-    return replace(device, peaks=peaks, levels=levels, links=())
+    return replace(device.times(n, n, n), links=())
+
+
+def _of_fleet(bound: Callable[[_Machine, Device], float]) -> Bound:
+    """The bound of all devices together: none where any number of them may serve."""
+    return lambda machine: 0.0 if machine.fleet is None else bound(machine, machine.fleet)
 
 
 def run_checks(run: MeasuredRun) -> Iterator[Check]:
     """(what, its bound, the seconds measured)."""
-    yield "the whole run", lambda machine: _all_s(machine, run), run.makespan_s
+    yield "the whole run", _of_fleet(lambda machine, fleet: _all_s(machine, fleet, run)), run.makespan_s
     if run.first_s is not None and run.last_s is not None:
         yield from _prompt_checks(run, run.first_s)
         yield from _request_checks(run, run.first_s, run.last_s)
@@ -186,17 +178,15 @@ def _decode(prompt: Ints, output: Ints) -> Step:
     return Step(new, prompt[many] + new, new)
 
 
-def _all_s(machine: _Machine, run: MeasuredRun) -> float:
-    if machine.fleet is None:
-        return 0.0
+def _all_s(machine: _Machine, fleet: Device, run: MeasuredRun) -> float:
     _, prompt, computed, output = _amounts(run)
-    compute_s = _compute_s(machine, machine.fleet, _prefill(computed, prompt))
+    compute_s = _compute_s(machine, fleet, _prefill(computed, prompt))
     after = _decode(prompt, output)
     if after.n_requests:
-        compute_s += _compute_s(machine, machine.fleet, after)
+        compute_s += _compute_s(machine, fleet, after)
     longest = int(output.argmax())
-    passes_s = _decode_memory_s(machine, machine.fleet, prompt[[longest]], output[[longest]])
-    return max(compute_s, passes_s, _cache_s(machine, machine.fleet, prompt, output))
+    passes_s = _decode_memory_s(machine, fleet, prompt[[longest]], output[[longest]])
+    return max(compute_s, passes_s, _cache_s(machine, fleet, prompt, output))
 
 
 def _decode_memory_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> float:
@@ -239,11 +229,7 @@ def _prompt_checks(run: MeasuredRun, first_s: Floats) -> Iterator[Check]:
             windows.append((seconds / computed[chosen].sum(), seconds, chosen))
     _, seconds, chosen = min(windows, key=lambda window: window[0])
     step = _prefill(computed[chosen], prompt[chosen])
-
-    def bound(machine: _Machine) -> float:
-        return _compute_s(machine, machine.fleet, step) if machine.fleet else 0.0
-
-    yield "prefill", bound, seconds
+    yield "prefill", _of_fleet(lambda machine, fleet: _compute_s(machine, fleet, step)), seconds
 
 
 def _request_checks(run: MeasuredRun, first_s: Floats, last_s: Floats) -> Iterator[Check]:
@@ -271,16 +257,16 @@ def _step_checks(run: MeasuredRun) -> Iterator[Check]:
         return
     at = np.linspace(0, len(run.steps) - 1, min(len(run.steps), _MOST_STEPS)).round().astype(int)
     steps = [run.steps[i] for i in np.unique(at)]
-    for phase, same in itertools.groupby(sorted(steps, key=_prefills), key=_prefills):
-        of = list(same)
+    for phase in ("decode", "prefill"):
+        of = [seen for seen in steps if seen.step.phase == phase]
+        if not of:
+            continue
 
-        def bound(machine: _Machine, of: Sequence[StepSeen] = of) -> float:
-            if machine.fleet is None:
-                return 0.0
+        def bound(machine: _Machine, fleet: Device, of: Sequence[StepSeen] = of) -> float:
             found = (ops(machine.model, machine.quant, Parallel(), seen.step) for seen in of)
-            return sum(b.seconds for each in found for b in ceilings(each, machine.fleet))
+            return sum(b.seconds for each in found for b in ceilings(each, fleet))
 
-        yield f"{'prefill' if phase else 'decode'} steps", bound, sum(seen.seconds for seen in of)
+        yield f"{phase} steps", _of_fleet(bound), sum(seen.seconds for seen in of)
 
 
 def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
@@ -289,14 +275,8 @@ def product_checks(step: Step, ops_seen: Sequence[OpRow]) -> Iterator[Check]:
         if row.measured_s is None or not row.kind.startswith("matmul"):
             continue
 
-        def bound(machine: _Machine, name: str = row.name) -> float:
-            if machine.fleet is None:
-                return 0.0
-            found = ceilings(ops(machine.model, machine.quant, Parallel(), step), machine.fleet)
+        def bound(machine: _Machine, fleet: Device, name: str = row.name) -> float:
+            found = ceilings(ops(machine.model, machine.quant, Parallel(), step), fleet)
             return sum(b.seconds for b in found if b.op.name == name)
 
-        yield f"the product {row.label}", bound, row.measured_s
-
-
-def _prefills(seen: StepSeen) -> bool:
-    return any(phase == "prefill" for phase, _ in seen.step.phases())
+        yield f"the product {row.label}", _of_fleet(bound), row.measured_s

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from burstline.roofline.device.calibration import Calibration
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Step
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Limit
-from burstline.roofline.errors import RooflineError
-from burstline.roofline.model.step import Step
+from burstline.roofline.model.ops import Phase, Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
-from burstline.roofline.predict.deployment import host_sentence
 from burstline.roofline.predict.forecast import PlannedLoad
-from burstline.roofline.predict.predict import MEASURED, Prediction, host_seconds
+from burstline.roofline.predict.predict import MEASURED, Prediction, StepTimes
 from burstline.roofline.predict.simulate import Limits, simulate
 from burstline.roofline.reconcile.impossible import Check, judged, product_checks, run_checks
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
@@ -30,7 +29,6 @@ from burstline.roofline.reconcile.reconciliation import (
     OpRow,
     PhaseRow,
     Reconciliation,
-    StepPhase,
     Utilisation,
     WhatIf,
     largest_gap,
@@ -42,17 +40,12 @@ _NEAREST = 9  # steps around the mean whose median is what an op was measured to
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looked:
-    """A step with its predictions, the host's part among them; `weight` counts the steps it stands for."""
+    """A step as seen and as predicted; `weight` counts the steps it stands for."""
 
     seen: StepSeen
-    predictions: list[Prediction]
-    host_s: float
+    times: StepTimes
     weight: float
     measured: bool
-
-    @property
-    def phase(self) -> StepPhase:
-        return "prefill" if any(phase == "prefill" for phase, _ in self.seen.step.phases()) else "decode"
 
 
 def reconcile(
@@ -77,9 +70,9 @@ def reconcile(
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
     looked = look(steps or simulated, setup, measured=bool(steps))
     ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
-    of_phases: dict[StepPhase, list[Looked]] = {"prefill": [], "decode": []}
+    of_phases: dict[Phase, list[Looked]] = {"prefill": [], "decode": []}
     for one in looked:
-        of_phases[one.phase].append(one)
+        of_phases[one.seen.step.phase].append(one)
     phases = tuple(phase_row(phase, of, setup) for phase, of in of_phases.items() if of)
     products = (timed_products(row, of_phases[row.phase]) for row in phases)
     suspicions, explained = judged(chain(run_checks(run), *products), setup)
@@ -114,12 +107,10 @@ def _without_cache_limit(run: MeasuredRun) -> Limits:
 def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:
     at = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int))
     weight = len(steps) / len(at)
-    looked = []
-    for i in at:
-        predictions = setup.deployment.predict(steps[i].step, setup.calibration)
-        host_s = host_seconds(steps[i].step, predictions, setup.calibration)
-        looked.append(Looked(steps[i], predictions, host_s, weight, measured))
-    return looked
+    return [
+        Looked(seen, setup.deployment.predict(seen.step, setup.calibration), weight, measured)
+        for seen in (steps[i] for i in at)
+    ]
 
 
 def timed_products(row: PhaseRow, looked: Sequence[Looked]) -> Iterator[Check]:
@@ -135,12 +126,12 @@ def _nearest(looked: Sequence[Looked]) -> list[Looked]:
     return [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
 
 
-def phase_row(phase: StepPhase, looked: Sequence[Looked], setup: Setup) -> PhaseRow:
+def phase_row(phase: Phase, looked: Sequence[Looked], setup: Setup) -> PhaseRow:
     steps = [one.seen.step for one in looked]
     rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
     tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
-    ideal_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in looked)
-    reachable_s = sum(one.weight * (one.host_s + sum(p.seconds for p in one.predictions)) for one in looked)
+    ideal_s = sum(one.weight * one.times.ceiling_s for one in looked)
+    reachable_s = sum(one.weight * one.times.predicted_s for one in looked)
     measured_s = sum(one.weight * one.seen.seconds for one in looked) if looked[0].measured else None
 
     def share(amount: float, per_s: float) -> Utilisation:
@@ -169,7 +160,7 @@ def _total(looked: Sequence[Looked], what: str) -> float:
     """FLOPs or bytes; of elementwise passes only the cache they write, as in the ceilings."""
     total = 0.0
     for one in looked:
-        for p in one.predictions:
+        for p in one.times.predictions:
             fused = what == "bytes" and p.op.kind == "elementwise"
             total += one.weight * p.op.count * (p.op.kv_bytes if fused else getattr(p.op, what))
     return total
@@ -179,8 +170,8 @@ def _limit_shares(looked: Sequence[Looked]) -> dict[Limit, float]:
     """Of the predicted time, how much each kind of limit holds."""
     seconds: dict[Limit, float] = {}
     for one in looked:
-        for p in one.predictions:
-            seconds[p.limit] = seconds.get(p.limit, 0.0) + one.weight * p.seconds
+        for limit, limit_s in one.times.limit_s.items():
+            seconds[limit] = seconds.get(limit, 0.0) + one.weight * limit_s
     total = sum(seconds.values())
     return {limit: s / total for limit, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
@@ -188,9 +179,9 @@ def _limit_shares(looked: Sequence[Looked]) -> dict[Limit, float]:
 def _op_rows(nearest: Sequence[Looked], setup: Setup) -> Iterator[OpRow]:
     """The ops of the first of these steps; measured as the median step of these has it."""
     typical = nearest[0]
-    total_s = sum(p.seconds for p in typical.predictions)
+    total_s = sum(p.seconds for p in typical.times.predictions)
     shares = [_measured_shares(one) for one in nearest]
-    for p in typical.predictions:
+    for p in typical.times.predictions:
         op, key = p.op, (p.op.name, p.op.phase)
         seen = [by_op[key] for by_op in shares if key in by_op]
         measured_s = p.seconds * float(np.median(seen)) if seen else None
@@ -224,7 +215,7 @@ def _measured_shares(one: Looked) -> dict[tuple[str, str], float]:
     """Measured over predicted seconds by op; ops that were timed together share as predicted."""
     found: dict[tuple[str, str], float] = {}
     for names, seconds in one.seen.op_seconds.items():
-        timed = [p for p in one.predictions if p.op.name in names.split("+")]
+        timed = [p for p in one.times.predictions if p.op.name in names.split("+")]
         if predicted_s := sum(p.seconds for p in timed):
             found |= {(p.op.name, p.op.phase): seconds / predicted_s for p in timed}
     return found
@@ -235,7 +226,7 @@ def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s
     bound_s = busy_s = device_s = 0.0
     for one in looked:
         busy_s += one.weight * one.seen.seconds
-        for p in one.predictions:
+        for p in one.times.predictions:
             bound_s += one.weight * p.bound.seconds
             device_s += one.weight * p.seconds
             for key, seconds in _parts(p, setup.calibration):
@@ -278,7 +269,7 @@ def _by(seconds: Mapping[str, float], known: Calibration | None) -> str:
 
 def _host_bars(looked: Sequence[Looked], setup: Setup, above_s: float) -> Iterator[Bar]:
     """`above_s`, by which steps are longer than the device's part: as far as it is known, the host's."""
-    host_s = sum(one.weight * one.host_s for one in looked)
+    host_s = sum(one.weight * one.times.host_s for one in looked)
     why = "what each step waits for the engine's scheduler"
     if setup.calibration and setup.calibration.host:
         why = f"schedule, sample, deliver: {setup.calibration.host}"
@@ -338,8 +329,7 @@ def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     if known is None:
         yield "no calibration: predictions are ceilings"
     else:
-        yield f"predicted by {known}: {known.source}"
-        yield host_sentence(known)
+        yield from known.sentences()
     quant = on.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from burstline.roofline.device.calibration import HostFit
 from burstline.roofline.device.device import Level, Limit
+from burstline.roofline.model.ops import Phase
 from burstline.roofline.model.shapes import Quant
-
-StepPhase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class PhaseRow:
     `after_s` the time from the end of its forward pass to the next, None where none was seen.
     """
 
-    phase: StepPhase
+    phase: Phase
     n_steps: int
     mean_tok: float
     mean_requests: float
@@ -227,9 +226,6 @@ class Reconciliation:
     device: DeviceFacts
     model: ModelFacts
     by: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from burstline.roofline.calibrate.cores import take_cores
+from burstline.cores import take_cores
 from burstline.servers.host.kernel import send_at_once, usable_cores
 
 

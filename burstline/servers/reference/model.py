@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from burstline.roofline.calibrate.cores import Cores
+from burstline.cores import Cores
 from burstline.servers.reference.weights import Array, ModelConfig, Weights
 
 Index = npt.NDArray[np.intp]

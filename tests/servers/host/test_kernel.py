@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from burstline.errors import RooflineError
 from burstline.machine import host_facts
-from burstline.roofline.errors import RooflineError
 from burstline.servers.host import kernel
 from burstline.servers.host.sources import MissingSourceError, Throttling
 from burstline.verbs import calibrate

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from burstline.roofline.calibrate.cores import Cores
+from burstline.cores import Cores
 from burstline.servers.reference.model import Chunk, KVCache, Transformer
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 

@@ -1,26 +1,33 @@
-"""The one error of this package, and its files, none of which is long or deep."""
+"""The error of the roofline, and the readers of files that users and servers name: none is long or deep."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-MOST_BYTES: Final = 32 << 20
 MOST_TOML: Final = 1 << 18
 MOST_DOTTED: Final = 10_000
-"""Of a file, of TOML, and of a word of it in which dots join names: reading one takes its length squared."""
+"""Of TOML, and of a word of it in which dots join names: reading one takes its length squared."""
 
 
 class RooflineError(ValueError):
     """The user asked what cannot be: what was wrong, the number, the limit, and what to try."""
 
 
-def read_small(path: Path) -> bytes:
-    """The contents of a config.json or a TOML file; RooflineError where it is longer than any."""
+def read_small(path: Path, most_bytes: int, what: str) -> bytes:
+    """The file's contents; ValueError where it is longer than any `what`."""
     with path.open("rb") as file:
-        if len(data := file.read(MOST_BYTES + 1)) <= MOST_BYTES:
+        n_bytes = os.fstat(file.fileno()).st_size  # of a device 0, whatever it holds
+        if n_bytes <= most_bytes and len(data := file.read(most_bytes + 1)) <= most_bytes:
             return data
-    raise RooflineError(f"{path} has over {MOST_BYTES >> 20} MB; expected a config.json or a TOML file")
+    raise ValueError(f"it has over {most_bytes >> 20} MB; expected {what}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The document in a file, as `parse_toml` reads it."""
+    with path.open("rb") as file:
+        return parse_toml(file.read(4 * MOST_TOML + 1), path)  # a character has up to four bytes
 
 
 def parse_toml(data: str | bytes, path: object) -> dict[str, Any]:
