@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from burstline.workloads.arrivals import Arrivals
 from burstline.workloads.data_sets import DataSet, Item, Materials, as_plain_text, data_requests, prompted
 from burstline.workloads.lengths import Lengths
-from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, due_ns_of, make_plan, plan_of
+from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, make_plan, plan_of
 from burstline.workloads.prompts import DrawnRequests, Stream, Vocabulary, rng
 from burstline.workloads.request import Request, RequestKind, Turn, WorkloadError
 from burstline.workloads.traces import Trace
@@ -254,7 +254,7 @@ class Recorded:
                 dropped[f"longer than the model's limit of {server.max_tok:,} tokens"] = int((~fits).sum())
                 requests = replace(requests, rows=np.flatnonzero(fits), numbers=np.cumsum(fits) - 1)
                 due_s = due_s[fits]
-        return replace(plan_of(requests, due_ns_of(due_s), seed), dropped=dropped)
+        return replace(plan_of(requests, due_s, seed), dropped=dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class Written:
             at_s = np.array([item.at_s for item in used], dtype=np.float64)
             due_s = at_s - at_s[0]
         total = Counter(self.data.dropped) + dropped
-        return replace(plan_of(tuple(requests), due_ns_of(due_s), seed), dropped=total)
+        return replace(plan_of(tuple(requests), due_s, seed), dropped=total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class Sessions:
             )
             _check_enough(self.data, int(of.max()) + 1, self.n_wanted, dropped)
             dropped = Counter(self.data.dropped) + dropped
-        return replace(plan_of(requests, due_ns_of(due_s[of]), seed), dropped=dropped)
+        return replace(plan_of(requests, due_s[of], seed), dropped=dropped)
 
 
 def _check_enough(data: DataSet, n: int, n_wanted: int | None, dropped: Counter[str]) -> None:
