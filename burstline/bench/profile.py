@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from burstline.bench.load_options import Load, checked
+from burstline.bench.load_options import Load, load_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Say, Site
 from burstline.bench.stages import job_at, sent
@@ -69,14 +69,14 @@ def profile_load(run: RunDir, site: Site, load: Load, where: ServerOptions, took
     spec = load.spec
     salt = f"{int(spec.salt, 16) ^ (1 << 30):x}"  # no prompt is in the prefix cache
     own = replace(spec, salt=salt, duration_s=None, warmup=None, workers=1, cancel_share=None)
-    second = checked(replace(own, sessions=n) if spec.sessions else replace(own, requests=n))
-    plan, vocabulary, _ = plan_for(second, site, where.model, lambda _: None)
+    second = load_of(replace(own, sessions=n) if spec.sessions else replace(own, requests=n))
+    plan, server = plan_for(second, site, where.model, lambda _: None)
     folder = (run.path / TRACES).resolve()
     writes_to = folder if where.url is None or where.profile is None else where.profile.resolve()
     before = set(trace_files(writes_to))
     _call(site, post(site.target, "/start_profile", profiler.body(writes_to, MOST_STEPS)))
     try:
-        job = job_at(run, site, second, plan, vocabulary)
+        job = job_at(run, site, second, plan, server.vocabulary)
         records = sent(Stage("profile", plan.requests, plan.due_ns), job, site.engine)
     finally:
         _call(site, post(site.target, "/stop_profile", {}), may_have_ended=True)

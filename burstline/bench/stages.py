@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from burstline.bench.fire import fire
-from burstline.bench.load_options import Load, job_of
+from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.driver.job import Job
@@ -55,6 +56,20 @@ def sent(stage: Stage, job: Job, engine: Engine) -> list[Record]:
         shutil.rmtree(folder, ignore_errors=True)
     records = [record_of(asked[capture.index], capture, engine.decode) for capture in captures]
     return sorted(records, key=lambda record: record.index)
+
+
+def job_of(plan: Plan, load: Load, **rest: Any) -> Job:
+    """What the drivers have to do with the plan; `rest` says where and into which files."""
+    return Job(
+        requests=plan.requests,
+        due_ns=plan.due_ns,
+        salt=load.spec.salt,
+        deadline_s=load.spec.deadline_s,
+        concurrency=load.spec.concurrency,
+        until_s=load.until_s,
+        hang_ups=load.hang_ups(plan),
+        **rest,
+    )
 
 
 def job_at(

@@ -19,7 +19,7 @@ from typing import Final
 import orjson
 
 from burstline.bench.limit import CODES, RESULT
-from burstline.bench.load_options import checked
+from burstline.bench.load_options import load_of
 from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
@@ -156,7 +156,7 @@ def lacks(slots: Sequence[Slot]) -> list[str]:
                 check_start(choose_engine(where), replace(where, model=None), 0)
             else:
                 check_where(where)
-                check_run(RunSettings(where, slot.workload.spec, slot.workload.goals))
+                check_run(RunSettings(where, load_of(slot.workload.spec), slot.workload.goals))
         except (WorkloadError, EngineError) as error:
             told.add(f"{slot.engine.name}: {error}")
     return sorted(told)
@@ -407,7 +407,7 @@ def fits(slots: Sequence[Slot]) -> Iterator[str]:
 
 
 def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
-    n_tok = checked(slot.workload.spec).longest_tok
+    n_tok = load_of(slot.workload.spec).longest_tok
     assert slot.platform is not None
     assert slot.platform.device is not None
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.limit import check_limit
-from burstline.bench.load_options import MAX_REPEATS, checked
+from burstline.bench.load_options import MAX_REPEATS, load_of
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
 from burstline.measure.metrics.slo import parse_goal
@@ -305,7 +305,7 @@ def _workload(table: TomlTable, of: str, *, searched: bool = False) -> Workload:
     spec, goals = LoadSpec(**table.options(LoadSpec)), Goals(**table.options(Goals))
     limit = LimitOptions(**table.options(LimitOptions)) if searched else None
     try:
-        checked(spec if limit is None else check_limit(spec, goals, limit))
+        load_of(spec if limit is None else check_limit(spec, goals, limit))
         check_goals(goals)
         for target in goals.slo:
             parse_goal(target)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from burstline.bench import certification
-from burstline.bench.load_options import checked
+from burstline.bench.load_options import load_of
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if args.client is not None or args.out is not None:
             raise WorkloadError("--again reads a folder again: drop --client and --out")
         return _shown(args, certification.again(args.again, reads, args.name), args.again)
-    load = checked(read_options(LoadSpec, args))
+    load = load_of(read_options(LoadSpec, args))
     if load.spec.audit is not None:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
     if args.client is None and reads:

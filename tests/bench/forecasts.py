@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from burstline.bench.load_options import load_of
 from burstline.bench.progress import progress_for
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import carry_out
@@ -73,7 +74,7 @@ def fire(engine: str, model: Path, out: Path, of: int) -> None:
     spec = LoadSpec(prompt_tokens=chosen["prompt"], output_tokens=chosen["output"], seed=of, requests=40)
 
     def run(**changes: object) -> float:
-        made = Settings(where=where, spec=replace(spec, **changes).salted(), out=out, quiet=True)
+        made = Settings(where=where, load=load_of(replace(spec, **changes)), out=out, quiet=True)
         ended = carry_out(made, progress_for(quiet=True), server.serving, answer=True)
         figure = open_run(ended.run.path).summary.figure("throughput", "requests_per_s")
         return figure.point if isinstance(figure, Estimate) else math.nan  # only the burst's is used

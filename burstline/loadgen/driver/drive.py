@@ -36,7 +36,7 @@ from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.capture.http1 import body_of
 from burstline.loadgen.driver import canary
 from burstline.loadgen.driver.conversations import NO_IDS, PREDECESSOR, Conversations
-from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop, most_open
+from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
@@ -46,6 +46,7 @@ from burstline.servers.messages import WITH_TOKENS, HttpReply
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.protocol.openai import reply_content
 from burstline.servers.registry import ENGINES
+from burstline.workloads.arrivals import most_open
 from burstline.workloads.prompts import salted
 from burstline.workloads.request import Request
 

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.servers.engine import Engine
 from burstline.servers.host.control_group import usable_cores
@@ -28,8 +25,6 @@ PER_DRIVER: Final = 2_000
 one follows on a core (`tests/bench/wire.py`)."""
 STOP_S: Final = 8.0
 """How long a driver may take from a stop to its report: it ends its requests and writes their captures."""
-OPEN_S: Final = 10.0
-"""Assumed time in flight of a request in an open loop: before the run it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +99,12 @@ class Job:
         return jobs
 
 
-def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | None) -> int:
-    """As many as wanted; with "auto" one for every 2,000 requests in flight, on at most half of the cores.
+def n_drivers(wanted: Workers, n_open: int) -> int:
+    """As many as wanted; with "auto" one for every 2,000 of `n_open` in flight, on at most half of the cores.
 
-    The other half is the server's, or the watcher's. In flight are `concurrency` requests, in an open loop as
-    many as fall due (at `due_s`, ascending) within any ten seconds.
+    The other half is the server's, or the watcher's.
     """
-    if wanted != "auto":
-        return wanted
-    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), usable_cores() // 2))
-
-
-def most_open(due_s: NDArray[np.float64], concurrency: int | None, within_s: float = OPEN_S) -> int:
-    """Requests in flight at once, as far as a plan can know: at most `concurrency`, else due within 10 s."""
-    if concurrency is not None:
-        return min(concurrency, len(due_s))
-    within = np.searchsorted(due_s, due_s + within_s, side="right") - np.arange(len(due_s))
-    return int(within.max(initial=0))
+    return wanted if wanted != "auto" else max(1, min(-(-n_open // PER_DRIVER), usable_cores() // 2))
 
 
 @dataclass(frozen=True, slots=True)
