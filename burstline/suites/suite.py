@@ -45,7 +45,6 @@ class Platform:
     accelerator: str | None = None
     gpus: float = 0.0
     env: Mapping[str, str] = field(default_factory=dict)
-    image: str | None = None
     device: str | None = None
     models: Mapping[str, Settings] = field(default_factory=dict)
 
@@ -53,8 +52,6 @@ class Platform:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": self.gpus, "resources": dict(self.resources)}
         if self.accelerator:
             options["accelerator_type"] = self.accelerator
-        if self.image:
-            options["runtime_env"] = {"image_uri": self.image}
         return options
 
     def __str__(self) -> str:
@@ -326,7 +323,7 @@ def make_where_missing(model: Model) -> None:
 
 
 def platform_of(table: TomlTable) -> Platform:
-    table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
+    table.only("name", "resources", "accelerator", "gpus", "env", "device", "models")
     name = table.need("name", str)
     amounts = _mapping(table, "resources", float)
     bad = next((key for key, amount in amounts.items() if amount <= 0), None)
@@ -338,7 +335,6 @@ def platform_of(table: TomlTable) -> Platform:
         accelerator=table.get("accelerator", str, None),
         gpus=float(table.get("gpus", float, 0.0)),
         env=_mapping(table, "env", str),
-        image=table.get("image", str, None),
         device=table.get("device", str, None),
         models={
             model: settings_of(TomlTable(raw, f"{table.where}, models.{model}"))

@@ -84,7 +84,7 @@ def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> in
 
 
 def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
-    """The certificate for a person; the last line is one for a README."""
+    """The certificate for a person."""
     tool, asked = found.printed.tool, found.asked
     yield Heading(f"{tool}: {asked.load}, at a server of known truth ({asked.script})", 1)
     rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
@@ -104,7 +104,6 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     if not found.printed.is_read:
         again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
         yield Note(f"To read the files anew, without the load: {again}")
-    yield Note(_line(found))
 
 
 def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
@@ -157,18 +156,3 @@ def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
     before, after = ("-" if s is None else f"{s:.2f} s" for s in (found.before_s, found.after_s))
     yield "From the command to the first request", before
     yield "From the last token to the end", after
-
-
-def _line(found: Certificate) -> str:
-    """One row of a table of tools: true / printed, ms."""
-    said = {each.name: _reading(each) for each in found.readings}
-    cells = []
-    for name in ("ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tpot.p50", "e2e.p50", "e2e.p99"):
-        _, _, true, printed, *_ = said.get(name, ("", "", "-", "-"))
-        cells.append(f"{title_of(name)} {printed} / {true}")
-    spread = found.offered.spread_s
-    cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
-    cells.append(f"CPU {found.asked.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
-    cells.append(f"PSS {(found.asked.pss_bytes or 0) / 1e6:,.0f} MB")
-    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.before_s, found.after_s))
-    return f"| {found.printed.tool} | {' | '.join(cells)} | before {before}, after {after} |"
