@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from burstline.bench.fire import STARTING_LIMIT_S
-from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.bench.stages import job_at, send_apart
 from burstline.console.server_options import ServerOptions
@@ -18,6 +17,7 @@ from burstline.measure.record.decode import Reading, Readings
 from burstline.measure.record.run_writer import AUDIT, READINGS, RunDir
 from burstline.measure.record.typed_json import to_json
 from burstline.servers.host.child import Child, ChildLostError
+from burstline.workloads.load import Load
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary, rng
 from burstline.workloads.request import WorkloadError

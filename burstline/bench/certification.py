@@ -20,7 +20,6 @@ from typing import Final
 import psutil
 from tokenizers import Tokenizer
 
-from burstline.bench.load_options import Load
 from burstline.console.stdout import json_text
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.measure.record.rundir import open_run
@@ -39,6 +38,7 @@ from burstline.servers.truth.exchanges import from_jsonl, to_jsonl
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
 from burstline.servers.truth.script import Script
+from burstline.workloads.load import Load
 from burstline.workloads.options import given, words_of
 from burstline.workloads.request import WorkloadError
 

@@ -18,7 +18,6 @@ import numpy as np
 import orjson
 
 from burstline.bench.fire import fire
-from burstline.bench.load_options import load_of
 from burstline.bench.server_session import serving
 from burstline.bench.stages import job_of
 from burstline.console.server_options import ServerOptions
@@ -39,6 +38,7 @@ from burstline.servers.messages import EngineError
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
 from burstline.workloads.data_sets import Server
+from burstline.workloads.load import load_of
 from burstline.workloads.prompts import vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec

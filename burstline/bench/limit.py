@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from burstline.bench.load_options import Load, load_of
 from burstline.bench.progress import Snapshot, progress_for
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import ReadyLoad, carry_out
@@ -39,6 +38,7 @@ from burstline.roofline.predict.forecast import Forecast, paced
 from burstline.roofline.predict.simulate import Asked, simulate
 from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
 from burstline.workloads.lengths import draw_both
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec

@@ -14,7 +14,6 @@ import huggingface_hub as hub
 import numpy as np
 from huggingface_hub import constants
 
-from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.machine.host_facts import cached_config
 from burstline.reports.number_format import counted
@@ -22,14 +21,10 @@ from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.openai import tokenize_call, tokens_in
 from burstline.workloads.data_sets import Server
-from burstline.workloads.model_files import read_json, read_text
+from burstline.workloads.load import Load
+from burstline.workloads.model_files import TOKENIZER_FILE, local_tokenizer, read_tokenizer
 from burstline.workloads.plan import BLOCK_TOK, Plan
-from burstline.workloads.prompts import (
-    ASSUMED,
-    Vocabulary,
-    vocabulary_from_size,
-    vocabulary_from_tokenizer,
-)
+from burstline.workloads.prompts import ASSUMED, Vocabulary, vocabulary_from_size, vocabulary_of_folder
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 from burstline.workloads.text_prompts import Words, make_texts, words_of
 
@@ -41,7 +36,6 @@ PROBES_TOK = (64, 96)
 ASK_TIMEOUT_S = 120.0
 HUB_TIMEOUT_S = 5.0
 """How long the Hugging Face Hub may take to say whether it has a file."""
-TOKENIZER_FILE = "tokenizer.json"
 
 
 def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan, Server]:
@@ -101,23 +95,6 @@ def _check_taken(plan: Plan, site: Site) -> None:
         raise WorkloadError(f"--temperature {request.sampling.temperature:g}: {greedy}; add -- {flag}")
 
 
-def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
-    """The folder's tokenizer, else the model's; None where there is no such file."""
-    for where in (folder, Path(model) if model else None):
-        if where is not None and (where / TOKENIZER_FILE).is_file():
-            return _read(where / TOKENIZER_FILE)
-    return None
-
-
-def _read(path: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(read_text(path) or "")
-    except Exception as error:  # the library has no type of its own
-        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None
-
-
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
     """The tokenizer by which prompts are measured: the folder's, the model's, the Hub's."""
     tokenizer = local_tokenizer(folder, model)
@@ -154,7 +131,7 @@ def _from_hub(name: str) -> Tokenizer:
             HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
         )
         path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
-    return _read(Path(path))
+    return read_tokenizer(Path(path))
 
 
 def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
@@ -264,20 +241,3 @@ def local_folder(model: str) -> Path | None:
         return path
     config = cached_config(model)
     return config.parent if config else None
-
-
-def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
-    """The ordinary ids of a model or tokenizer folder, None where it has neither tokenizer.json nor a size.
-
-    Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
-    """
-    if not folder.is_dir():
-        return None  # a name, or a file of weights
-    size = read_json(folder / "config.json").get("vocab_size")
-    tokenizer = read_json(folder / "tokenizer.json")
-    if tokenizer:
-        vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
-        if size is None:
-            return vocabulary
-        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
-    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from burstline.bench.load_options import Load, load_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Say, Site
 from burstline.bench.stages import job_at, sent
@@ -21,6 +20,7 @@ from burstline.servers.engine import Engine
 from burstline.servers.host.ready import getter, send
 from burstline.servers.messages import Call, EngineError
 from burstline.servers.protocol.openai import post
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.plan import Stage
 from burstline.workloads.request import WorkloadError
 

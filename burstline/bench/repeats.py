@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from burstline.bench.load_options import MAX_REPEATS
 from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
@@ -21,6 +20,7 @@ from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import write_all
 from burstline.servers.engine import Engine
+from burstline.workloads.load import MAX_REPEATS
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 from burstline.bench.audit import audit_load, check_audit, n_audited
 from burstline.bench.calibration import may_calibrate, measure_again, note_measured
 from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, account_for, fire
-from burstline.bench.load_options import Load
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.profile import check_profile, check_profiler, profile_load
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
@@ -48,6 +47,7 @@ from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, target_at
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.reference.steplog import load_steps
+from burstline.workloads.load import Load
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
 from burstline.workloads.request import WorkloadError

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import psutil
 
 from burstline import __version__
-from burstline.bench.load_options import Load, load_of
 from burstline.bench.server_session import Site
 from burstline.console.server_options import ServerOptions
 from burstline.machine import host_facts
@@ -26,6 +25,7 @@ from burstline.servers.host.serving import ACROSS_BRIDGE, first_of_container
 from burstline.servers.messages import EngineError
 from burstline.servers.protocol.destination import Destination
 from burstline.servers.secret import without_secrets
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import words_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import DrawnRequests

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from burstline.bench.fire import fire
-from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.driver.job import Job
@@ -18,6 +17,7 @@ from burstline.measure.record.record import Outcome, Record, record_of
 from burstline.measure.record.run_writer import RunDir
 from burstline.reports.number_format import counted
 from burstline.servers.engine import Engine
+from burstline.workloads.load import Load
 from burstline.workloads.plan import PRIMING, Plan, Stage
 from burstline.workloads.prompts import Vocabulary
 

@@ -19,7 +19,6 @@ from typing import Final
 import orjson
 
 from burstline.bench.limit import CODES, RESULT
-from burstline.bench.load_options import load_of
 from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
@@ -62,6 +61,7 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
+from burstline.workloads.load import load_of
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.limit import check_limit
-from burstline.bench.load_options import MAX_REPEATS, load_of
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
 from burstline.measure.metrics.slo import parse_goal
@@ -25,6 +24,7 @@ from burstline.servers.secret import without_secrets
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable
+from burstline.workloads.load import MAX_REPEATS, load_of
 from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec, check_goals

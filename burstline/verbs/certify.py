@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from burstline.bench import certification
-from burstline.bench.load_options import load_of
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
@@ -18,6 +17,7 @@ from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
 from burstline.reports.model.foreign import TOOLS, parse_reads
 from burstline.servers.truth.router import SCRIPTS
+from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 

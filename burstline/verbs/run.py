@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from burstline.bench.load_options import Load, load_of
 from burstline.bench.server_session import check_where
 from burstline.cluster.placement import RayOptions, parse_ray
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions, add_settings, server_of
 from burstline.machine.hints import Hints
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import as_text, flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec, check_goals

@@ -14,11 +14,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import eq
+from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from burstline.workloads.model_files import read_json
 from burstline.workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
 
 
@@ -65,6 +67,23 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
             f"a vocabulary of {n_ids} ids is too small for synthetic prompts; expected 16 or more"
         )
     return Vocabulary(np.arange(n_ids // 8, n_ids * 7 // 8, dtype=np.uint32), source)
+
+
+def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
+    """The ordinary ids of a model or tokenizer folder, None where it has neither tokenizer.json nor a size.
+
+    Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
+    """
+    if not folder.is_dir():
+        return None  # a name, or a file of weights
+    size = read_json(folder / "config.json").get("vocab_size")
+    tokenizer = read_json(folder / "tokenizer.json")
+    if tokenizer:
+        vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
+        if size is None:
+            return vocabulary
+        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
+    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None
 
 
 ASSUMED: Final = vocabulary_from_size(32_000, "assumed: no server to query")

@@ -1,6 +1,6 @@
 """The options of a load as they are written, and what they contradict. No heavy imports.
 
-Flags, a suite's tables and the manifest are made from the rows of `LoadSpec`. `burstline.bench.load_options`
+Flags, a suite's tables and the manifest are made from the rows of `LoadSpec`. `burstline.workloads.load`
 parses and checks them.
 """
 

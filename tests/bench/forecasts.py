@@ -14,7 +14,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from burstline.bench.load_options import load_of
 from burstline.bench.progress import progress_for
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import carry_out
@@ -28,6 +27,7 @@ from burstline.roofline.model.families import bundled_config
 from burstline.roofline.predict.forecast import Score
 from burstline.servers.settings import Settings as EngineSettings
 from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
 
 MODELS = {

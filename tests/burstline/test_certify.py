@@ -14,10 +14,10 @@ import pytest
 from burstline import cli
 from burstline.bench import certification
 from burstline.bench.certification import setup_of, tool_of
-from burstline.bench.load_options import load_of
 from burstline.measure.record.typed_json import from_json
 from burstline.measure.verdict.certificate import Certificate
 from burstline.servers.truth.router import SCRIPTS
+from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
 
 LIAR = Path(__file__).with_name("liar.py")

@@ -12,7 +12,6 @@ import pytest
 
 import burstline
 from burstline.bench import repeats
-from burstline.bench.load_options import load_of
 from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
 from burstline.servers.host.ready import send, wait_ready
@@ -23,6 +22,7 @@ from burstline.suggest import OTHERS, hint
 from burstline.suites import execution
 from burstline.verbs import compare
 from burstline.verbs import run as run_verb
+from burstline.workloads.load import load_of
 from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec

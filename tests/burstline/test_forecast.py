@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from burstline.bench.limit import forecast_rate
-from burstline.bench.load_options import load_of
 from burstline.bench.report import write_report
 from burstline.cli import main
 from burstline.machine.forecast import forecast_load, read_forecast, write_forecast
@@ -18,6 +17,7 @@ from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.roofline.predict.forecast import Forecast, NoForecast, Score
 from burstline.workloads.lengths import Lengths
+from burstline.workloads.load import load_of
 from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import ASSUMED
 from burstline.workloads.request import WorkloadError

@@ -11,7 +11,6 @@ import pytest
 
 from burstline.bench import limit as searching
 from burstline.bench.limit import CODES, _Prober, run_limit
-from burstline.bench.load_options import load_of
 from burstline.bench.progress import Snapshot
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import Ended
@@ -40,6 +39,7 @@ from burstline.reports.page.limit_page import (
 )
 from burstline.suites.execution import limit_in, report_limits
 from burstline.suites.suite import parse_suite, schedule
+from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 from tests.reports.test_one_number import _Page, of_blocks, value_of

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.bench.load_options import load_of
 from burstline.bench.run import check
 from burstline.bench.run_settings import Settings
 from burstline.console.flags import add_options, read_options
@@ -18,6 +17,7 @@ from burstline.loadgen.driver.job import n_drivers
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.data_sets import Server
+from burstline.workloads.load import load_of
 from burstline.workloads.options import options_of, words_of
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import RequestKind, WorkloadError

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from burstline import cli
-from burstline.bench.plan_for_server import vocabulary_of_folder
 from burstline.models.model_folder import (
     GGUF_FILE,
     MARKER,
@@ -34,6 +33,7 @@ from burstline.models.random_weights import (
 from burstline.roofline.model.families import bundled_models, read_config
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 from burstline.workloads.chat import template_of
+from burstline.workloads.prompts import vocabulary_of_folder
 from burstline.workloads.request import WorkloadError
 
 

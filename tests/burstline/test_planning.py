@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from burstline.bench import plan_for_server
-from burstline.bench.load_options import Load, load_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
 from burstline.servers.host.ready import Startup
@@ -17,6 +16,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec

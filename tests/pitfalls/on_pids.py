@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from burstline.bench.fire import OnPids, fire
-from burstline.bench.load_options import Load
 from burstline.bench.stages import job_of
 from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.capture.drive_report import DriveReport
@@ -19,6 +18,7 @@ from burstline.measure.record.tables import RECORDS, record_table
 from burstline.servers.host.ready import send
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
+from burstline.workloads.load import Load
 from burstline.workloads.prompts import ASSUMED
 from tests.truth.rig import truth_server
 from tests.truth.script import Script

@@ -15,11 +15,11 @@ import pytest
 from scipy import stats as sps
 
 import burstline.loadgen.wire.clock
-from burstline.bench.load_options import load_of
 from burstline.loadgen.driver.job import Stop
 from burstline.measure.metrics.definitions import METRICS, latencies
 from burstline.measure.metrics.slo import parse_goal
 from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
 from tests.measure.making import conditions, summarized
 from tests.pitfalls.chain import Played, fired, play, requests
