@@ -17,7 +17,7 @@ from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
 from burstline.measure.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
-from burstline.models.random_weights import DTYPES, FORMATS
+from burstline.models.weights import DTYPES, FORMATS
 from burstline.roofline.errors import parse_toml, read_small
 from burstline.servers.registry import ENGINES
 from burstline.servers.secret import without_secrets
