@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from burstline.bench.apart import job_of
 from burstline.bench.fire import fire
 from burstline.bench.server_session import serving
-from burstline.bench.stages import job_of
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline_input import seen_in, setup_of, step_of, timed_ops

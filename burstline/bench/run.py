@@ -13,16 +13,23 @@ from functools import partial
 
 import pyarrow as pa
 
-from burstline.bench.audit import audit_load, check_audit, n_audited
+from burstline.bench.apart import (
+    audit_load,
+    check_audit,
+    check_profile,
+    check_profiler,
+    job_at,
+    n_audited,
+    profile_load,
+    send_stages,
+)
 from burstline.bench.calibration import may_calibrate, measure_again, note_measured
 from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, account_for, fire
 from burstline.bench.plan_for_server import plan_for
-from burstline.bench.profile import check_profile, check_profiler, profile_load
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
 from burstline.bench.server_session import Say, Serving, Site, check_start, choose_engine, serving
-from burstline.bench.stages import job_at, send_stages
 from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
