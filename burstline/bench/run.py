@@ -30,13 +30,12 @@ from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress
 from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
 from burstline.bench.server_session import Say, Serving, Site, check_start, choose_engine, serving
-from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
 from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.canary import TruthProcess, canary
-from burstline.loadgen.driver.job import n_drivers
+from burstline.loadgen.driver.job import local_drivers, n_drivers
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status

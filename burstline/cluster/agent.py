@@ -32,11 +32,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from burstline.cluster.driver_processes import Driver, local_drivers
 from burstline.loadgen.capture.drive_report import DriveReport, MachineUse
 from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockAnswers
-from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
+from burstline.loadgen.driver.job import STOP_S, Counters, Done, Driver, Go, Job, Stop, local_drivers
 from burstline.servers.host.child import Failed
 from burstline.servers.host.sources import HostCpu
 from burstline.servers.host.wishes import send_at_once

@@ -1,18 +1,22 @@
-"""A driver's job, its counters during the load, and its report at the end."""
+"""A driver's job, its counters during the load and its report; drivers as processes of this machine."""
 
 from __future__ import annotations
 
 import mmap
+import time
 from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.servers.engine import Engine
+from burstline.servers.host.child import END_S, Child
 from burstline.servers.host.control_group import usable_cores
+from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.messages import Call, Target
 from burstline.servers.protocol.destination import dressed
 from burstline.workloads.prompts import Vocabulary, salted
@@ -174,3 +178,37 @@ class Counters:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Driver(Protocol):
+    """A driver: a `Child`, or on another machine, and then without a `pid`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def connection(self) -> Connection: ...
+    def send(self, message: object) -> None: ...
+    def receive(self) -> Any:
+        """The next message; raises what the driver raised, and ChildLostError where it has ended."""
+
+
+@contextmanager
+def local_drivers(jobs: Sequence[Job], _: Counters) -> Iterator[Sequence[Driver]]:
+    """One process for each job, ended with the context; they write their counters themselves."""
+    started: list[Child] = []
+    try:
+        for job in jobs:
+            with uninterrupted():  # else one could be running that is not in the list
+                name = f"driver {job.worker}"
+                started.append(Child("burstline.loadgen.driver.drive", name, orphan_grace_s=STOP_S))
+        for driver, job in zip(started, jobs, strict=True):
+            driver.send(job)
+        yield started
+    finally:
+        for driver in started:
+            driver.ask_to_end()  # all at once
+        until_s = time.monotonic() + END_S
+        for driver in started:
+            driver.end(max(0.0, until_s - time.monotonic()))
