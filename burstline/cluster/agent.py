@@ -88,7 +88,7 @@ def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection
     return home
 
 
-class _Agent:
+class _Agent(contextlib.AbstractContextManager["_Agent"]):
     """One driver and what home asks of it. Leaving it ends the driver and removes its folder."""
 
     def __init__(self, home: Connection, clock: ClockAnswers, has_canary: bool) -> None:
@@ -100,9 +100,6 @@ class _Agent:
         self._last: object = None
         self._cpu: HostCpu | None = None
         self._begun_s = 0.0
-
-    def __enter__(self) -> _Agent:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()

@@ -6,7 +6,7 @@ import mmap
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -147,7 +147,7 @@ failed, reads, bytes read, and signs of life: at least one a second."""
 _ROW_BYTES = 8 * len(NAMES)
 
 
-class Counters:
+class Counters(AbstractContextManager["Counters"]):
     """One row of int64 per driver, in the order of NAMES. Close it, or use it in a `with`."""
 
     def __init__(self, path: Path) -> None:
@@ -172,9 +172,6 @@ class Counters:
         self._cells.release()
         with suppress(BufferError):  # a row is still referenced: the map is freed with it
             self._map.close()
-
-    def __enter__(self) -> Counters:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
