@@ -42,7 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--no-canary", action="store_true", help="do not check the client's error during the run"
     )
-    add_cluster(parser.add_argument_group("several machines"))
+    cluster = parser.add_argument_group("several machines")
+    cluster.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS[,NAME=N...]",
+        help="send the load from --workers drivers on a Ray cluster, or spread a suite over it (HOST:PORT, "
+        "default: this machine's); a driver reserves one CPU and NAME=N, e.g. auto,client=1",
+    )
+    cluster.add_argument(
+        "--platform",
+        metavar="NAME",
+        help="run only this platform of a suite, on this machine unless --ray is given",
+    )
     again = parser.add_argument_group("repeats")
     again.add_argument(
         "--repeats", type=int, metavar="N", help="run N times; three or more give intervals over runs"
@@ -77,23 +90,6 @@ def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
     out.add_argument("-q", "--quiet", action="store_true", help="print only the result, no progress")
     parser.set_defaults(engine_args=())
     return out
-
-
-def add_cluster(group: argparse._ActionsContainer) -> None:
-    """Load drivers, or a suite's runs, on the nodes of a Ray cluster."""
-    group.add_argument(
-        "--ray",
-        nargs="?",
-        const="auto",
-        metavar="ADDRESS[,NAME=N...]",
-        help="send the load from --workers drivers on a Ray cluster, or spread a suite over it (HOST:PORT, "
-        "default: this machine's); a driver reserves one CPU and NAME=N, e.g. auto,client=1",
-    )
-    group.add_argument(
-        "--platform",
-        metavar="NAME",
-        help="run only this platform of a suite, on this machine unless --ray is given",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
