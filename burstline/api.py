@@ -33,7 +33,7 @@ from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check
-from burstline.verbs.run import checked_spec
+from burstline.verbs.run import checked_load
 from burstline.workloads.options import as_text, options_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec
@@ -170,9 +170,9 @@ def run(
     asked = LoadSpec(**table.options(LoadSpec))
     argv = words_of_run(where, Path(out), asked, goals, hints)
     learn_from(argv, os.environ)
-    spec = checked_spec(asked, goals, where)
+    checked = checked_load(asked, goals, where)
     settings = RunSettings(
-        where, spec, goals, Path(out), canary=canary, calibrate=calibrate, hints=hints, argv=argv
+        where, checked, goals, Path(out), canary=canary, calibrate=calibrate, hints=hints, argv=argv
     )
     ended = carry_out(settings, Progress() if progress is None else Called(progress))
     if ended.error is not None:

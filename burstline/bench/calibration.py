@@ -27,8 +27,8 @@ import numpy as np
 import orjson
 
 from burstline import __version__
+from burstline.bench.apart import job_of
 from burstline.bench.fire import fire
-from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
 from burstline.cores import BLAS_THREADS, KEEPS_MEMORY
@@ -58,6 +58,8 @@ from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
+from burstline.workloads.data_sets import Server
+from burstline.workloads.load import load_of
 from burstline.workloads.prompts import vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
@@ -202,14 +204,14 @@ def host_fit(
 
 def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: LoadSpec) -> Log:
     """The step log of the burst, from its start on."""
-    model, load, engine = folder / "model", checked(burst), ENGINES[ENGINE]
+    model, load, engine = folder / "model", load_of(burst), ENGINES[ENGINE]
     model.mkdir()
     config = {**config, "max_position_embeddings": N_CONTEXT_TOK}
     (model / "config.json").write_bytes(orjson.dumps(config))
     ensure_fd_limit(load.n_at_once)
     where = ServerOptions(engine=ENGINE, model=str(model), engine_args=("--threads", str(threads)))
     vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
-    plan = load.plan(vocabulary)
+    plan = load.plan(Server(vocabulary))
     with serving(engine, where, folder, lambda _: None) as site:
         place = {"captures": folder / "captures", "counters": folder / "counters"}
         job = job_of(plan, load, engine=ENGINE, target=site.target, vocabulary=vocabulary, **place)

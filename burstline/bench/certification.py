@@ -20,8 +20,6 @@ from typing import Final
 import psutil
 from tokenizers import Tokenizer
 
-from burstline.bench.load_options import Load
-from burstline.bench.plan_for_server import ASSUMED
 from burstline.console.stdout import json_text
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.measure.record.rundir import open_run
@@ -39,6 +37,7 @@ from burstline.servers.truth.replies import Script
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
 from burstline.servers.truth.serve import from_jsonl, to_jsonl
+from burstline.workloads.load import Load
 from burstline.workloads.options import given, words_of
 from burstline.workloads.request import WorkloadError
 
@@ -76,8 +75,8 @@ def certified(
     `reads` are places in its JSON files by the name of a number (`ttft.p50`); `name` is what the certificate
     calls it. WorkloadError where its command cannot be run, or fails without a request.
     """
-    load = replace(load, spec=replace(load.spec, cancel_share=None))
-    plan = load.plan(ASSUMED)
+    load = replace(load, spec=replace(load.spec, cancel_share=None), hang_up_tok=None)
+    plan = load.plan()
     lengths, concurrency = load.shape.prompt_tok, load.spec.concurrency
     due_s = None if concurrency else tuple(due_ns / 1e9 for due_ns in plan.due_ns)
     asked = load.title, script, len(plan.requests), (lengths.low, lengths.high), due_s, concurrency

@@ -15,10 +15,20 @@ from typing import Final
 
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Say, Site
-from burstline.cluster.driver_processes import Driver, local_drivers
 from burstline.loadgen.capture.capture import Capture, CaptureWriter, read_captures
 from burstline.loadgen.capture.drive_report import DriveReport, LostDriver
-from burstline.loadgen.driver.job import NAMES, Counters, Done, End, Go, Job, Ready, Stop
+from burstline.loadgen.driver.job import (
+    NAMES,
+    Counters,
+    Done,
+    Driver,
+    End,
+    Go,
+    Job,
+    Ready,
+    Stop,
+    local_drivers,
+)
 from burstline.measure.record.record import Outcome
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import uninterrupted

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from burstline.bench.load_options import checked
 from burstline.bench.progress import Snapshot, progress_for
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import ReadyLoad, carry_out
@@ -37,6 +36,7 @@ from burstline.roofline.predict.forecast import Forecast, paced
 from burstline.roofline.predict.simulate import Asked, simulate
 from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
 from burstline.workloads.lengths import draw_both
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
@@ -86,7 +86,7 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
     """Search, keep every probe as a run, write the page; the exit code."""
     server, until_s = SharedServer(), time.monotonic() + options.budget_s
     try:
-        if settings.spec.rate is None and settings.spec.concurrency is None:
+        if settings.load.spec.rate is None and settings.load.spec.concurrency is None:
             settings = _from_forecast(settings, server)
         prober = _Prober(settings, options.error, server, until_s)
         interrupted = prober.run()
@@ -100,7 +100,7 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
     more_s = more * prober.load_s / n_requests if more is not None and n_requests else None
     result = LimitResult(
         engine=runs[0].manifest.engine,
-        kind="rate" if settings.spec.concurrency is None else "concurrency",
+        kind="rate" if settings.load.spec.concurrency is None else "concurrency",
         targets=settings.goals.slo,
         budget_s=options.budget_s,
         found=found,
@@ -122,16 +122,17 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
 def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
     """With the rate that is forecast to be the limit: a run of one request tells server and hardware."""
     progress, goals = progress_for(settings.quiet), tuple(map(parse_goal, settings.goals.slo))
-    one = replace(settings, spec=replace(settings.spec, requests=1))
+    spec = settings.load.spec
+    one = replace(settings, load=load_of(replace(spec, requests=1)))
     ended = carry_out(one, progress, server.serving)
     if ended.error is not None:
         raise ended.error
-    rate = forecast_rate(open_run(ended.run.path), goals, settings.spec)
+    rate = forecast_rate(open_run(ended.run.path), goals, settings.load)
     progress.phase(f"The SLOs should hold at {rate:g} requests per second: the search begins there")
-    return replace(settings, spec=replace(settings.spec, rate=rate, arrival=parse_arrival("poisson")))
+    return replace(settings, load=load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson"))))
 
 
-def forecast_rate(run: Run, goals: Sequence[Goal], spec: LoadSpec) -> float:
+def forecast_rate(run: Run, goals: Sequence[Goal], load: Load) -> float:
     """The highest rate of Poisson arrivals at which the SLOs hold even if steps are as slow as they may be.
 
     Steps are those of `run`, slower by as much as its forecast's E2E may be: probes below the limit are
@@ -148,10 +149,10 @@ def forecast_rate(run: Run, goals: Sequence[Goal], spec: LoadSpec) -> float:
             "second) or --concurrency N (users at a time)"
         )
     bounds, (setup, _) = bounds_of(goals), setup_of(run)
-    e2e, shape = forecast.figures["metrics.e2e.p50"], checked(replace(spec, requests=N_FORECAST)).shape
+    e2e, shape, seed = forecast.figures["metrics.e2e.p50"], load.shape, load.spec.seed
     clock = paced(setup.clock(), e2e.high / e2e.point)
-    prompt_tok, output_tok = draw_both(shape.prompt_tok, shape.output_tok, N_FORECAST, spec.seed)
-    at = np.cumsum(np.random.default_rng(spec.seed).exponential(1.0, N_FORECAST))
+    prompt_tok, output_tok = draw_both(shape.prompt_tok, shape.output_tok, N_FORECAST, seed)
+    at = np.cumsum(np.random.default_rng(seed).exponential(1.0, N_FORECAST))
 
     def holds(rate: float) -> bool:
         rows = zip((at / rate).tolist(), prompt_tok.tolist(), output_tok.tolist(), strict=True)
@@ -177,7 +178,7 @@ class _Prober:
         """When a probe was looked at last; the longest that one took after that, within the budget."""
         self._settings, self._until_s = settings, until_s
         self._goals = tuple(map(parse_goal, settings.goals.slo))
-        spec = settings.spec
+        spec = settings.load.spec
         self._users = spec.concurrency is not None
         start = float(spec.concurrency or spec.rate or 0.0)
         self._search = search(bounds_of(self._goals), start, users=self._users, error=error)
@@ -238,7 +239,7 @@ class _Prober:
 
     def _settings_of(self, ask: Ask) -> Settings:
         """The run of a probe: prompts and arrivals of its own, warmed up where it is the first."""
-        own, left_s = self._settings.spec, self._until_s - time.monotonic()
+        own, left_s = self._settings.load.spec, self._until_s - time.monotonic()
         if self._users:
             pace = self.n_requests / self.load_s if self.load_s else math.inf
             n_in_time = pace * left_s * BY_TIME
@@ -255,7 +256,7 @@ class _Prober:
             salt=f"{int(own.salt, 16) + ask.number:x}",
             warmup=own.warmup if ask.number == 1 else 0,
         )
-        return replace(self._settings, spec=own)
+        return replace(self._settings, load=load_of(own))
 
     def _enough(self, run: RunDir, ready: ReadyLoad, now: Snapshot) -> bool:
         """Look at the run where the search wants it; whether it wants no more of it."""

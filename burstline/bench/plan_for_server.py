@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,20 +14,19 @@ import huggingface_hub as hub
 import numpy as np
 from huggingface_hub import constants
 
-from burstline.bench.load_options import Load
 from burstline.bench.server_session import Say, Site
 from burstline.machine.host_facts import cached_config
 from burstline.reports.number_format import counted
 from burstline.servers.host.ready import send
-from burstline.servers.identity import Identity
 from burstline.servers.messages import EngineError
 from burstline.servers.openai import tokenize_call, tokens_in
-from burstline.workloads.data_sets import Materials
-from burstline.workloads.model_files import read_json, read_text
-from burstline.workloads.plan import BLOCK_TOK, PRIMING, Plan, asking, expected_hit_fraction
-from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
+from burstline.workloads.data_sets import Server
+from burstline.workloads.load import Load
+from burstline.workloads.model_files import TOKENIZER_FILE, local_tokenizer, read_tokenizer
+from burstline.workloads.plan import BLOCK_TOK, Plan
+from burstline.workloads.prompts import ASSUMED, Vocabulary, vocabulary_from_size, vocabulary_of_folder
 from burstline.workloads.request import Request, RequestKind, WorkloadError
-from burstline.workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
+from burstline.workloads.text_prompts import Words, make_texts, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,41 +36,47 @@ PROBES_TOK = (64, 96)
 ASK_TIMEOUT_S = 120.0
 HUB_TIMEOUT_S = 5.0
 """How long the Hugging Face Hub may take to say whether it has a file."""
-TOKENIZER_FILE = "tokenizer.json"
 
 
-def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan, Vocabulary, float | None]:
-    """Every request of the run, the vocabulary that prompts of ids were drawn from, and the share of the
-    prompts' tokens that a cache could serve (None where replies decide it)."""
+def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan, Server]:
+    """Every request of the run, and what of the server it was planned for."""
+    server = server_for(load, site, model, say)
+    plan = load.plan(server)
+    for reason, n in plan.dropped.items():
+        say(f"{counted(n, 'row')} left out: {reason}")
+    _check_taken(plan, site)  # as it is sent: engines that take text only have no words for ids
+    return plan, server
+
+
+def server_for(load: Load, site: Site, model: str | None, say: Say) -> Server:
+    """What this load's planning needs to know of the server, which is asked for what it does not say."""
     tokenizer, takes_ids = load.spec.tokenizer, site.capabilities.token_id_prompts
     if load.has_sessions and not site.engine.returns_ids:
         takes_ids = False  # a conversation of ids goes on with the ids of the reply
     vocabulary = vocabulary_for(tokenizer, load.spec.vocab_size, model, site) if takes_ids else ASSUMED
-    counter = tokenizer_for(tokenizer, model, site) if load.work.needs_text or not takes_ids else None
+    counter = tokenizer_for(tokenizer, model, site) if load.needs_text or not takes_ids else None
     words = None if takes_ids or counter is None else words_of(counter)
     n_extra_tok = 0 if words is None else _extra_tokens(site, words, say, tokenizer)
-    materials = None
-    if load.work.needs_text and counter is not None:
+    template = None
+    if load.needs_text and counter is not None:
         from burstline.workloads.chat import template_of  # here: it takes jinja2
 
         counter.no_truncation()
         counter.no_padding()
-        places = [where for where in (tokenizer, Path(model) if model else None) if where is not None]
-        template = next((found for where in places if (found := template_of(where))), None)
-        speaks_chat, limit = site.engine.speaks == "chat", site.identity.max_model_len
-        materials = Materials(counter, template, takes_ids, speaks_chat, n_extra_tok, limit)
-    plan = load.plan(vocabulary, materials, site.identity)
-    if load.spec.ends == "natural" or not site.capabilities.forced_output_length:
-        free = asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
-        plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
-    for reason, n in plan.dropped.items():
-        say(f"{counted(n, 'row')} left out: {reason}")
-    if words is not None:
-        plan = as_text(plan, words, load.spec.salt, n_extra_tok)
-    if load.has_sessions and site.engine.speaks == "chat":
-        plan = as_chat(plan)
-    _check_taken(plan, site)  # as it is sent: engines that take text only have no words for ids
-    return plan, vocabulary, _expected_cached(plan, load, site.identity, counter)
+        places = [folder for folder in (tokenizer, Path(model) if model else None) if folder is not None]
+        template = next(filter(None, map(template_of, places)), None)
+    return Server(
+        vocabulary,
+        counter,
+        template,
+        words,
+        takes_ids,
+        speaks_chat=site.engine.speaks == "chat",
+        forces_length=site.capabilities.forced_output_length,
+        n_extra_tok=n_extra_tok,
+        block_tok=site.identity.kv_block_tok or BLOCK_TOK,
+        max_tok=site.identity.max_model_len,
+    )
 
 
 _PATHS = {RequestKind.EMBED: "/embeddings", RequestKind.RERANK: "/rerank"}
@@ -89,32 +93,6 @@ def _check_taken(plan: Plan, site: Site) -> None:
     if request.sampling.temperature > 0 and flag and site.launch and flag not in site.launch.argv:
         greedy = f"{site.engine.title} samples all requests as its first, the greedy one for readiness"
         raise WorkloadError(f"--temperature {request.sampling.temperature:g}: {greedy}; add -- {flag}")
-
-
-def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokenizer | None) -> float | None:
-    """The share of prompt tokens that a cache without limits could serve; None where replies decide it."""
-    if load.has_sessions or load.shape.kind is not RequestKind.GENERATE:
-        return None
-    primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
-    block_tok = identity.kv_block_tok or BLOCK_TOK
-    return expected_hit_fraction(plan.requests, load.spec.salt, block_tok, primed, counter)
-
-
-def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
-    """The folder's tokenizer, else the model's; None where there is no such file."""
-    for where in (folder, Path(model) if model else None):
-        if where is not None and (where / TOKENIZER_FILE).is_file():
-            return _read(where / TOKENIZER_FILE)
-    return None
-
-
-def _read(path: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(read_text(path) or "")
-    except Exception as error:  # the library has no type of its own
-        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None
 
 
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
@@ -153,7 +131,7 @@ def _from_hub(name: str) -> Tokenizer:
             HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
         )
         path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
-    return _read(Path(path))
+    return read_tokenizer(Path(path))
 
 
 def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
@@ -200,8 +178,6 @@ def _counted(site: Site, text: str, n_tok: int) -> int | None:
 
 # Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary.
 
-ASSUMED = vocabulary_from_size(32_000, "assumed: no server to query")
-"""For plans that are never sent as ids."""
 LEAST_IDS = 64
 """Fewer different ids make prompts that are no longer random."""
 N_WORDS_A_TEXT = 400
@@ -265,20 +241,3 @@ def local_folder(model: str) -> Path | None:
         return path
     config = cached_config(model)
     return config.parent if config else None
-
-
-def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
-    """The ordinary ids of a model or tokenizer folder, None where it has neither tokenizer.json nor a size.
-
-    Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
-    """
-    if not folder.is_dir():
-        return None  # a name, or a file of weights
-    size = read_json(folder / "config.json").get("vocab_size")
-    tokenizer = read_json(folder / "tokenizer.json")
-    if tokenizer:
-        vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
-        if size is None:
-            return vocabulary
-        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
-    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None

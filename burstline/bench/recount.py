@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
+from burstline.bench.plan_for_server import tokenizer_for
 from burstline.bench.server_session import Say, Site
 from burstline.measure.record.decode import uncounted
 from burstline.measure.record.record import RECOUNTS
@@ -25,6 +25,7 @@ from burstline.measure.record.tables import COUNTS
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
 from burstline.servers.openai import count_in, tokenize_call
+from burstline.workloads.model_files import local_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
@@ -21,6 +20,7 @@ from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import write_all
 from burstline.servers.engine import Engine
+from burstline.workloads.load import MAX_REPEATS
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 
@@ -43,13 +43,13 @@ class SharedServer:
         self._stack.close()
 
 
-def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None) -> int:
+def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None) -> int:
     """Run each load n times, with a fresh server after every `restart_after` runs; the worst exit code of the
     runs, of a sweep that of its best load.
 
     Each run has prompts of its own salt, so that none is served from the prefix cache of another.
     """
-    settings, swept = loads[0], len(loads) > 1
+    settings, swept = every[0], len(every) > 1
     if not 2 - swept <= n <= MAX_REPEATS:
         raise WorkloadError(f"--repeats {n}: expected 2 to {MAX_REPEATS}; 3 give intervals between runs")
     if restart_after is not None and settings.where.url is not None:
@@ -57,20 +57,18 @@ def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None)
             f"--restart: the server at {settings.where.url} was not started by Burstline; drop --restart"
         )
     # Every other round goes backwards: what drifts with time falls on all loads alike.
-    order = [load for k in range(n) for load in loads[:: 1 if k % 2 == 0 else -1]]
+    order = [each for k in range(n) for each in every[:: 1 if k % 2 == 0 else -1]]
     if restart_after is not None and not 1 <= restart_after < len(order):
         raise WorkloadError(f"--restart {restart_after}: expected 1 or more, below all {len(order)} runs")
-    for load in loads:  # one that cannot be is told before the first is sent
-        checked(load.spec)
     before = set(settings.out.glob("*")) if settings.out.is_dir() else set()
     server, codes = SharedServer(), list[int]()
     try:
-        for k, load in enumerate(order):
+        for k, each in enumerate(order):
             print(f"{'Run' if swept else 'Repeat'} {k + 1} of {len(order)}")
-            spec = replace(load.spec, salt=f"{int(load.spec.salt, 16) + k:x}")
+            spec = replace(each.load.spec, salt=f"{int(each.load.spec.salt, 16) + k:x}")
             # A server of one run is stopped before its report is written.
             serve = serving if restart_after == 1 else server.serving
-            codes.append(run_once(replace(load, spec=spec), serve))
+            codes.append(run_once(replace(each, load=replace(each.load, spec=spec)), serve))
             if codes[-1] == exit_codes.INTERRUPTED:
                 return exit_codes.INTERRUPTED
             if restart_after is not None and (k + 1) % restart_after == 0:
@@ -86,9 +84,9 @@ def run_several(loads: Sequence[Settings], n: int, *, restart_after: int | None)
     show(digest(comparison))
     print(f"\nReport over {len(order)} {'runs' if swept else 'repeats'}: {page}")
     of = dict[LoadSpec, list[tuple[Run, int]]]()
-    for run, load, code in zip(runs, order, codes, strict=True):
-        of.setdefault(load.spec, []).append((run, code))
-    return exit_codes.best(_code_of(*zip(*each, strict=True)) for each in of.values())
+    for run, each, code in zip(runs, order, codes, strict=True):
+        of.setdefault(each.load.spec, []).append((run, code))
+    return exit_codes.best(_code_of(*zip(*ended, strict=True)) for ended in of.values())
 
 
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:

@@ -13,23 +13,29 @@ from functools import partial
 
 import pyarrow as pa
 
-from burstline.bench.audit import audit_load, check_audit, n_audited
+from burstline.bench.apart import (
+    audit_load,
+    check_audit,
+    check_profile,
+    check_profiler,
+    job_at,
+    n_audited,
+    profile_load,
+    send_stages,
+)
 from burstline.bench.calibration import may_calibrate, measure_again, note_measured
 from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, account_for, fire
-from burstline.bench.load_options import Load, checked
-from burstline.bench.plan_for_server import ASSUMED, plan_for
-from burstline.bench.profile import check_profile, check_profiler, profile_load
+from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
 from burstline.bench.server_session import Say, Serving, Site, check_start, choose_engine, serving
-from burstline.bench.stages import job_at, send_stages
-from burstline.cluster.driver_processes import local_drivers
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.console import exit_codes
 from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.canary import TruthProcess, canary
+from burstline.loadgen.driver.job import local_drivers, n_drivers
 from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
@@ -47,6 +53,7 @@ from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, target_at
 from burstline.servers.reference.steplog import load_steps
+from burstline.workloads.load import Load
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
 from burstline.workloads.request import WorkloadError
@@ -138,7 +145,6 @@ def serve_and_fire(
         ):
             if fleet is not None:
                 fleet.check_reach(site.target.url)
-                load = replace(load, n_workers=len(fleet.drivers))
             if settings.where.profile is not None:
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
@@ -150,9 +156,10 @@ def serve_and_fire(
                 from burstline.machine.roofline import write_forecast  # a model of the hardware
 
                 write_forecast(run, ready.plan, progress.phase)
+            n = len(fleet.drivers) if fleet else n_drivers(load.spec.workers, load.n_connections)
             drivers = local_drivers if fleet is None else fleet.connected
             may_end = partial(enough, run, ready) if enough else None
-            done, why = fire_watched(run, ready, drivers, watcher, truth, progress, may_end)
+            done, why = fire_watched(run, ready, n, drivers, watcher, truth, progress, may_end)
             whole, t0_ns, ended_ns = run.manifest.status == "complete", done.t0_ns or 0, time.monotonic_ns()
             if whole:
                 try:
@@ -163,17 +170,14 @@ def serve_and_fire(
                         profile_load(run, ready.site, ready.load, settings.where, took_s, progress.phase)
                 except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
                     progress.phase(f"What follows the load ended: {str(error) or 'interrupted'}")
-            recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
+            recount(run, ready.site, load.spec.tokenizer, where.model, progress.phase, ask=whole)
         _keep_steps(run, site.launch, t0_ns, ended_ns)
     return done, why
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
-    """The load and the engine; refuses what cannot be, before anything starts.
-
-    The flags were checked each by itself as they were read (`verbs.run.checked_spec`).
-    """
-    load = checked(settings.spec)
+    """The load and the engine; refuses what cannot be of the two together, before anything starts."""
+    load = settings.load
     if settings.goals.slo:
         from burstline.measure.metrics.slo import parse_goal
 
@@ -195,7 +199,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
         for port in {Destination.of(url).port for url in urls} or {0}:
             ensure_ports(load.n_connections // max(1, len(urls)), port)
     check_start(engine, settings.where, load.longest_tok or 0)
-    if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
+    if load.spec.warmup is None and settings.where.url is None and not engine.brings_model:
         # Fresh starts differ by what they compile for the first shapes.
         load = replace(load, spec=replace(load.spec, warmup="auto"))
     return load, engine
@@ -215,7 +219,7 @@ class ReadyLoad:
 def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say) -> ReadyLoad:
     """Plan the requests for this server, and note both in the manifest."""
     model = settings.where.model
-    plan, vocabulary, cached = plan_for(load, site, model, say)
+    plan, known = plan_for(load, site, model, say)
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
     expected += passed_through(site.target, of_sessions=load.has_sessions)
     for note in expected:
@@ -223,19 +227,22 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
     serve, known_by = serving_gpus(site.processes, settings.where.gpus)
     hidden = shadowing() if serve else ""
     site = replace(site, notes=(*site.notes, *expected, *filter(None, (hidden,))))
-    server = server_facts(site, model)
-    devices = tuple(map(gpu_facts, serve))
-    facts = LoadFacts(plan.dropped, cached, prompts=form_of(plan))
-    title = load.title
-    if not load.has_sessions:  # rows that did not fit are not asked for
-        title = replace(load, arrivals=replace(load.arrivals, n=len(plan.requests))).title
-    begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256, title=title)
-    run.save_manifest(replace(begun, load=facts, devices=devices, devices_from=known_by))
+    sealed = replace(
+        run.manifest,
+        identity=site.identity,
+        server=server_facts(site, model),
+        plan_sha256=plan.sha256,
+        title=load.title_for(len(plan.requests)),  # rows that did not fit are not asked for
+        load=LoadFacts(plan.dropped, load.expected_cached(plan, known), prompts=form_of(plan)),
+        devices=tuple(map(gpu_facts, serve)),
+        devices_from=known_by,
+    )
+    run.save_manifest(sealed)
     if load.spec.audit is not None:
         n = n_audited(load, len(plan.requests))
         say(f"After the load at most {n:,} of its requests are sent again, alone and twice: {2 * n:,} in all")
     say(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
-    return ReadyLoad(site, tuple(each.name for each in serve), load, plan, vocabulary)
+    return ReadyLoad(site, tuple(each.name for each in serve), load, plan, known.vocabulary)
 
 
 @contextmanager
@@ -254,13 +261,14 @@ def _cluster(ray: RayOptions | None, run: RunDir, load: Load, progress: Progress
 def fire_watched(
     run: RunDir,
     ready: ReadyLoad,
+    n: int,
     drivers: Drivers,
     watcher: Watcher,
     truth: TruthProcess | None,
     progress: Progress,
     enough: Enough | None,
 ) -> tuple[DriveOutcome, Exception | None]:
-    """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk.
+    """Warm the server up, then fire by n drivers, while the watcher samples; what is known is on disk then.
 
     With it comes why the load failed: the server ended under it, or the drivers' own error.
     """
@@ -298,25 +306,24 @@ def fire_watched(
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)
-        done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase, enough)
+        done = fire(job, n, watch_clients, on_tick, drivers, progress.phase, enough)
     death = signs.death()
     why = EngineError(death) if death else done.error
     status: Status = "interrupted" if done.interrupted else "failed" if why else "complete"
-    if signs.silences and run.manifest.server is not None:
-        notes = (*run.manifest.server.notes, *signs.silences)
-        run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
     with uninterrupted():
         error, code = str(why) if why else None, "client-failed" if why and not death else None
         if why and code and exit_codes.of_error(why) == exit_codes.OUR_BUG:
             place = getattr(why, "__notes__", [""])[-1]
             error = f"Internal error at {place}: {type(why).__name__}: {why}"
         ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost)
-        ended = replace(ended, error=error, error_code=code)
+        ended = replace(ended, error=error, error_code=code, status=status)
+        if signs.silences and ended.server is not None:
+            notes = (*ended.server.notes, *signs.silences)
+            ended = replace(ended, server=replace(ended.server, notes=notes))
         if done.ended_s is not None and not ready.load.has_sessions:
             n_sent = sum(report.n_sent for report in done.reports)
-            asked = replace(ready.load, arrivals=replace(ready.load.arrivals, n=n_sent))
-            ended = replace(ended, title=asked.title, ended_s=done.ended_s)
-        run.save_manifest(replace(ended, status=status))  # a second interrupt may end all that follows
+            ended = replace(ended, title=ready.load.title_for(n_sent), ended_s=done.ended_s)
+        run.save_manifest(ended)  # a second interrupt may end all that follows
         run.save("telemetry.parquet", [telemetry_table(load_telemetry(telemetry), done.t0_ns or 0)])
         telemetry.unlink()
     return done, why
@@ -343,7 +350,7 @@ def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
     status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     run.save_manifest(replace(run.manifest, error=why, status=status))
     if not (run.path / "plan.parquet").exists():
-        plan = load.plan(ASSUMED)
+        plan = load.plan()
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
         account_for(plan, run.captures, "not_sent", why)

@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import psutil
 
 from burstline import __version__
-from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.console.server_options import ServerOptions
 from burstline.machine import host_facts
@@ -26,6 +25,7 @@ from burstline.servers.host.gpus import Gpu
 from burstline.servers.host.serving import ACROSS_BRIDGE, first_of_container
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import without_secrets
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import words_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import DrawnRequests
@@ -40,7 +40,7 @@ class Settings:
     """Everything that a person may say about a run; `argv` is the command that says it, after `burstline`."""
 
     where: ServerOptions = field(default_factory=ServerOptions)
-    spec: LoadSpec = field(default_factory=LoadSpec)
+    load: Load = field(default_factory=lambda: load_of(LoadSpec()))
     goals: Goals = field(default_factory=Goals)
     out: Path = Path("runs")
     quiet: bool = False
@@ -74,7 +74,7 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         libraries=host_facts.libraries(),
         host=host_facts.host(),
         title=load.title,
-        asked=load.spec,
+        asked=replace(load.spec, arrival=load.arrivals.arrival),
         targets=settings.goals.slo,
         max_failures=settings.goals.max_failures,
         repeat=shlex.join(without_secrets(again)),

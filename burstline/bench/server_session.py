@@ -119,8 +119,7 @@ def check_requests(where: ServerOptions) -> None:
         raise WorkloadError(f"--ca-bundle {where.ca_bundle} is not a file; expected certificates in PEM")
     if where.insecure and where.ca_bundle is not None:
         raise WorkloadError("--insecure trusts any certificate, so --ca-bundle would be ignored; give one")
-    tls = where.url is not None and where.url.startswith("https:")
-    if (where.insecure or where.ca_bundle is not None) and not tls:
+    if (where.insecure or where.ca_bundle is not None) and not (where.url or "").startswith("https:"):
         flag = "--insecure" if where.insecure else "--ca-bundle"
         raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
@@ -169,32 +168,27 @@ def _check_own(extra: Mapping[str, object]) -> None:
 
 
 def choose_engine(where: ServerOptions) -> Engine:
-    """The engine that is meant, asked through the endpoint that was named."""
-    engine = _engine_of(where)
-    wanted = where.endpoint
+    """The engine named; else what answers at the URL; else vLLM where it is installed and a model named.
+
+    It is asked through the endpoint that was named.
+    """
+    engine, wanted = ENGINES["reference"], where.endpoint
+    if where.engine is not None:
+        engine = ENGINES[where.engine]
+    elif where.url is not None:
+        engine = ENGINES[engine_at(_asking(where)[1]) or "openai"]
+    elif where.model is not None and ENGINES["vllm"].installed(where.engine_python) is not None:
+        engine = ENGINES["vllm"]
     if wanted in (None, "native", engine.speaks):
         return engine
-    if engine.attach_only:
-        return ENGINES[STYLES[wanted]]
-    return ENGINES[f"{engine.name}+{wanted}"]
-
-
-def _engine_of(where: ServerOptions) -> Engine:
-    """The engine named; else what answers at the URL; else vLLM where it is installed and a model named."""
-    if where.engine is not None:
-        if where.engine not in ENGINES:
-            raise WorkloadError(f"unknown engine {where.engine!r}; {hint(where.engine, ENGINES)}")
-        return ENGINES[where.engine]
-    if where.url is not None:
-        return ENGINES[engine_at(_asking(where)[1]) or "openai"]
-    if where.model is not None and ENGINES["vllm"].installed(where.engine_python) is not None:
-        return ENGINES["vllm"]
-    return ENGINES["reference"]
+    return ENGINES[STYLES[wanted] if engine.attach_only else f"{engine.name}+{wanted}"]
 
 
 def check_where(where: ServerOptions) -> None:
-    """A bad URL, port or model is the user's error, reported before anything is started."""
+    """A bad engine, URL, port or model is the user's error, reported before anything is started."""
     check_requests(where)
+    if where.engine is not None and where.engine not in ENGINES:
+        raise WorkloadError(f"unknown engine {where.engine!r}; {hint(where.engine, ENGINES)}")
     if where.url is not None:  # a server that runs already has its settings
         given = [flag_of(name) for name in START if getattr(where, name) is not None]
         given += [flag_of(name) for name in where.settings.asked]
@@ -234,9 +228,7 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
             "it, or pass the engine's own field with --extra-body"
         )
     if where.url is not None:
-        if where.engine is not None:  # else it is what answered
-            _check_who_answers(engine, where)
-        check_length(engine, where, longest_tok)
+        _check_running(engine, where, longest_tok)
         return
     if engine.attach_only:
         raise WorkloadError(f"--engine {engine.name} needs --url URL: it cannot be started, only attached to")
@@ -264,26 +256,23 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         )
 
 
-def _check_who_answers(engine: Engine, where: ServerOptions) -> None:
-    """Check that the server at the URL is the named engine. No answer is accepted: it may be starting."""
+def _check_running(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
+    """Check that the server at the URL is the named engine, and takes prompts and outputs of `longest_tok`.
+
+    No answer is accepted: it may be starting, and waiting for its first token tells.
+    """
     target, get = _asking(where)
     meant = engine.name.partition("+")[0]
-    answering = engine_at(get, meant)
-    if answering is None:
-        return  # waiting for its first token tells
-    known = ENGINES[answering].is_public and not ENGINES[answering].attach_only
-    if known and answering != meant and not engine.attach_only:
-        raise WorkloadError(
-            f"--engine {meant}: the server at {target.url} is {ENGINES[answering].title}; drop --engine, "
-            f"or pass --engine {answering}"
-        )
-
-
-def check_length(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
-    """The server at the URL takes prompts and outputs of `longest_tok` together, as far as it says."""
+    answering = engine_at(get, meant) if where.engine is not None else None  # else it is what answered
+    if answering is not None and answering != meant and not engine.attach_only:
+        other = ENGINES[answering]
+        if other.is_public and not other.attach_only:
+            raise WorkloadError(
+                f"--engine {meant}: the server at {target.url} is {other.title}; drop --engine, "
+                f"or pass --engine {answering}"
+            )
     if not longest_tok:
         return
-    target, get = _asking(where)
     try:
         limit = engine.identify(get, "").max_model_len
     except Exception:

@@ -32,11 +32,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from burstline.cluster.driver_processes import Driver, local_drivers
 from burstline.loadgen.capture.drive_report import DriveReport, MachineUse
 from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockAnswers
-from burstline.loadgen.driver.job import STOP_S, Counters, Done, Go, Job, Stop
+from burstline.loadgen.driver.job import STOP_S, Counters, Done, Driver, Go, Job, Stop, local_drivers
 from burstline.servers.host.child import Failed
 from burstline.servers.host.kernel import send_at_once
 from burstline.servers.host.sources import HostCpu
@@ -89,7 +88,7 @@ def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection
     return home
 
 
-class _Agent:
+class _Agent(contextlib.AbstractContextManager["_Agent"]):
     """One driver and what home asks of it. Leaving it ends the driver and removes its folder."""
 
     def __init__(self, home: Connection, clock: ClockAnswers, has_canary: bool) -> None:
@@ -101,9 +100,6 @@ class _Agent:
         self._last: object = None
         self._cpu: HostCpu | None = None
         self._begun_s = 0.0
-
-    def __enter__(self) -> _Agent:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()

@@ -14,8 +14,14 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from burstline.models.gguf_file import gguf_package, require_plain_positions, write_gguf
-from burstline.models.random_weights import n_bytes_of, tensors_of, write_weights
+from burstline.models.weights import (
+    gguf_package,
+    n_bytes_of,
+    require_plain_positions,
+    tensors_of,
+    write_gguf,
+    write_weights,
+)
 from burstline.roofline.model.families import bundled_config, bundled_models
 from burstline.suggest import hint
 from burstline.workloads.model_files import read_json

@@ -19,7 +19,6 @@ from typing import Final
 import orjson
 
 from burstline.bench.limit import CODES, RESULT
-from burstline.bench.load_options import checked
 from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
@@ -60,6 +59,7 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
+from burstline.workloads.load import load_of
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 
@@ -154,7 +154,7 @@ def lacks(slots: Sequence[Slot]) -> list[str]:
                 check_start(choose_engine(where), replace(where, model=None), 0)
             else:
                 check_where(where)
-                check_run(RunSettings(where, slot.workload.spec, slot.workload.goals))
+                check_run(RunSettings(where, load_of(slot.workload.spec), slot.workload.goals))
         except (WorkloadError, EngineError) as error:
             told.add(f"{slot.engine.name}: {error}")
     return sorted(told)
@@ -405,7 +405,7 @@ def fits(slots: Sequence[Slot]) -> Iterator[str]:
 
 
 def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
-    n_tok = checked(slot.workload.spec).longest_tok
+    n_tok = load_of(slot.workload.spec).longest_tok
     assert slot.platform is not None
     assert slot.platform.device is not None
     try:

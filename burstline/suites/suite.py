@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.limit import check_limit
-from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
 from burstline.errors import read_toml
 from burstline.measure.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
-from burstline.models.random_weights import DTYPES, FORMATS
+from burstline.models.weights import DTYPES, FORMATS
 from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable
+from burstline.workloads.load import MAX_REPEATS, load_of
 from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec, check_goals
@@ -45,7 +45,6 @@ class Platform:
     accelerator: str | None = None
     gpus: float = 0.0
     env: Mapping[str, str] = field(default_factory=dict)
-    image: str | None = None
     device: str | None = None
     models: Mapping[str, Settings] = field(default_factory=dict)
 
@@ -53,8 +52,6 @@ class Platform:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": self.gpus, "resources": dict(self.resources)}
         if self.accelerator:
             options["accelerator_type"] = self.accelerator
-        if self.image:
-            options["runtime_env"] = {"image_uri": self.image}
         return options
 
     def __str__(self) -> str:
@@ -305,7 +302,7 @@ def _workload(table: TomlTable, of: str, *, searched: bool = False) -> Workload:
     spec, goals = LoadSpec(**table.options(LoadSpec)), Goals(**table.options(Goals))
     limit = LimitOptions(**table.options(LimitOptions)) if searched else None
     try:
-        checked(spec if limit is None else check_limit(spec, goals, limit))
+        load_of(spec if limit is None else check_limit(spec, goals, limit))
         check_goals(goals)
         for target in goals.slo:
             parse_goal(target)
@@ -326,7 +323,7 @@ def make_where_missing(model: Model) -> None:
 
 
 def platform_of(table: TomlTable) -> Platform:
-    table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
+    table.only("name", "resources", "accelerator", "gpus", "env", "device", "models")
     name = table.need("name", str)
     amounts = _mapping(table, "resources", float)
     bad = next((key for key, amount in amounts.items() if amount <= 0), None)
@@ -338,7 +335,6 @@ def platform_of(table: TomlTable) -> Platform:
         accelerator=table.get("accelerator", str, None),
         gpus=float(table.get("gpus", float, 0.0)),
         env=_mapping(table, "env", str),
-        image=table.get("image", str, None),
         device=table.get("device", str, None),
         models={
             model: settings_of(TomlTable(raw, f"{table.where}, models.{model}"))

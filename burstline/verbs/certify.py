@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from burstline.bench import certification
-from burstline.bench.load_options import checked
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
@@ -17,6 +16,7 @@ from burstline.reports.blocks import Block, Findings, Heading, Note, table
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.foreign import TOOLS, parse_reads
 from burstline.servers.truth.router import SCRIPTS
+from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         if args.client is not None or args.out is not None:
             raise WorkloadError("--again reads a folder again: drop --client and --out")
         return _shown(args, certification.again(args.again, reads, args.name), args.again)
-    load = checked(read_options(LoadSpec, args))
+    load = load_of(read_options(LoadSpec, args))
     if load.spec.audit is not None:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
     if args.client is None and reads:
@@ -83,7 +83,7 @@ def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> in
 
 
 def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
-    """The certificate for a person; the last line is one for a README."""
+    """The certificate for a person."""
     tool, asked = found.printed.tool, found.asked
     yield Heading(f"{tool}: {asked.load}, at a server of known truth ({asked.script})", 1)
     rate = "" if found.events_per_s is None else f", {found.events_per_s:,.0f} a second"
@@ -103,7 +103,6 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     if not found.printed.is_read:
         again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
         yield Note(f"To read the files anew, without the load: {again}")
-    yield Note(_line(found))
 
 
 def _sent(offered: Offered) -> Iterator[tuple[str, str]]:
@@ -156,18 +155,3 @@ def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
     before, after = ("-" if s is None else f"{s:.2f} s" for s in (found.before_s, found.after_s))
     yield "From the command to the first request", before
     yield "From the last token to the end", after
-
-
-def _line(found: Certificate) -> str:
-    """One row of a table of tools: true / printed, ms."""
-    said = {each.name: _reading(each) for each in found.readings}
-    cells = []
-    for name in ("ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tpot.p50", "e2e.p50", "e2e.p99"):
-        _, _, true, printed, *_ = said.get(name, ("", "", "-", "-"))
-        cells.append(f"{title_of(name)} {printed} / {true}")
-    spread = found.offered.spread_s
-    cells.append("-" if spread is None else f"spread {spread * 1e3:.1f} ms")
-    cells.append(f"CPU {found.asked.cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event")
-    cells.append(f"PSS {(found.asked.pss_bytes or 0) / 1e6:,.0f} MB")
-    before, after = ("-" if s is None else f"{s:.1f} s" for s in (found.before_s, found.after_s))
-    return f"| {found.printed.tool} | {' | '.join(cells)} | before {before}, after {after} |"

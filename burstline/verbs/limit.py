@@ -8,7 +8,7 @@ from burstline.bench.run_settings import Settings
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import server_of
 from burstline.machine.hints import Hints
-from burstline.verbs.run import add_one_run, checked_spec
+from burstline.verbs.run import add_one_run, checked_load
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 
 
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     where, goals, hints = server_of(args), read_options(Goals, args), read_options(Hints, args)
     options = read_options(LimitOptions, args)
-    spec = checked_spec(check_limit(read_options(LoadSpec, args), goals, options), goals, where)
+    load = checked_load(check_limit(read_options(LoadSpec, args), goals, options), goals, where)
     argv = tuple(sys.argv[1:])
     calibrate = not args.no_calibrate
-    settings = Settings(where, spec, goals, args.out, args.quiet, calibrate=calibrate, hints=hints, argv=argv)
+    settings = Settings(where, load, goals, args.out, args.quiet, calibrate=calibrate, hints=hints, argv=argv)
     return run_limit(settings, options)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from burstline.console import exit_codes
 from burstline.models.model_folder import add_missing_formats, make_model
-from burstline.models.random_weights import FORMATS
+from burstline.models.weights import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

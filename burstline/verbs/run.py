@@ -7,14 +7,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from burstline.bench.server_session import check_where, choose_engine
+from burstline.bench.server_session import check_where
 from burstline.cluster.placement import RayOptions, parse_ray
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions, add_settings, server_of
 from burstline.machine.hints import Hints
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import as_text, flag_of
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import Goals, LoadSpec, check_goals, check_spec
+from burstline.workloads.spec import Goals, LoadSpec, check_goals
 
 BRIEF = frozenset({
     "--help", "--help-all", "--engine", "--url", "--model", "--requests", "--rate",
@@ -41,7 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--no-canary", action="store_true", help="do not check the client's error during the run"
     )
-    add_cluster(parser.add_argument_group("several machines"))
+    cluster = parser.add_argument_group("several machines")
+    cluster.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS[,NAME=N...]",
+        help="send the load from --workers drivers on a Ray cluster, or spread a suite over it (HOST:PORT, "
+        "default: this machine's); a driver reserves one CPU and NAME=N, e.g. auto,client=1",
+    )
+    cluster.add_argument(
+        "--platform",
+        metavar="NAME",
+        help="run only this platform of a suite, on this machine unless --ray is given",
+    )
     again = parser.add_argument_group("repeats")
     again.add_argument(
         "--repeats", type=int, metavar="N", help="run N times; three or more give intervals over runs"
@@ -78,48 +92,31 @@ def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
     return out
 
 
-def add_cluster(group: argparse._ActionsContainer) -> None:
-    """Load drivers, or a suite's runs, on the nodes of a Ray cluster."""
-    group.add_argument(
-        "--ray",
-        nargs="?",
-        const="auto",
-        metavar="ADDRESS[,NAME=N...]",
-        help="send the load from --workers drivers on a Ray cluster, or spread a suite over it (HOST:PORT, "
-        "default: this machine's); a driver reserves one CPU and NAME=N, e.g. auto,client=1",
-    )
-    group.add_argument(
-        "--platform",
-        metavar="NAME",
-        help="run only this platform of a suite, on this machine unless --ray is given",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     where, goals = server_of(args), read_options(Goals, args)
-    specs = [checked_spec(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
+    loads = [checked_load(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
     # Here: what a run imports would delay `--help` and the answer to a wrong flag.
     from burstline.bench.run import run_once
     from burstline.bench.run_settings import Settings, words_of_run
 
     settings = Settings(
         where,
-        spec := specs[0],
+        loads[0],
         goals,
         args.out,
         args.quiet,
         canary=not args.no_canary,
         calibrate=not args.no_calibrate,
         hints=read_options(Hints, args),
-        ray=_ray_of(args, spec),
+        ray=_ray_of(args, loads[0].spec),
         argv=tuple(sys.argv[1:]),
     )
-    every = [replace(settings, spec=spec) for spec in specs]
-    if len(every) > 1:  # each has a command of its own
+    every = [settings]
+    if len(loads) > 1:  # each has a command of its own
         words = partial(words_of_run, where, args.out, goals, settings.hints)
-        every = [replace(each, argv=words(each.spec)) for each in every]
+        every = [replace(settings, load=load, argv=words(load.spec)) for load in loads]
     if args.repeats is not None or len(every) > 1:
         from burstline.bench.repeats import run_several
 
@@ -140,15 +137,11 @@ def _swept(args: argparse.Namespace) -> list[argparse.Namespace]:
     return [argparse.Namespace(**{**vars(args), names[0]: value, "salt": salt}) for value in values]
 
 
-def checked_spec(asked: LoadSpec, goals: Goals, where: ServerOptions) -> LoadSpec:
-    """The load with its salt and workers; refuses what is wrong before anything is imported or started."""
-    spec = _shared(asked.salted(), len(where.urls))
-    check_spec(spec)
+def checked_load(spec: LoadSpec, goals: Goals, where: ServerOptions) -> Load:
+    """The load with its salt and workers; refuses what is wrong before anything is started."""
     check_goals(goals)
     check_where(where)
-    if where.engine is not None:
-        choose_engine(where)
-    return spec
+    return load_of(_shared(spec, len(where.urls)))
 
 
 def _shared(spec: LoadSpec, n_urls: int) -> LoadSpec:

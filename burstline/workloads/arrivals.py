@@ -28,6 +28,8 @@ MOST_S: Final = 1e9
 """Thirty years: nanoseconds of it are far from the end of an int64."""
 MAX_REQUESTS: Final = 10_000_000
 """What no load of one client can mean: beyond it the plan alone would not fit into memory."""
+OPEN_S: Final = 10.0
+"""Assumed time in flight of a request in an open loop: before the run it is unknown."""
 
 
 def burst(_rate: float | None, n: int, _rng: np.random.Generator, _: object = None) -> Times:
@@ -244,6 +246,14 @@ def check_rate(pattern: str, rate: float | None) -> None:
     if rate is not None and row.rate == "ignored":
         fits = [name for name, other in ARRIVALS.items() if other.rate != "ignored"]
         raise WorkloadError(f"{pattern} arrivals would ignore --rate; it is for {', '.join(fits)}")
+
+
+def most_open(due_s: Times, concurrency: int | None, within_s: float = OPEN_S) -> int:
+    """Requests in flight at once, as far as a plan can know: at most `concurrency`, else due within 10 s."""
+    if concurrency is not None:
+        return min(concurrency, len(due_s))
+    within = np.searchsorted(due_s, due_s + within_s, side="right") - np.arange(len(due_s))
+    return int(within.max(initial=0))
 
 
 def _n_over(wish: Arrivals, duration_s: float | None) -> float:

@@ -11,16 +11,16 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from burstline.workloads.arrivals import MOST_S
-from burstline.workloads.lengths import Lengths
-from burstline.workloads.prompts import rng
+from burstline.workloads.lengths import MAX_TOK, Lengths
+from burstline.workloads.plan import BLOCK_TOK
+from burstline.workloads.prompts import ASSUMED, Vocabulary, rng
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 from burstline.workloads.rows import Row, number_in, read_rows
+from burstline.workloads.text_prompts import Words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,8 +38,6 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 """What a row may hold, and the names under which it is looked for, first one first."""
 _ROLES: Final = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")}
 _N_AT_ONCE: Final = 256
-MOST_TOK: Final = 1 << 24
-"""Tokens of one reply: as many as a trace may have."""
 
 Message = Mapping[str, Any]
 Template = Callable[[Sequence[Message]], str]
@@ -61,22 +59,35 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Materials:
-    """What text becomes requests with: who counts tokens, how a chat is rendered, what the server takes.
+class Server:
+    """What planning needs to know of the server: which ids it takes, who counts texts, what its limits are.
 
-    `takes_ids`: prompts are sent as token ids, so that the server counts what was planned. `speaks_chat`: a
-    chat is sent as its messages, also where no template says how long it is. `n_extra_tok` is what the server
-    adds to a text. `max_tok` bounds prompt and output together.
+    `takes_ids`: prompts are sent as token ids, so that the server counts what was planned; else they are made
+    of `words`. `speaks_chat`: a chat is sent as its messages, also where no `template` says how long it is.
+    `forces_length`: replies can be made as long as asked. `n_extra_tok` is what the server adds to a text,
+    `block_tok` the size of its cache blocks; `max_tok` bounds prompt and output together.
     """
 
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary = ASSUMED
+    tokenizer: Tokenizer | None = None
     template: Template | None = None
+    words: Words | None = None
     takes_ids: bool = True
     speaks_chat: bool = False
+    forces_length: bool = True
     n_extra_tok: int = 0
+    block_tok: int = BLOCK_TOK
     max_tok: int | None = None
-    kind: RequestKind = RequestKind.GENERATE
-    output_tok: Lengths = field(default_factory=lambda: Lengths(64, 64))
+
+    @property
+    def counter(self) -> Tokenizer:
+        """The tokenizer, where text must be counted."""
+        assert self.tokenizer is not None
+        return self.tokenizer
+
+
+NO_SERVER: Final = Server()
+"""For plans that are never sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +131,15 @@ def read_data(source: str, columns: Sequence[str] = (), split: str | None = None
 
 
 def data_requests(
-    items: Sequence[Item], materials: Materials, n_wanted: int | None, seed: int
+    items: Sequence[Item],
+    server: Server,
+    n_wanted: int | None,
+    seed: int,
+    output_tok: Lengths,
+    kind: RequestKind = RequestKind.GENERATE,
 ) -> tuple[list[Request], list[Item], Counter[str]]:
     """Requests out of the first `n_wanted` items that fit (None: all), those items, and what did not fit."""
-    if materials.template is None and not materials.speaks_chat:
+    if server.template is None and not server.speaks_chat:
         items = [as_plain_text(item) for item in items]
     outputs = rng(seed, "output lengths")
     requests: list[Request] = []
@@ -131,14 +147,14 @@ def data_requests(
     dropped: Counter[str] = Counter()
     for start in range(0, len(items), _N_AT_ONCE):
         part = items[start : start + _N_AT_ONCE]
-        drawn = materials.output_tok.draw(len(part), outputs)
+        drawn = output_tok.draw(len(part), outputs)
         texts = [item.reply or "" for item in part]
-        replies = materials.tokenizer.encode_batch(texts, add_special_tokens=False)
-        for item, ids, reply, n_drawn in zip(part, _prompts(part, materials), replies, drawn, strict=True):
+        replies = server.counter.encode_batch(texts, add_special_tokens=False)
+        for item, ids, reply, n_drawn in zip(part, _prompts(part, server), replies, drawn, strict=True):
             if len(requests) == n_wanted:
                 return requests, used, dropped
             n_output = item.output_tok or len(reply.ids) or int(n_drawn)
-            made = _request(len(requests), item, ids, n_output, materials)
+            made = _request(len(requests), item, ids, n_output, server, kind)
             if isinstance(made, str):
                 dropped[made] += 1
             else:
@@ -155,53 +171,51 @@ def as_plain_text(item: Item) -> Item:
     return replace(item, prompt="\n".join(texts), messages=())
 
 
-def _prompts(items: Sequence[Item], materials: Materials) -> list[list[int] | str | None]:
+def _prompts(items: Sequence[Item], server: Server) -> list[list[int] | str | None]:
     """The token ids of each prompt; None of a chat that only the server can count, or why there are none."""
     known = [item.prompt for item in items if item.prompt is not None]
-    encoded = iter(materials.tokenizer.encode_batch(known, add_special_tokens=True))
-    return [_chat_ids(item, materials) if item.prompt is None else next(encoded).ids for item in items]
+    encoded = iter(server.counter.encode_batch(known, add_special_tokens=True))
+    return [_chat_ids(item, server) if item.prompt is None else next(encoded).ids for item in items]
 
 
-def _chat_ids(item: Item, materials: Materials) -> list[int] | str | None:
-    if materials.template is None or any(not isinstance(m.get("content"), str) for m in item.messages):
+def _chat_ids(item: Item, server: Server) -> list[int] | str | None:
+    if server.template is None or any(not isinstance(m.get("content"), str) for m in item.messages):
         return None
     try:
-        text = materials.template(item.messages)
+        text = server.template(item.messages)
     except WorkloadError:
         return "refused by the model's chat template"
     # A template writes the special tokens itself.
-    return materials.tokenizer.encode(text, add_special_tokens=False).ids
+    return server.counter.encode(text, add_special_tokens=False).ids
 
 
 def _request(
-    index: int, item: Item, ids: list[int] | str | None, n_output: int, m: Materials
+    index: int, item: Item, ids: list[int] | str | None, n_output: int, server: Server, kind: RequestKind
 ) -> Request | str:
     """The request, or why the row does not fit."""
     if isinstance(ids, str):
         return ids
-    if m.kind is RequestKind.RERANK:
+    if kind is RequestKind.RERANK:
         if not item.documents or item.prompt is None:
             return "no documents to rank"
-        n_tok = sum(len(e.ids) for e in m.tokenizer.encode_batch([item.prompt, *item.documents]))
-        return Request(
-            index, None, item.prompt, n_tok, 1, kind=m.kind, verbatim=True, documents=item.documents
-        )
-    n_output = 1 if m.kind is RequestKind.EMBED else n_output
-    as_text = item.prompt is not None and not m.takes_ids
-    n_prompt = 0 if ids is None else len(ids) + (m.n_extra_tok if as_text else 0)
+        n_tok = sum(len(e.ids) for e in server.counter.encode_batch([item.prompt, *item.documents]))
+        return Request(index, None, item.prompt, n_tok, 1, kind=kind, verbatim=True, documents=item.documents)
+    n_output = 1 if kind is RequestKind.EMBED else n_output
+    as_text = item.prompt is not None and not server.takes_ids
+    n_prompt = 0 if ids is None else len(ids) + (server.n_extra_tok if as_text else 0)
     if ids is not None and not ids:
         return "an empty prompt"
-    if m.max_tok is not None and n_prompt + n_output > m.max_tok:
-        return f"longer than the model's limit of {m.max_tok:,} tokens"
-    request = Request(index, None, None, n_prompt, n_output, kind=m.kind, verbatim=True)
-    return prompted(request, item, ids, m)
+    if server.max_tok is not None and n_prompt + n_output > server.max_tok:
+        return f"longer than the model's limit of {server.max_tok:,} tokens"
+    request = Request(index, None, None, n_prompt, n_output, kind=kind, verbatim=True)
+    return prompted(request, item, ids, server)
 
 
-def prompted(request: Request, item: Item, ids: list[int] | None, m: Materials) -> Request:
+def prompted(request: Request, item: Item, ids: list[int] | None, server: Server) -> Request:
     """The request with the row's prompt, in the form that the server takes."""
     if item.prompt is None:
         return replace(request, messages=json.dumps(item.messages, ensure_ascii=False))
-    if m.takes_ids and ids is not None:
+    if server.takes_ids and ids is not None:
         return replace(request, prompt_ids=array("I", ids))
     return replace(request, prompt_text=item.prompt)
 
@@ -289,16 +303,8 @@ def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float 
     if value is None:
         return None
     number = number_in(value)
-    least, most = (1, MOST_TOK) if whole else (0, MOST_S)
+    least, most = (1, MAX_TOK) if whole else (0, MOST_S)
     if not least <= number <= most or (whole and not number.is_integer()):
         what = f"a whole number from 1 to {most:,}" if whole else f"seconds from 0 to {most:g}"
         raise WorkloadError(f"{where}: {name} is {value!r:.60}; expected {what}")
     return number
-
-
-def arrival_times(items: Sequence[Item]) -> tuple[float, ...] | None:
-    """The rows' own times in seconds from the first, ascending; None where not every row has one."""
-    if any(item.at_s is None for item in items):
-        return None
-    at_s = np.array([item.at_s for item in items], dtype=np.float64)
-    return tuple((np.sort(at_s) - at_s.min()).tolist())

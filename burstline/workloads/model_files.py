@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from burstline.errors import read_small
 from burstline.workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_FILE: Final = "tokenizer.json"
 
 MOST_BYTES: Final = 64 << 20  # twice the longest tokenizer.json that is known
 
@@ -32,3 +37,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise WorkloadError(f"{path}: expected a JSON object, found {type(parsed).__name__}")
     return parsed
+
+
+def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
+    """The folder's tokenizer, else the model's; None where there is no such file."""
+    for where in (folder, Path(model) if model else None):
+        if where is not None and (where / TOKENIZER_FILE).is_file():
+            return read_tokenizer(where / TOKENIZER_FILE)
+    return None
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(read_text(path) or "")
+    except Exception as error:  # the library has no type of its own
+        raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None

@@ -231,33 +231,9 @@ class Shape:
 
     prompt_tok: Lengths
     output_tok: Lengths
-    ignore_eos: bool = True
     sampling: Sampling = GREEDY
     kind: RequestKind = RequestKind.GENERATE
     sharing: Sharing | None = None
-
-    def draw(
-        self,
-        n: int,
-        vocabulary: Vocabulary,
-        seed: int,
-        *,
-        block_tok: int = BLOCK_TOK,
-        first: int = 0,
-        stage: str | None = None,
-    ) -> tuple[DrawnRequests, list[tuple[int, int]]]:
-        """`n` requests with indices from `first`, and the (key, tokens) of each prefix that they share."""
-        prompt_tok, output_tok = draw_both(self.prompt_tok, self.output_tok, n, seed)
-        index = np.arange(first, first + n, dtype=np.int64)
-        segments: Segments | None = None
-        prefixes: list[tuple[int, int]] = []
-        if self.sharing is not None:
-            segments, prefixes = shared_segments(self.sharing, index, prompt_tok, seed, block_tok)
-        if self.kind is not RequestKind.GENERATE:
-            output_tok = np.ones(n, dtype=np.int64)  # the one event that brings the answer
-        rows = (index, prompt_tok, output_tok)
-        how = (self.ignore_eos, self.sampling, self.kind, stage)
-        return DrawnRequests.of(*rows, vocabulary, seed, segments, *how), prefixes
 
 
 def make_plan(
@@ -268,14 +244,26 @@ def make_plan(
     `block_tok` is the size of the server's cache blocks, for prompts that share prefixes. Where a share of
     cache hits is asked for, the plan has a stage that fills the cache.
     """
-    requests, prefixes = shape.draw(len(np.asarray(due_s)), vocabulary, seed, block_tok=block_tok)
-    plan = plan_of(requests, due_ns_of(due_s), seed)
+    n = len(np.asarray(due_s))
+    prompt_tok, output_tok = draw_both(shape.prompt_tok, shape.output_tok, n, seed)
+    index = np.arange(n, dtype=np.int64)
+    segments: Segments | None = None
+    prefixes: list[tuple[int, int]] = []
+    if shape.sharing is not None:
+        segments, prefixes = shared_segments(shape.sharing, index, prompt_tok, seed, block_tok)
+    if shape.kind is not RequestKind.GENERATE:
+        output_tok = np.ones(n, dtype=np.int64)  # the one event that brings the answer
+    rows = (index, prompt_tok, output_tok)
+    requests = DrawnRequests(*rows, vocabulary, seed, segments, sampling=shape.sampling, kind=shape.kind)
+    plan = plan_of(requests, due_s, seed)
     if shape.sharing is None or shape.sharing.hit is None or not prefixes:
         return plan
-    return replace(plan, stages=(_priming(prefixes, len(requests), vocabulary, seed),))
+    return replace(plan, stages=(_priming(prefixes, n, vocabulary, seed),))
 
 
-def plan_of(requests: Sequence[Request], due_ns: array[int], seed: int) -> Plan:
+def plan_of(requests: Sequence[Request], due_s: ArrayLike, seed: int) -> Plan:
+    """Requests that are due so many seconds from the run's start, each."""
+    due_ns = array("q", (np.asarray(due_s, dtype=np.float64) * 1e9).round().astype(np.int64).tobytes())
     return Plan(requests, due_ns, seed, fingerprint(requests, due_ns))
 
 
@@ -288,10 +276,6 @@ def asking(plan: Plan, **fields: Any) -> Plan:
     return replace(plan, requests=requests, sha256=fingerprint(requests, plan.due_ns))
 
 
-def due_ns_of(due_s: ArrayLike) -> array[int]:
-    return array("q", (np.asarray(due_s, dtype=np.float64) * 1e9).round().astype(np.int64).tobytes())
-
-
 def _priming(prefixes: list[tuple[int, int]], first: int, vocabulary: Vocabulary, seed: int) -> Stage:
     """One request for each shared prefix, a token longer: the last token of a prompt is always computed."""
     n = len(prefixes)
@@ -301,7 +285,7 @@ def _priming(prefixes: list[tuple[int, int]], first: int, vocabulary: Vocabulary
     segments = Segments(np.arange(0, 2 * n + 1, 2, dtype=np.int64), keys.ravel(), n_tok.ravel())
     ones = np.ones(n, dtype=np.int64)
     rows = (index, n_tok.sum(axis=1), ones)
-    requests = DrawnRequests.of(*rows, vocabulary, seed, segments, stage=PRIMING)
+    requests = DrawnRequests(*rows, vocabulary, seed, segments, stage=PRIMING)
     return Stage(PRIMING, requests, array("q", [0] * n))
 
 
@@ -387,6 +371,6 @@ def _like(
     if short:
         output_tok = np.minimum(output_tok, N_BURST_OUTPUT)
     numbers = np.arange(first, first + n, dtype=np.int64)
-    return DrawnRequests.of(
+    return DrawnRequests(
         numbers, prompt_tok, output_tok, vocabulary, plan.seed, kind=example.kind, stage=name
     )

@@ -140,12 +140,10 @@ def _arrow(columns: Mapping[str, Any], n: int, schema: pa.Schema) -> pa.Table:
 
 
 def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.Schema) -> pa.Table:
-    """Rows of drawn requests whose prompts are not made."""
-    sampling = requests.sampling
-    columns: dict[str, Any] = {"sampling_seed": sampling.seed, "top_p": sampling.top_p, "due_ns": due_ns}
-    columns |= {"ignore_eos": requests.ignore_eos, "temperature": sampling.temperature}
-    columns |= {"kind": str(requests.kind), "stage": requests.stage, "verbatim": False}
-    columns |= {"index": requests.column("numbers")}
+    """Rows of drawn requests whose prompts are not made: but for the numbers they are all like the first."""
+    first = requests[0]
+    columns = {name: of(first) for name, (_, of) in _COLUMNS.items()}
+    columns |= {"due_ns": due_ns, "index": requests.column("numbers")}
     columns |= {name: requests.column(name) for name in ("n_prompt_tok", "n_output_tok")}
     if requests.segments is not None:
         segments = requests.segments.of(requests.rows)
@@ -166,7 +164,7 @@ def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> Dra
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         segments = Segments(starts, keys.flatten().to_numpy(), n_tok.flatten().to_numpy())
     first = rows.slice(0, 1).to_pylist()[0]
-    return DrawnRequests.of(
+    return DrawnRequests(
         rows.column("index").to_numpy(),
         rows.column("n_prompt_tok").to_numpy(),
         rows.column("n_output_tok").to_numpy(),

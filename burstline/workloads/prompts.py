@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import eq
+from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from burstline.workloads.model_files import read_json
 from burstline.workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
 
 
@@ -67,6 +69,25 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
     return Vocabulary(np.arange(n_ids // 8, n_ids * 7 // 8, dtype=np.uint32), source)
 
 
+def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
+    """The ordinary ids of a model or tokenizer folder, None where it has neither tokenizer.json nor a size.
+
+    Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
+    """
+    if not folder.is_dir():
+        return None  # a name, or a file of weights
+    size = read_json(folder / "config.json").get("vocab_size")
+    tokenizer = read_json(folder / "tokenizer.json")
+    if tokenizer:
+        vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
+        if size is None:
+            return vocabulary
+        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
+    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None
+
+
+ASSUMED: Final = vocabulary_from_size(32_000, "assumed: no server to query")
+"""For plans that are never sent as ids."""
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _BATCH_TOK: Final = 1 << 14
 """Ids drawn per call: enough to amortise NumPy's overhead, few enough for the cache."""
@@ -122,9 +143,12 @@ class Segments:
         return self.keys[self.starts[:-1]]
 
 
+_ALL: Final[NDArray[np.int64]] = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnRequests(Sequence[Request]):
-    """Synthetic requests, made when they are looked at: `rows` of the columns, in this order.
+    """Synthetic requests, made when they are looked at: `rows` of the columns, in this order, or all.
 
     `numbers` are the indices in the plan. `segments` is None where every prompt is one private segment. A
     slice is a view.
@@ -135,27 +159,16 @@ class DrawnRequests(Sequence[Request]):
     n_output_tok: NDArray[np.int64]
     vocabulary: Vocabulary
     seed: int
-    rows: NDArray[np.int64]
     segments: Segments | None = None
     ignore_eos: bool = True
     sampling: Sampling = GREEDY
     kind: RequestKind = RequestKind.GENERATE
     stage: str | None = None
+    rows: NDArray[np.int64] = field(default_factory=lambda: _ALL)
 
-    @classmethod
-    def of(
-        cls,
-        numbers: NDArray[np.int64],
-        n_prompt_tok: NDArray[np.int64],
-        n_output_tok: NDArray[np.int64],
-        vocabulary: Vocabulary,
-        seed: int,
-        *more: Any,
-        **by_name: Any,
-    ) -> DrawnRequests:
-        """All rows of the columns; what follows are the fields after `rows`."""
-        rows = np.arange(len(numbers), dtype=np.int64)
-        return cls(numbers, n_prompt_tok, n_output_tok, vocabulary, seed, rows, *more, **by_name)
+    def __post_init__(self) -> None:
+        if self.rows is _ALL:
+            object.__setattr__(self, "rows", np.arange(len(self.numbers), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.rows)

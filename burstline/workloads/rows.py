@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import orjson
-import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 import zstandard
 
 from burstline.workloads.request import WorkloadError
@@ -79,9 +76,10 @@ def number_in(value: Any) -> float:
 
 def _check_packing(path: Path, what: str) -> None:
     """WorkloadError where a file unpacks to far more than one of its size holds."""
-    is_dense, most = False, max(SMALL, MOST_TIMES * path.stat().st_size)
+    is_dense = False
     with suppress(WorkloadError), _opened(path, what) as file:  # what reads its rows says where it ends
         if not isinstance(getattr(file, "raw", None), io.FileIO):
+            most = max(SMALL, MOST_TIMES * path.stat().st_size)
             is_dense = all(file.read(1 << 20) for _ in range(1 + (most >> 20)))
     if is_dense:
         raise WorkloadError(f"{what} {path} cannot be read: {TOO_DENSE}")
@@ -178,28 +176,32 @@ def _object(row: Any, number: int, path: Path, what: str) -> Row:
 
 def _csv(path: Path, what: str) -> Rows:
     """A CSV with a header, which is row 1; every value is text, its reader knows what it should be."""
+    from pyarrow import ArrowException, csv, string  # here: what the command line says is checked at once
+
     number = 1
     with _opened(path, what, lambda: number + 1) as file:
         # One thread: only then does an error name its row.
-        options = pacsv.ReadOptions(use_threads=False)
+        options = csv.ReadOptions(use_threads=False)
         names = [name.strip().strip('"') for name in next(lines(path, what))[1].split(",")]
-        convert = pacsv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+        convert = csv.ConvertOptions(
+            column_types=dict.fromkeys(names, string()), strings_can_be_null=True, null_values=[""]
         )
         try:
-            with pacsv.open_csv(file, options, convert_options=convert) as reader:
+            with csv.open_csv(file, options, convert_options=convert) as reader:
                 for batch in reader:
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row
-        except pa.ArrowException as error:
+        except ArrowException as error:
             raise WorkloadError(f"{what} {path} row {number + 1}: {str(error).splitlines()[0]}") from None
 
 
 def _parquet(path: Path, what: str) -> Rows:
+    from pyarrow import ArrowException, parquet
+
     number, n_bytes, most = 0, 0, max(SMALL, MOST_TIMES * path.stat().st_size)
     try:
-        with pq.ParquetFile(path) as file:
+        with parquet.ParquetFile(path) as file:
             if sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups)) > most:
                 raise OSError(TOO_DENSE)
             for batch in file.iter_batches(_BATCH):
@@ -210,7 +212,7 @@ def _parquet(path: Path, what: str) -> Rows:
                         raise OSError(TOO_DENSE)
                     number += 1
                     yield number, row
-    except (pa.ArrowException, OSError) as error:
+    except (ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
         raise WorkloadError(f"{what} {path} row {number + 1} cannot be read as Parquet: {why}") from None
     if not number:

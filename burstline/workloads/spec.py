@@ -1,7 +1,7 @@
-"""The options of a load, and their checks. No heavy imports: a usage error is reported at once.
+"""The options of a load as they are written, and what they contradict. No heavy imports.
 
-`LoadSpec` is the one type of a load: flags, a suite's tables, plan and manifest are made from its rows.
-`burstline.bench.load_options` makes requests and arrivals of a checked spec.
+Flags, a suite's tables and the manifest are made from the rows of `LoadSpec`. `burstline.workloads.load`
+parses and checks them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.workloads.arrivals import MAX_REQUESTS, Arrival, check_rate, parse_arrival
-from burstline.workloads.lengths import parse_lengths
+from burstline.workloads.arrivals import MAX_REQUESTS, Arrival, parse_arrival
 from burstline.workloads.options import (
     as_text,
     flag_of,
@@ -342,12 +341,6 @@ def check_spec(spec: LoadSpec) -> None:
     _check_numbers(spec)
     for why in _contradictions(spec):
         raise WorkloadError(why)
-    if spec.arrival is not None:
-        check_rate(spec.arrival.pattern, spec.rate)
-    if spec.trace is None:
-        for text, flag in ((spec.output_tokens, "--output-tokens"), (spec.prompt_tokens, "--prompt-tokens")):
-            if ":" not in text:  # laws and files need their libraries
-                parse_lengths(text, flag)
 
 
 def check_goals(goals: Goals) -> None:

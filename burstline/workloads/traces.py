@@ -25,12 +25,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from burstline.workloads.lengths import MAX_TOK
 from burstline.workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.rows import Row, number_in, read_rows
 
 MOONCAKE_BLOCK_TOK: Final = 512
-_MAX_TOK: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Trace:
         """A request for each, with prompts of the recorded lengths and prefixes."""
         index = np.arange(len(self), dtype=np.int64)
         lengths = (self.n_prompt_tok, self.n_output_tok)
-        return DrawnRequests.of(index, *lengths, vocabulary, seed, self._segments())
+        return DrawnRequests(index, *lengths, vocabulary, seed, self._segments())
 
     def _segments(self) -> Segments | None:
         """Blocks by hash, then what no hash covers; None where no request has a hash."""
@@ -157,7 +157,7 @@ def _format_of(row: Row, source: str, number: int) -> _Format:
 
 def _count(row: Row, name: str, where: str) -> int:
     value, number = row.get(name), number_in(row.get(name))
-    if not number.is_integer() or not 0 <= number <= _MAX_TOK:
+    if not number.is_integer() or not 0 <= number <= MAX_TOK:
         raise WorkloadError(f"{where}: {name} is {value!r:.60}; expected a whole number of tokens")
     return int(number)
 

@@ -14,15 +14,15 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from burstline.workloads.arrivals import Arrivals
-from burstline.workloads.data_sets import DataSet, Item, Materials, as_plain_text, data_requests, prompted
+from burstline.workloads.data_sets import DataSet, Item, Server, as_plain_text, data_requests, prompted
 from burstline.workloads.lengths import Lengths
-from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, due_ns_of, make_plan, plan_of
+from burstline.workloads.plan import Plan, Shape, make_plan, plan_of
 from burstline.workloads.prompts import DrawnRequests, Stream, Vocabulary, rng
 from burstline.workloads.request import Request, RequestKind, Turn, WorkloadError
 from burstline.workloads.traces import Trace
@@ -93,7 +93,7 @@ def _sessions(requests: Sequence[Request], max_tok: int | None) -> NDArray[np.in
 
 
 def written_sessions(
-    items: Sequence[Item], materials: Materials, n: int | None, think_ms: Lengths, seed: int
+    items: Sequence[Item], server: Server, n: int | None, shape: SessionShape, seed: int
 ) -> tuple[tuple[Request, ...], NDArray[np.int64], Counter[str]]:
     """Sessions out of rows: those with one `session` are its turns; a chat of several turns is one itself."""
     requests, dropped, session = list[Request](), Counter[str](), 0
@@ -101,30 +101,30 @@ def written_sessions(
     for turns in _conversations(items):
         if session == n:
             break
-        if materials.template is None and not materials.speaks_chat:
+        if server.template is None and not server.speaks_chat:
             turns = [as_plain_text(item) for item in turns]
         first, n_context = len(requests), 0
         for number, item in enumerate(turns):
-            ids, encode = None, materials.tokenizer.encode
+            ids, encode = None, server.counter.encode
             if item.prompt is not None:
                 ids = encode(item.prompt, add_special_tokens=number == 0).ids
             n_reply = len(encode(item.reply or "", add_special_tokens=False).ids)
-            n_output = item.output_tok or n_reply or int(materials.output_tok.draw(1, think)[0])
+            n_output = item.output_tok or n_reply or int(shape.output_tok.draw(1, think)[0])
             n_context += len(ids or ())
-            if materials.max_tok is not None and n_context + n_output > materials.max_tok:
+            if server.max_tok is not None and n_context + n_output > server.max_tok:
                 n_left = len(turns) - number
-                dropped[f"turns beyond the model's limit of {materials.max_tok:,} tokens"] += n_left
+                dropped[f"turns beyond the model's limit of {server.max_tok:,} tokens"] += n_left
                 break
-            pause_ms = think_ms.draw(1, think)[0] if item.pause_s is None else item.pause_s * 1e3
+            pause_ms = shape.think_ms.draw(1, think)[0] if item.pause_s is None else item.pause_s * 1e3
             after = (first + number - 1,) if number else ()
             turn = Turn(session, number, after, round(pause_ms * NS_PER_MS) if number else 0)
             request = Request(first + number, None, None, n_context, n_output, verbatim=True, turn=turn)
             if ids is None:  # only the server can count it
                 request = replace(request, n_prompt_tok=0)
-            requests.append(prompted(request, item, ids, materials))
+            requests.append(prompted(request, item, ids, server))
             n_context += n_output
         session += len(requests) > first
-    return tuple(requests), _sessions(requests, materials.max_tok), dropped
+    return tuple(requests), _sessions(requests, server.max_tok), dropped
 
 
 def _conversations(items: Sequence[Item]) -> Iterator[list[Item]]:
@@ -155,41 +155,10 @@ def _turns_of(item: Item) -> Iterator[Item]:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """What planning needs to know of the server: which ids it takes, and the size of its cache blocks.
-
-    `materials` are needed for text alone, `max_tok` bounds prompt and output together.
-    """
-
-    vocabulary: Vocabulary
-    materials: Materials | None = None
-    block_tok: int = BLOCK_TOK
-    max_tok: int | None = None
-
-
-class Work(Protocol):
-    """`shape` is what the requests are like, also where that is only their range; `title` and `name` say what
-    one of them is, for people and for folders; `needs_text` that a tokenizer must count it."""
-
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def needs_text(self) -> bool: ...
-    def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        """The plan, rows that did not fit counted in it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class Synthetic:
     """Random prompts of the asked lengths."""
 
     shape: Shape
-    needs_text: bool = False
 
     @property
     def title(self) -> str:
@@ -224,7 +193,6 @@ class Recorded:
 
     trace: Trace
     speed: float = 1.0
-    needs_text: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -254,7 +222,7 @@ class Recorded:
                 dropped[f"longer than the model's limit of {server.max_tok:,} tokens"] = int((~fits).sum())
                 requests = replace(requests, rows=np.flatnonzero(fits), numbers=np.cumsum(fits) - 1)
                 due_s = due_s[fits]
-        return replace(plan_of(requests, due_ns_of(due_s), seed), dropped=dropped)
+        return replace(plan_of(requests, due_s, seed), dropped=dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +238,6 @@ class Written:
     output_tok: Lengths
     kind: RequestKind = RequestKind.GENERATE
     timed: bool = False
-    needs_text: bool = True
 
     @property
     def shape(self) -> Shape:
@@ -285,16 +252,16 @@ class Written:
         return self.data.source.rstrip("/").rsplit("/", 1)[-1]
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        assert server.materials is not None
-        materials = replace(server.materials, kind=self.kind, output_tok=self.output_tok)
-        requests, used, dropped = data_requests(self.items, materials, self.n_wanted, seed)
+        requests, used, dropped = data_requests(
+            self.items, server, self.n_wanted, seed, self.output_tok, self.kind
+        )
         _check_enough(self.data, len(requests), self.n_wanted, dropped)
         due_s = arrivals.due_s(rng(seed, "arrivals"))[: len(requests)]
         if self.timed:
             at_s = np.array([item.at_s for item in used], dtype=np.float64)
             due_s = at_s - at_s[0]
         total = Counter(self.data.dropped) + dropped
-        return replace(plan_of(tuple(requests), due_ns_of(due_s), seed), dropped=total)
+        return replace(plan_of(tuple(requests), due_s, seed), dropped=total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +272,6 @@ class Sessions:
     data: DataSet | None = None
     items: tuple[Item, ...] = ()
     n_wanted: int | None = None
-
-    @property
-    def needs_text(self) -> bool:
-        return self.data is not None
 
     @property
     def shape(self) -> Shape:
@@ -331,14 +294,15 @@ class Sessions:
                 self.session, len(due_s), server.vocabulary, seed, server.max_tok
             )
         else:
-            assert server.materials is not None
-            materials = replace(server.materials, output_tok=self.session.output_tok)
-            requests, of, dropped = written_sessions(
-                self.items, materials, self.n_wanted, self.session.think_ms, seed
-            )
+            requests, of, dropped = written_sessions(self.items, server, self.n_wanted, self.session, seed)
             _check_enough(self.data, int(of.max()) + 1, self.n_wanted, dropped)
             dropped = Counter(self.data.dropped) + dropped
-        return replace(plan_of(requests, due_ns_of(due_s[of]), seed), dropped=dropped)
+        return replace(plan_of(requests, due_s[of], seed), dropped=dropped)
+
+
+Work = Synthetic | Recorded | Written | Sessions
+"""`shape` is what the requests are like, also where that is only their range; `title` and `name` say what one
+of them is, for people and for folders; `plan` counts the rows that did not fit."""
 
 
 def _check_enough(data: DataSet, n: int, n_wanted: int | None, dropped: Counter[str]) -> None:

@@ -27,6 +27,7 @@ from burstline.roofline.model.families import bundled_config
 from burstline.roofline.predict.forecast import Score
 from burstline.servers.settings import Settings as EngineSettings
 from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
 
 MODELS = {
@@ -73,7 +74,7 @@ def fire(engine: str, model: Path, out: Path, of: int) -> None:
     spec = LoadSpec(prompt_tokens=chosen["prompt"], output_tokens=chosen["output"], seed=of, requests=40)
 
     def run(**changes: object) -> float:
-        made = Settings(where=where, spec=replace(spec, **changes).salted(), out=out, quiet=True)
+        made = Settings(where=where, load=load_of(replace(spec, **changes)), out=out, quiet=True)
         ended = carry_out(made, progress_for(quiet=True), server.serving, answer=True)
         figure = open_run(ended.run.path).summary.figure("throughput", "requests_per_s")
         return figure.point if isinstance(figure, Estimate) else math.nan  # only the burst's is used

@@ -14,10 +14,10 @@ import pytest
 from burstline import cli
 from burstline.bench import certification
 from burstline.bench.certification import setup_of, tool_of
-from burstline.bench.load_options import checked
 from burstline.measure.record.typed_json import from_json
 from burstline.measure.verdict.certificate import Certificate
 from burstline.servers.truth.router import SCRIPTS
+from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
 
 LIAR = Path(__file__).with_name("liar.py")
@@ -247,7 +247,7 @@ def test_a_client_that_waits_without_a_request_is_not_waited_for(
 
 
 def test_every_script_is_one_that_the_server_plays() -> None:
-    load = checked(LoadSpec(requests=1000))
+    load = load_of(LoadSpec(requests=1000))
     setups = {script: setup_of(script, load) for script in SCRIPTS}
     assert len(set(map(repr, setups.values()))) == len(SCRIPTS)
     assert setups["fixed"].scripts[0].gaps_s == (0.05,), "1000 streams share 20,000 events a second"

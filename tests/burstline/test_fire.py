@@ -17,9 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from burstline.bench import fire
-from burstline.cluster.driver_processes import Driver
 from burstline.loadgen.capture.capture import Capture, CaptureWriter, read_captures
-from burstline.loadgen.driver.job import NAMES, Counters, Job, Ready
+from burstline.loadgen.driver.job import NAMES, Counters, Driver, Job, Ready
 from burstline.servers.messages import Target
 from burstline.workloads.request import Request
 

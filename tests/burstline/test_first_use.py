@@ -22,6 +22,7 @@ from burstline.suggest import OTHERS, hint
 from burstline.suites import execution
 from burstline.verbs import compare
 from burstline.verbs import run as run_verb
+from burstline.workloads.load import load_of
 from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
@@ -123,8 +124,8 @@ def test_a_sweep_has_a_run_for_each_load_each_with_its_own_command(monkeypatch, 
         )
         == 0
     )
-    assert [each.spec.concurrency for each in given] == [8, 16]
-    assert len({each.spec.salt for each in given}) == 1
+    assert [each.load.spec.concurrency for each in given] == [8, 16]
+    assert len({each.load.spec.salt for each in given}) == 1
     assert given[1].argv[:3] == ("run", "--engine", "reference")
     assert given[1].argv[given[1].argv.index("--concurrency") + 1] == "16"
 
@@ -133,12 +134,11 @@ def test_a_sweep_goes_forwards_then_backwards_and_ends_when_it_is_interrupted(mo
     order: list[tuple[int | None, str]] = []
 
     def once(settings: Settings, serve: object) -> int:
-        order.append((settings.spec.concurrency, settings.spec.salt))
+        order.append((settings.load.spec.concurrency, settings.load.spec.salt))
         return 130 if len(order) == 4 else 0
 
     monkeypatch.setattr(repeats, "run_once", once)
-    base = Settings(out=tmp_path, spec=LoadSpec(salt="0"))
-    loads = [replace(base, spec=replace(base.spec, concurrency=n)) for n in (1, 2)]
+    loads = [Settings(out=tmp_path, load=load_of(LoadSpec(salt="0", concurrency=n))) for n in (1, 2)]
     assert repeats.run_several(loads, 3, restart_after=None) == 130
     assert order == [(1, "0"), (2, "1"), (2, "2"), (1, "3")]
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from burstline.bench.limit import forecast_rate
-from burstline.bench.plan_for_server import ASSUMED
 from burstline.bench.report import write_report
 from burstline.cli import main
 from burstline.machine.hardware import note_hardware
@@ -18,7 +17,9 @@ from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.roofline.predict.forecast import Forecast, NoForecast, Score
 from burstline.workloads.lengths import Lengths
+from burstline.workloads.load import load_of
 from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import ASSUMED
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import HangUps, LoadSpec
 from tests.reports import synthetic
@@ -110,11 +111,11 @@ def test_what_cannot_be_forecast_is_said_once_with_its_reason(run, facts, why):
 
 def test_a_search_begins_at_the_highest_rate_that_holds_the_slos_in_the_forecast(run):
     forecast_of(run)
-    opened, spec = open_run(run.path), LoadSpec(output_tokens="16")
-    loose, tight = (forecast_rate(opened, (parse_goal(f"e2e.p90<={s}"),), spec) for s in ("2s", "0.3s"))
+    opened, load = open_run(run.path), load_of(LoadSpec(output_tokens="16"))
+    loose, tight = (forecast_rate(opened, (parse_goal(f"e2e.p90<={s}"),), load) for s in ("2s", "0.3s"))
     assert 1 < tight < loose < 4096
 
 
 def test_a_search_without_a_forecast_asks_where_to_begin(run):
     with pytest.raises(WorkloadError, match="--rate R"):
-        forecast_rate(open_run(run.path), (parse_goal("e2e.p90<=2s"),), LoadSpec())
+        forecast_rate(open_run(run.path), (parse_goal("e2e.p90<=2s"),), load_of(LoadSpec()))

@@ -40,6 +40,7 @@ from burstline.reports.page.limit_page import (
 )
 from burstline.suites.execution import limit_in, report_limits
 from burstline.suites.suite import parse_suite, schedule
+from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 from tests.reports.synthetic_sweep import finished_run
@@ -121,7 +122,7 @@ def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, m
     ended = Ended(RunDir(burst_run.path), 0, interrupted=True, error=None)
     monkeypatch.setattr("burstline.bench.limit.carry_out", lambda *_: ended)
     spec, goals = LoadSpec(rate=2.0, salt="5eed"), Goals(slo=("ttft.p90<=1s",))
-    settings = Settings(ServerOptions(), spec, goals, tmp_path, quiet=True)
+    settings = Settings(ServerOptions(), load_of(spec), goals, tmp_path, quiet=True)
     assert run_limit(settings, LimitOptions()) == 130
     assert "more requests" not in capsys.readouterr().out, "no pace is known"
     assert len(list(tmp_path.glob("*-limit/report.html"))) == 1
@@ -183,7 +184,7 @@ class Clock:
 
 
 def prober(spec: LoadSpec, out, until_s: float = 240.0) -> _Prober:
-    settings = Settings(ServerOptions(), spec, Goals(slo=("ttft.p90<=1s",)), out, quiet=True)
+    settings = Settings(ServerOptions(), load_of(spec), Goals(slo=("ttft.p90<=1s",)), out, quiet=True)
     return _Prober(settings, 0.05, SharedServer(), until_s)
 
 
@@ -214,7 +215,7 @@ def test_what_a_probe_takes_after_its_load_is_a_part_of_the_budget(tmp_path, mon
 def test_no_probe_of_a_search_repeats_another_ones_plan(tmp_path):
     """Each has prompts and arrivals of its own, also one that is repeated at the same load."""
     search = prober(LoadSpec(rate=10.0, salt="5eed", seed=3), tmp_path, until_s=1e12)
-    plans = [search._settings_of(Ask(number, 10.0, 100, 1000)).spec for number in range(1, 9)]
+    plans = [search._settings_of(Ask(number, 10.0, 100, 1000)).load.spec for number in range(1, 9)]
     assert len({plan.seed for plan in plans}) == len({plan.salt for plan in plans}) == len(plans)
 
 

@@ -3,22 +3,21 @@
 import argparse
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.bench.load_options import checked
-from burstline.bench.plan_for_server import ASSUMED
 from burstline.bench.run import check
 from burstline.bench.run_settings import Settings
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions
-from burstline.servers.identity import Identity
+from burstline.loadgen.driver.job import n_drivers
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.data_sets import Server
+from burstline.workloads.load import load_of
 from burstline.workloads.options import options_of, words_of
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import RequestKind, WorkloadError
@@ -28,7 +27,7 @@ DATA = Path(__file__).parents[1] / "data" / "workloads"
 
 
 def test_the_classic_burst_is_what_no_flag_asks_for():
-    load = checked(LoadSpec())
+    load = load_of(LoadSpec())
     assert load.title == "1,000 requests of 512 → 64 tokens, all at once"
     assert load.name == "burst-1000x512-64"
     assert load.n_at_once == 1000
@@ -36,24 +35,24 @@ def test_the_classic_burst_is_what_no_flag_asks_for():
 
 def test_a_rate_alone_means_a_constant_one():
     assert (
-        checked(LoadSpec(rate=10, duration_s=3)).title
+        load_of(LoadSpec(rate=10, duration_s=3)).title
         == "30 requests of 512 → 64 tokens, evenly spaced arrivals at 10 req/s"
     )
 
 
 def test_an_open_loop_of_a_million_requests_needs_the_connections_of_ten_seconds():
-    assert checked(LoadSpec(requests=1_000_000, rate=50)).n_connections == 501
-    assert checked(LoadSpec(requests=30_000)).n_connections == 30_000, "a burst needs all"
+    assert load_of(LoadSpec(requests=1_000_000, rate=50)).n_connections == 501
+    assert load_of(LoadSpec(requests=30_000)).n_connections == 30_000, "a burst needs all"
 
 
 def test_a_closed_loop_needs_no_more_connections_than_its_concurrency():
-    load = checked(LoadSpec(requests=100, concurrency=8))
+    load = load_of(LoadSpec(requests=100, concurrency=8))
     assert load.n_at_once == 8
     assert load.title.endswith("concurrency 8")
 
 
 def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
-    load = checked(LoadSpec(concurrency=8, duration_s=30))
+    load = load_of(LoadSpec(concurrency=8, duration_s=30))
     assert load.title == "requests of 512 → 64 tokens, concurrency 8 for 30 s"
     assert load.name == "closed8-30sx512-64"
     assert load.until_s == 30
@@ -111,7 +110,11 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
 )
 def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
     with pytest.raises(WorkloadError, match=words):
-        checked(spec)
+        load_of(spec)
+
+
+def drivers_of(spec: LoadSpec) -> int:
+    return n_drivers("auto", load_of(spec).n_connections)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +131,13 @@ def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
         (LoadSpec(requests=100_000, rate=500), 3),
         (LoadSpec(requests=50, rate=1), 1),
     ],
-    ids=lambda x: checked(x).name if isinstance(x, LoadSpec) else "",
+    ids=lambda x: load_of(x).name if isinstance(x, LoadSpec) else "",
 )
 def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(spec, n_workers, monkeypatch):
     monkeypatch.setattr("burstline.loadgen.driver.job.usable_cores", lambda: 16)
-    assert checked(replace(spec, workers="auto")).n_workers == n_workers
+    assert drivers_of(spec) == n_workers
     monkeypatch.setattr("burstline.loadgen.driver.job.usable_cores", lambda: 1)
-    assert checked(replace(spec, workers="auto")).n_workers == 1
+    assert drivers_of(spec) == 1
 
 
 def test_workers_are_a_number_or_auto():
@@ -147,10 +150,10 @@ def test_workers_are_a_number_or_auto():
 
 
 def test_a_request_beyond_the_models_limit_says_the_limit():
-    load = checked(LoadSpec(prompt_tokens="4000", output_tokens="200"))
-    load.plan(ASSUMED, identity=Identity("x", max_model_len=4200))
+    load = load_of(LoadSpec(prompt_tokens="4000", output_tokens="200"))
+    load.plan(Server(max_tok=4200))
     with pytest.raises(WorkloadError, match="4199"):
-        load.plan(ASSUMED, identity=Identity("x", max_model_len=4199))
+        load.plan(Server(max_tok=4199))
 
 
 @pytest.mark.parametrize(
@@ -166,11 +169,11 @@ def test_a_request_beyond_the_models_limit_says_the_limit():
 )
 def test_no_flag_of_a_source_is_ignored(spec, words):
     with pytest.raises(WorkloadError, match=words):
-        checked(spec)
+        load_of(spec)
 
 
 def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
-    load = checked(LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"), 2.0, 0.5, 1.5)))
+    load = load_of(LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"), 2.0, 0.5, 1.5)))
     due_s = load.arrivals.due_s(rng(0, "arrivals"))
     assert 0 <= due_s[0] < due_s[-1] < 0.5
     title = "Burstline trace of 14 requests/s at 2 times its speed, arrivals at recorded times"
@@ -178,7 +181,7 @@ def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
 
 
 def test_rows_with_timestamps_are_due_at_them():
-    load = checked(LoadSpec(data=DataSource(str(DATA / "prompts.jsonl")), arrival=parse_arrival("replay")))
+    load = load_of(LoadSpec(data=DataSource(str(DATA / "prompts.jsonl")), arrival=parse_arrival("replay")))
     due_s = load.arrivals.due_s(rng(0, "arrivals"))
     assert due_s[:3].tolist() == pytest.approx([0, 0.04, 0.08])
 
@@ -186,7 +189,7 @@ def test_rows_with_timestamps_are_due_at_them():
 def test_times_beyond_what_a_clock_counts_are_refused(tmp_path: Path) -> None:
     (tmp_path / "times.txt").write_text("0\n1e11\n")
     with pytest.raises(WorkloadError, match=r"due after 1e\+11 s; expected at most 1e\+09: are the recorded"):
-        checked(LoadSpec(arrival=parse_arrival(f"file:{tmp_path / 'times.txt'}")))
+        load_of(LoadSpec(arrival=parse_arrival(f"file:{tmp_path / 'times.txt'}")))
 
 
 SPECS = (
@@ -260,9 +263,27 @@ def test_a_part_that_is_given_twice_is_refused() -> None:
         TraceSource.parse("t.csv,speed=2,speed=4")
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"))),
+        LoadSpec(data=DataSource(str(DATA / "prompts.jsonl")), arrival=parse_arrival("replay")),
+        LoadSpec(concurrency=8, requests=20),
+        LoadSpec(rate=3, requests=20),
+    ],
+)
+def test_the_flags_of_a_load_make_the_same_load_again(spec: LoadSpec) -> None:
+    """A certificate, a profiled load and each run of a sweep are asked for by them."""
+    load = load_of(spec)
+    parser = argparse.ArgumentParser()
+    add_options(parser, LoadSpec)
+    again = load_of(read_options(LoadSpec, parser.parse_args(words_of(load.spec))))
+    assert (again.spec, again.title) == (load.spec, load.title)
+
+
 def test_no_warm_up_is_another_wish_than_none_at_all() -> None:
     """Where nothing is said, an engine that was just started is warmed up."""
-    assert checked(LoadSpec(warmup=0)).plan(ASSUMED).stages == ()
+    assert load_of(LoadSpec(warmup=0)).plan().stages == ()
     assert LoadSpec(warmup=0).warmup != LoadSpec().warmup
 
 
@@ -276,6 +297,6 @@ def test_goals_are_options_too():
 @pytest.mark.parametrize("engine", ["lightllm", "tgi", "llamacpp"])
 def test_sessions_that_an_engine_has_no_words_for_are_refused_before_it_is_asked(engine, tmp_path):
     where = ServerOptions(engine=engine, url="http://127.0.0.1:9")
-    settings = Settings(spec=LoadSpec(sessions=2), where=where, out=tmp_path)
+    settings = Settings(load=load_of(LoadSpec(sessions=2)), where=where, out=tmp_path)
     with pytest.raises(WorkloadError, match="sessions need --endpoint chat"):
         check(settings)

@@ -11,7 +11,8 @@ from burstline.cli import main
 from burstline.measure.record.rundir import open_run
 from burstline.servers.engines.truth import Truth
 from burstline.servers.messages import Target
-from burstline.workloads.data_sets import Materials, data_requests, read_data
+from burstline.workloads.data_sets import Server, data_requests, read_data
+from burstline.workloads.lengths import Lengths
 from tests.burstline.test_run import finished, the_run
 from tests.servers.tiny_model import make_tiny_model
 from tests.truth.rig import truth_server
@@ -120,7 +121,7 @@ def test_a_chat_with_an_image_reaches_the_server_as_it_stands_in_the_file(folder
     row = next(row for row in (DATA / "chats.jsonl").read_text().splitlines() if "image_url" in row)
     items = [item for item in read_data(str(DATA / "chats.jsonl")).items if "image_url" in str(item.messages)]
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    (request,), _, _ = data_requests(items, Materials(tokenizer), None, 0)
+    (request,), _, _ = data_requests(items, Server(tokenizer=tokenizer), None, 0, Lengths(64, 64))
     call = Truth().encode(request, Target("http://127.0.0.1:1", "m"))
     assert call.path == "/v1/chat/completions"
     assert json.loads(call.body)["messages"] == json.loads(row)["messages"]

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from burstline import cli
-from burstline.bench.plan_for_server import vocabulary_of_folder
 from burstline.models.model_folder import (
     GGUF_FILE,
     MARKER,
@@ -22,7 +21,7 @@ from burstline.models.model_folder import (
     make_model,
     tokenizer_of,
 )
-from burstline.models.random_weights import (
+from burstline.models.weights import (
     FORMATS,
     Tensor,
     _sharded,
@@ -34,6 +33,7 @@ from burstline.models.random_weights import (
 from burstline.roofline.model.families import bundled_models, read_config
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 from burstline.workloads.chat import template_of
+from burstline.workloads.prompts import vocabulary_of_folder
 from burstline.workloads.request import WorkloadError
 
 
@@ -155,7 +155,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path):
 
 
 def test_what_is_too_large_for_one_file_is_sharded_with_an_index(tmp_path, monkeypatch):
-    monkeypatch.setattr("burstline.models.random_weights._sharded", lambda tensors: _sharded(tensors, 600))
+    monkeypatch.setattr("burstline.models.weights._sharded", lambda tensors: _sharded(tensors, 600))
     tensors = [Tensor(f"{k}.weight", (8, 16), "float32") for k in range(3)]
     write_weights(tmp_path, tensors, seed=0)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

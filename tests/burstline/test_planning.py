@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from burstline.bench import plan_for_server
-from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
 from burstline.servers.host.ready import Startup
@@ -17,6 +16,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
+from burstline.workloads.load import Load, load_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
@@ -54,7 +54,7 @@ def counting(count: object) -> Iterator[Site]:
 
 
 def load(tokenizer: Path | None = None) -> Load:
-    return checked(
+    return load_of(
         LoadSpec(requests=5, prompt_tokens="30..90", output_tokens="4", salt="5eed", tokenizer=tokenizer)
     )
 
@@ -65,7 +65,7 @@ def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
     words = words_of(tokenizer)
     said: list[str] = []
     with counting(lambda text: len(tokenizer.encode(text).ids)) as site:
-        plan, _, _ = plan_for(load(), site, str(folder), said.append)
+        plan, _ = plan_for(load(), site, str(folder), said.append)
     assert all(request.prompt_ids is None for request in plan.requests)
     assert words.count(texts_of(plan)) == [request.n_prompt_tok for request in plan.requests]
     assert said == []
@@ -80,7 +80,7 @@ def test_what_the_server_adds_to_every_prompt_is_found_out_and_left_out(
 ) -> None:
     words = words_of(tokenizer)
     with counting(lambda text: len(tokenizer.encode(text).ids) + 11) as site:
-        plan, _, _ = plan_for(load(folder), site, None, lambda words: None)
+        plan, _ = plan_for(load(folder), site, None, lambda words: None)
     assert words.count(texts_of(plan)) == [request.n_prompt_tok - 11 for request in plan.requests]
 
 
@@ -104,7 +104,7 @@ def test_a_server_that_counts_otherwise_is_sent_what_the_given_tokenizer_counts(
     """Characters, a constant, twice as many: as mocks and gateways count."""
     told: list[str] = []
     with counting(count) as site:
-        plan, _, _ = plan_for(load(folder), site, None, told.append)
+        plan, _ = plan_for(load(folder), site, None, told.append)
     assert words_of(tokenizer).count(texts_of(plan)) == [request.n_prompt_tok for request in plan.requests]
     assert "the server counts" in told[0]
 
@@ -112,8 +112,8 @@ def test_a_server_that_counts_otherwise_is_sent_what_the_given_tokenizer_counts(
 def test_of_a_server_whose_lengths_cannot_be_forced_no_end_is_too_early(folder: Path) -> None:
     with counting(None) as site:
         free = replace(site, capabilities=replace(site.capabilities, forced_output_length=False))
-        forced, _, _ = plan_for(load(folder), site, None, lambda words: None)
-        plan, _, _ = plan_for(load(folder), free, None, lambda words: None)
+        forced, _ = plan_for(load(folder), site, None, lambda words: None)
+        plan, _ = plan_for(load(folder), free, None, lambda words: None)
     assert {request.ignore_eos for request in forced.requests} == {True}
     assert {request.ignore_eos for request in plan.requests} == {False}
     assert plan.sha256 == forced.sha256
@@ -156,7 +156,7 @@ def test_natural_ends_are_asked_for_where_forced_ones_would_do(folder: Path) -> 
     with counting(lambda prompt: len(prompt.split())) as site:
         natural = load(folder)
         natural = replace(natural, spec=replace(natural.spec, ends="natural"))
-        plan, _, _ = plan_for(natural, site, None, lambda words: None)
+        plan, _ = plan_for(natural, site, None, lambda words: None)
     assert {request.ignore_eos for request in plan.requests} == {False}
 
 
@@ -165,8 +165,7 @@ def test_natural_ends_are_asked_for_where_forced_ones_would_do(folder: Path) -> 
 def test_no_sampling_is_asked_for_that_the_first_request_would_undo(
     folder: Path, flag: tuple[str, ...], temperature: float | None
 ) -> None:
-    warm = load(folder)
-    warm = replace(warm, spec=replace(warm.spec, temperature=temperature))
+    warm = load_of(replace(load(folder).spec, temperature=temperature))
     with counting(lambda prompt: len(prompt.split())) as site:
         started = replace(site, launch=Launch(("transformers", "serve", *flag)))
         refused = bool(temperature) and not flag

@@ -247,7 +247,8 @@ def searched(
     random, at, evidence = np.random.default_rng(3), iter(range(1, 100)), {}
 
     def carry_out(settings, *_: object) -> Ended:
-        users, n = settings.spec.concurrency, min(settings.spec.requests, 4000)
+        spec = settings.load.spec
+        users, n = spec.concurrency, min(spec.requests, 4000)
         run = planted(made(), tmp_path / "runs", verdicts(next(at)), grade=grade)
         middle = 4 * np.log(users / limit_at) - 0.3 * 1.2816
         evidence[run.path] = Evidence((random.lognormal(middle, 0.3, n),), None)

@@ -5,12 +5,13 @@ import json
 import pytest
 
 from burstline.bench import plan_for_server as vocabulary
-from burstline.bench.plan_for_server import vocabulary_for, vocabulary_of_folder
+from burstline.bench.plan_for_server import vocabulary_for
 from burstline.bench.server_session import Site
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Identity
 from burstline.servers.messages import HttpReply, Target
 from burstline.servers.registry import ENGINES
+from burstline.workloads.prompts import vocabulary_of_folder
 from burstline.workloads.request import WorkloadError
 
 

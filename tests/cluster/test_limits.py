@@ -16,9 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from burstline.cluster import agent, driver_processes, placement, workers
+from burstline.cluster import agent, placement, workers
 from burstline.cluster.placement import RayOptions
 from burstline.loadgen.capture.drive_report import ClockError
+from burstline.loadgen.driver import job
 from burstline.loadgen.driver.job import Job, Stop
 from burstline.servers import redact
 from burstline.servers.host.child import END_S, ChildLostError
@@ -229,9 +230,9 @@ def test_drivers_are_ended_together_within_one_grace(monkeypatch):
         orphans_s.append(orphan_grace_s)
         return SimpleNamespace(send=lambda _: None, ask_to_end=lambda: None, end=graces_s.append)
 
-    monkeypatch.setattr(driver_processes, "Child", child)
+    monkeypatch.setattr(job, "Child", child)
     jobs = [SimpleNamespace(worker=k) for k in range(3)]
-    with driver_processes.local_drivers(jobs, None):
+    with job.local_drivers(jobs, None):
         pass
     assert len(graces_s) == 3
     assert max(graces_s) <= END_S

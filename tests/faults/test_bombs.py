@@ -28,7 +28,7 @@ N_DRAWN = int(os.environ.get("LAB_BOMBS", "20"))
 READ = """
 import json, re, sys, time
 from pathlib import Path
-from burstline.bench.plan_for_server import local_tokenizer
+from burstline.workloads.model_files import local_tokenizer
 from burstline.reports.model.foreign import foreign_results
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import load_device

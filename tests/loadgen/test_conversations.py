@@ -40,6 +40,7 @@ def test_a_turn_is_due_after_its_pause_and_begins_with_all_that_was_said():
     assert first == (turn(0, "1 2"), 0)
     ((second, due_ns),), skipped = sessions.ended(0, 1000, REPLY)
     assert (list(second.prompt_ids), due_ns, skipped) == ([1, 2, 7, 8, 3], 1050, [])
+    assert [sessions.is_followed(index) for index in (0, 1)] == [True, False]
 
 
 def test_a_join_waits_for_every_branch_and_takes_in_all_their_replies():

@@ -180,8 +180,9 @@ def test_a_manifest_with_a_wrong_type_is_refused_in_one_line_that_names_the_plac
 def test_what_a_later_version_adds_to_a_manifest_is_kept(run):
     path = run.path / "manifest.json"
     path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"moon": {"phase": "full"}}))
-    changed(run, pid=3)
-    assert run.manifest.unknown == {"moon": {"phase": "full"}}
+    later = RunDir(run.path)
+    changed(later, pid=3)
+    assert later.manifest.unknown == {"moon": {"phase": "full"}}
     assert orjson.loads(path.read_bytes())["moon"] == {"phase": "full"}
 
 

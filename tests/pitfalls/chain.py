@@ -99,7 +99,7 @@ class Played:
 
 def requests(n: int, n_output_tok: int = 8, n_prompt_tok: int = 24, seed: int = 0) -> tuple[Request, ...]:
     lengths = (np.full(n, n_prompt_tok), np.full(n, n_output_tok))
-    return tuple(DrawnRequests.of(np.arange(n), *lengths, VOCABULARY, seed))
+    return tuple(DrawnRequests(np.arange(n), *lengths, VOCABULARY, seed))
 
 
 def play(

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from burstline.bench.apart import job_of
 from burstline.bench.fire import OnPids, fire
-from burstline.bench.load_options import Load, job_of
-from burstline.bench.plan_for_server import ASSUMED
 from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.capture.drive_report import DriveReport
+from burstline.loadgen.driver.job import n_drivers
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.decode import decoded_batches, with_cancelled
 from burstline.measure.record.tables import RECORDS, record_table
 from burstline.servers.host.ready import send
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
+from burstline.workloads.load import Load
+from burstline.workloads.prompts import ASSUMED
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 from tests.truth.serve import Served
@@ -35,7 +37,7 @@ class Fired:
 def fired(load: Load, script: Script, on_pids: OnPids = lambda _: None) -> Fired:
     """Fire a load at a truth server of its own; `on_pids` hears of the driver processes."""
     engine = ENGINES["truth"]
-    plan = load.plan(ASSUMED)
+    plan = load.plan()
     cores = sorted(os.sched_getaffinity(0))
     with truth_server(script) as truth, tempfile.TemporaryDirectory(prefix="burstline-") as name:
         os.sched_setaffinity(truth.pid or 0, cores[:1])
@@ -58,7 +60,7 @@ def fired(load: Load, script: Script, on_pids: OnPids = lambda _: None) -> Fired
                 os.sched_setaffinity(pid, cores[1:] or cores)
             on_pids(pids)
 
-        done = fire(job, load.n_workers, started, lambda _: None)
+        done = fire(job, n_drivers(load.spec.workers, load.n_connections), started, lambda _: None)
         assert (done.error, done.interrupted, list(done.lost)) == (None, False, [])
         requests = list(plan.requests)
         batches = decoded_batches(read_captures(job.captures), requests, engine.decode)

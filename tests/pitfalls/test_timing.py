@@ -15,11 +15,11 @@ import pytest
 from scipy import stats as sps
 
 import burstline.loadgen.wire.clock
-from burstline.bench.load_options import checked
 from burstline.loadgen.driver.job import Stop
 from burstline.measure.metrics.definitions import METRICS, latencies
 from burstline.measure.metrics.slo import parse_goal
 from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
 from tests.measure.making import conditions, summarized
 from tests.pitfalls.chain import Played, fired, play, requests
@@ -151,7 +151,7 @@ def test_11_a_starved_client_is_found_out_however_little_cpu_it_uses() -> None:
         threading.Thread(target=_squeeze, args=(pids, done), daemon=True).start()
 
     try:
-        found = fired_load(checked(WISH), Script(ttft_s=0.05, gaps_s=(0.005,)), squeeze)
+        found = fired_load(load_of(WISH), Script(ttft_s=0.05, gaps_s=(0.005,)), squeeze)
     finally:
         done.set()
     goals = (parse_goal("itl.p99<=10ms"),)
@@ -184,7 +184,7 @@ def test_11_busy_neighbours_are_noticed() -> None:
             os.sched_setaffinity(busy[-1].pid, cores)
 
     try:
-        verdict = _verdict(fired_load(checked(WISH), SCRIPT, crowd))
+        verdict = _verdict(fired_load(load_of(WISH), SCRIPT, crowd))
     finally:
         for process in busy:
             process.kill()

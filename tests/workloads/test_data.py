@@ -12,12 +12,13 @@ from tokenizers import Tokenizer
 
 from burstline.workloads import rows as rows_module
 from burstline.workloads.chat import template_of
-from burstline.workloads.data_sets import Materials, data_requests, read_data
+from burstline.workloads.data_sets import Server, data_requests, read_data
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.request import RequestKind, WorkloadError
 from tests.servers.tiny_model import make_tiny_model
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
+SHORT, LONG = Lengths(7, 7), Lengths(64, 64)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def materials(folder) -> Materials:
-    return Materials(Tokenizer.from_file(str(folder / "tokenizer.json")), output_tok=Lengths(7, 7))
+def server(folder) -> Server:
+    return Server(tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")))
 
 
 @pytest.mark.parametrize(
@@ -47,35 +48,35 @@ def test_every_format_is_read_and_every_row_accounted_for(name, n, dropped):
     assert data.n_rows == n + sum(dropped.values())
 
 
-def test_a_prompt_is_sent_as_the_ids_that_the_tokenizer_makes_of_it(materials):
+def test_a_prompt_is_sent_as_the_ids_that_the_tokenizer_makes_of_it(server):
     data = read_data(str(DATA / "prompts.jsonl"))
-    requests, used, dropped = data_requests(data.items, materials, None, 0)
+    requests, used, dropped = data_requests(data.items, server, None, 0, SHORT)
     assert len(requests) == 40
     assert not dropped
     for request, item in zip(requests, used, strict=True):
-        assert list(request.prompt_ids) == materials.tokenizer.encode(item.prompt).ids
+        assert list(request.prompt_ids) == server.tokenizer.encode(item.prompt).ids
         assert (request.n_prompt_tok, request.n_output_tok) == (len(request.prompt_ids), item.output_tok)
         assert request.verbatim
 
 
-def test_an_output_is_as_long_as_the_recorded_reply_else_as_asked(materials):
-    requests, used, _ = data_requests(read_data(str(DATA / "questions.parquet")).items, materials, 5, 0)
-    replies = [len(materials.tokenizer.encode(i.reply, add_special_tokens=False).ids) for i in used]
+def test_an_output_is_as_long_as_the_recorded_reply_else_as_asked(server):
+    requests, used, _ = data_requests(read_data(str(DATA / "questions.parquet")).items, server, 5, 0, SHORT)
+    replies = [len(server.tokenizer.encode(i.reply, add_special_tokens=False).ids) for i in used]
     assert [request.n_output_tok for request in requests] == replies
-    requests, _, _ = data_requests(read_data(str(DATA / "prompts.txt")).items, materials, 5, 0)
+    requests, _, _ = data_requests(read_data(str(DATA / "prompts.txt")).items, server, 5, 0, SHORT)
     assert {request.n_output_tok for request in requests} == {7}
 
 
-def test_what_is_longer_than_the_model_takes_is_counted_and_the_next_row_is_used_instead(materials):
+def test_what_is_longer_than_the_model_takes_is_counted_and_the_next_row_is_used_instead(server):
     data = read_data(str(DATA / "prompts.jsonl"))
     lengths = sorted(
-        r.n_prompt_tok + r.n_output_tok for r in data_requests(data.items, materials, None, 0)[0]
+        r.n_prompt_tok + r.n_output_tok for r in data_requests(data.items, server, None, 0, SHORT)[0]
     )
-    small = Materials(materials.tokenizer, max_tok=lengths[10])
-    requests, _, dropped = data_requests(data.items, small, None, 0)
+    small = replace(server, max_tok=lengths[10])
+    requests, _, dropped = data_requests(data.items, small, None, 0, LONG)
     assert len(requests) + dropped.total() == 40
     assert [reason for reason in dropped if str(lengths[10]) in reason]
-    assert len(data_requests(data.items, small, 5, 0)[0]) == 5
+    assert len(data_requests(data.items, small, 5, 0, LONG)[0]) == 5
 
 
 def test_columns_are_the_users_and_a_sample_is_the_seeds():
@@ -85,7 +86,7 @@ def test_columns_are_the_users_and_a_sample_is_the_seeds():
     assert swapped.items[0].prompt == read_data(str(DATA / "questions.parquet")).items[0].reply
 
 
-def test_a_chat_is_counted_by_its_own_template_and_images_pass_through(folder, materials, tmp_path):
+def test_a_chat_is_counted_by_its_own_template_and_images_pass_through(folder, server, tmp_path):
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": template, "bos_token": "<s>"})
@@ -93,9 +94,9 @@ def test_a_chat_is_counted_by_its_own_template_and_images_pass_through(folder, m
     rendered = template_of(tmp_path)
     assert rendered([{"role": "user", "content": "hi"}]) == "<s>[user] hi\n[assistant]"
     items = read_data(str(DATA / "chats.jsonl")).items
-    requests, _, _ = data_requests(items, Materials(materials.tokenizer, rendered), None, 0)
+    requests, _, _ = data_requests(items, replace(server, template=rendered), None, 0, LONG)
     text = rendered(items[0].messages)
-    assert requests[0].n_prompt_tok == len(materials.tokenizer.encode(text, add_special_tokens=False).ids)
+    assert requests[0].n_prompt_tok == len(server.tokenizer.encode(text, add_special_tokens=False).ids)
     assert requests[-1].n_prompt_tok == 0
     assert json.loads(requests[-1].messages)[0]["content"][1]["image_url"]["url"].startswith("data:image/png")
 
@@ -143,14 +144,16 @@ def turns(*roles):
 
 
 @pytest.mark.parametrize("speaks_chat", [False, True])
-def test_a_chat_that_the_template_refuses_is_left_out_by_its_reason(materials, tmp_path, speaks_chat):
+def test_a_chat_that_the_template_refuses_is_left_out_by_its_reason(server, tmp_path, speaks_chat):
     (tmp_path / "chat_template.jinja").write_text(STRICT)
     rows = [turns("user")] * 8 + [turns("assistant", "user"), turns("user", "user")]
     called = {"role": "assistant", "content": None, "tool_calls": [1]}
     rows += [{"messages": [*turns("user")["messages"], called, *turns("user")["messages"]]}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = replace(materials, template=template_of(tmp_path), speaks_chat=speaks_chat)
-    requests, used, dropped = data_requests(read_data(str(tmp_path / "rows.jsonl")).items, own, None, 0)
+    own = replace(server, template=template_of(tmp_path), speaks_chat=speaks_chat)
+    requests, used, dropped = data_requests(
+        read_data(str(tmp_path / "rows.jsonl")).items, own, None, 0, SHORT
+    )
     assert len(requests) == len(used) == 9
     assert dropped == {"refused by the model's chat template": 2}
 
@@ -180,15 +183,15 @@ def test_roles_of_every_collection_are_those_of_openai(tmp_path, chat):
     assert item.reply == "a"
 
 
-def test_a_model_without_a_chat_template_gets_plain_text_but_pictures_stay_a_chat(materials):
-    requests, _, _ = data_requests(read_data(str(DATA / "chats.jsonl")).items, materials, None, 0)
+def test_a_model_without_a_chat_template_gets_plain_text_but_pictures_stay_a_chat(server):
+    requests, _, _ = data_requests(read_data(str(DATA / "chats.jsonl")).items, server, None, 0, SHORT)
     assert all(request.messages is None for request in requests[:-1])
     assert requests[-1].messages is not None
 
 
-def test_rerank_rows_have_a_query_and_documents(materials):
+def test_rerank_rows_have_a_query_and_documents(server):
     items = read_data(str(DATA / "rerank.jsonl")).items
-    requests, _, _ = data_requests(items, Materials(materials.tokenizer, kind=RequestKind.RERANK), None, 0)
+    requests, _, _ = data_requests(items, server, None, 0, LONG, RequestKind.RERANK)
     assert len(requests[0].documents) == 4
     assert requests[0].n_output_tok == 1
 
@@ -294,7 +297,7 @@ def test_a_utf8_bom_is_no_part_of_the_first_row(tmp_path):
     assert read_data(str(tmp_path / "x.jsonl")).items[0].prompt == "a b"
 
 
-def test_a_call_of_a_tool_has_no_content_and_its_chat_stays_a_chat(materials, tmp_path):
+def test_a_call_of_a_tool_has_no_content_and_its_chat_stays_a_chat(server, tmp_path):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "a"},
@@ -303,11 +306,11 @@ def test_a_call_of_a_tool_has_no_content_and_its_chat_stays_a_chat(materials, tm
     ]
     (tmp_path / "x.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     (item,) = read_data(str(tmp_path / "x.jsonl")).items
-    ((request,), _, _) = data_requests([item], materials, None, 0)
+    ((request,), _, _) = data_requests([item], server, None, 0, SHORT)
     assert json.loads(request.messages) == messages
 
 
-def test_a_chat_endpoint_gets_the_messages_and_not_one_text_of_them(materials, tmp_path):
+def test_a_chat_endpoint_gets_the_messages_and_not_one_text_of_them(server, tmp_path):
     rows = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -315,9 +318,9 @@ def test_a_chat_endpoint_gets_the_messages_and_not_one_text_of_them(materials, t
     ]
     (tmp_path / "x.jsonl").write_text(json.dumps({"messages": rows}) + "\n")
     items = read_data(str(tmp_path / "x.jsonl")).items
-    ((chat,), _, _) = data_requests(items, replace(materials, speaks_chat=True), None, 0)
+    ((chat,), _, _) = data_requests(items, replace(server, speaks_chat=True), None, 0, SHORT)
     assert (json.loads(chat.messages), chat.prompt_ids, chat.prompt_text) == (rows, None, None)
-    ((plain,), _, _) = data_requests(items, materials, None, 0)
+    ((plain,), _, _) = data_requests(items, server, None, 0, SHORT)
     assert plain.messages is None
 
 

@@ -64,7 +64,7 @@ def test_a_request_is_the_same_alone_in_a_slice_and_among_others(sizes, shares):
     if shares:  # a token that all begin with, and the rest
         keys = np.stack([np.full(n, 77), numbers], axis=1).ravel()
         segments = Segments(np.arange(0, 2 * n + 1, 2), keys, np.stack([ones, n_tok - 1], axis=1).ravel())
-    requests = DrawnRequests.of(numbers, n_tok, ones, VOCABULARY, 5, segments)
+    requests = DrawnRequests(numbers, n_tok, ones, VOCABULARY, 5, segments)
     made = list(requests)
     assert [len(r.prompt_ids) for r in made] == sizes
     assert [requests[i] for i in range(-1, n)] == [made[-1], *made]

@@ -62,10 +62,15 @@ class Conversations:
             self._n_free -= self._is_closed
             yield self._waiting.popleft()
 
-    def ended(self, index: int, end_ns: int, reply: ReplyContent | None) -> tuple[list[Due], list[Due]]:
-        """A turn ended at `end_ns`, with no reply where it failed: the turns now due, and those never sent.
+    def is_followed(self, index: int) -> bool:
+        """Whether another turn begins with this one's reply."""
+        return bool(self._turns[index].followers)
 
-        Times count from the run's start. A session that is over frees its slot for the next.
+    def ended(self, index: int, end_ns: int, reply: ReplyContent | None) -> tuple[list[Due], list[Due]]:
+        """A turn ended at `end_ns`: the turns now due, and those never sent. A failed one has no reply.
+
+        Times count from the run's start. The reply of a turn that is not followed is not needed. A session
+        that is over frees its slot for the next.
         """
         due: list[Due] = []
         skipped: list[Due] = []

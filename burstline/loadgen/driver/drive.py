@@ -36,7 +36,7 @@ from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.capture.http1 import body_of
 from burstline.loadgen.driver import canary
 from burstline.loadgen.driver.conversations import NO_IDS, PREDECESSOR, Conversations
-from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop, most_open
+from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
@@ -46,6 +46,7 @@ from burstline.servers.host.child import Failed
 from burstline.servers.messages import WITH_TOKENS, HttpReply
 from burstline.servers.openai import reply_content
 from burstline.servers.registry import ENGINES
+from burstline.workloads.arrivals import most_open
 from burstline.workloads.prompts import salted
 from burstline.workloads.request import Request
 
@@ -161,7 +162,9 @@ class _Drive:
         while sessions is not None and self._turns_ended:
             exchange = self._turns_ended.popleft()
             end_ns = exchange.capture(self._t0_ns or 0, self._wire.offsets).closed_ns or 0
-            reply = _reply(exchange) if exchange.failure is None and not self._stopped else None
+            # Decoding takes 2 us an event, for which the next session's first turn need not wait.
+            needed = sessions.is_followed(exchange.index) and not self._stopped
+            reply = _reply(exchange) if needed and exchange.failure is None else None
             content = reply_content(reply) if reply is not None and reply.ok else None
             by_ids = self._job.requests[0].prompt_ids is not None
             lacks_ids = content is not None and content.ids is None and by_ids

@@ -1,21 +1,22 @@
-"""A driver's job, its counters during the load, and its report at the end."""
+"""A driver's job, its counters during the load and its report; drivers as processes of this machine."""
 
 from __future__ import annotations
 
 import mmap
+import time
 from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, Literal, Protocol
 
 from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.servers.destination import dressed
 from burstline.servers.engine import Engine
+from burstline.servers.host.child import END_S, Child
+from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.kernel import usable_cores
 from burstline.servers.messages import Call, Target
 from burstline.workloads.prompts import Vocabulary, salted
@@ -28,8 +29,6 @@ PER_DRIVER: Final = 2_000
 one follows on a core (`tests/bench/wire.py`)."""
 STOP_S: Final = 8.0
 """How long a driver may take from a stop to its report: it ends its requests and writes their captures."""
-OPEN_S: Final = 10.0
-"""Assumed time in flight of a request in an open loop: before the run it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +103,12 @@ class Job:
         return jobs
 
 
-def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | None) -> int:
-    """As many as wanted; with "auto" one for every 2,000 requests in flight, on at most half of the cores.
+def n_drivers(wanted: Workers, n_open: int) -> int:
+    """As many as wanted; with "auto" one for every 2,000 of `n_open` in flight, on at most half of the cores.
 
-    The other half is the server's, or the watcher's. In flight are `concurrency` requests, in an open loop as
-    many as fall due (at `due_s`, ascending) within any ten seconds.
+    The other half is the server's, or the watcher's.
     """
-    if wanted != "auto":
-        return wanted
-    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), usable_cores() // 2))
-
-
-def most_open(due_s: NDArray[np.float64], concurrency: int | None, within_s: float = OPEN_S) -> int:
-    """Requests in flight at once, as far as a plan can know: at most `concurrency`, else due within 10 s."""
-    if concurrency is not None:
-        return min(concurrency, len(due_s))
-    within = np.searchsorted(due_s, due_s + within_s, side="right") - np.arange(len(due_s))
-    return int(within.max(initial=0))
+    return wanted if wanted != "auto" else max(1, min(-(-n_open // PER_DRIVER), usable_cores() // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +147,7 @@ failed, reads, bytes read, and signs of life: at least one a second."""
 _ROW_BYTES = 8 * len(NAMES)
 
 
-class Counters:
+class Counters(AbstractContextManager["Counters"]):
     """One row of int64 per driver, in the order of NAMES. Close it, or use it in a `with`."""
 
     def __init__(self, path: Path) -> None:
@@ -185,8 +173,39 @@ class Counters:
         with suppress(BufferError):  # a row is still referenced: the map is freed with it
             self._map.close()
 
-    def __enter__(self) -> Counters:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Driver(Protocol):
+    """A driver: a `Child`, or on another machine, and then without a `pid`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def connection(self) -> Connection: ...
+    def send(self, message: object) -> None: ...
+    def receive(self) -> Any:
+        """The next message; raises what the driver raised, and ChildLostError where it has ended."""
+
+
+@contextmanager
+def local_drivers(jobs: Sequence[Job], _: Counters) -> Iterator[Sequence[Driver]]:
+    """One process for each job, ended with the context; they write their counters themselves."""
+    started: list[Child] = []
+    try:
+        for job in jobs:
+            with uninterrupted():  # else one could be running that is not in the list
+                name = f"driver {job.worker}"
+                started.append(Child("burstline.loadgen.driver.drive", name, orphan_grace_s=STOP_S))
+        for driver, job in zip(started, jobs, strict=True):
+            driver.send(job)
+        yield started
+    finally:
+        for driver in started:
+            driver.ask_to_end()  # all at once
+        until_s = time.monotonic() + END_S
+        for driver in started:
+            driver.end(max(0.0, until_s - time.monotonic()))

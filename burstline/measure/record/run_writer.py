@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -40,11 +40,15 @@ READINGS: Final = "audit/readings.json"
 _MANIFEST: Final = "manifest.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunDir:
-    """A run being written. Every method raises OSError, with path and free bytes, where the disk is full."""
+    """A run being written. Every method raises OSError, with path and free bytes, where the disk is full.
+
+    No other process writes its manifest, which is read once, where it was not made here.
+    """
 
     path: Path
+    _row: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def create(cls, parent: Path, manifest: Manifest) -> RunDir:
@@ -59,22 +63,25 @@ class RunDir:
         run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
         clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
         begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
+        run._row = without_secrets(begun.to_json())
         with disk_errors(run.path), renamed(run.path) as partial:
             partial.mkdir(parents=True)
-            write_json(partial / _MANIFEST, without_secrets(begun.to_json()))
+            write_json(partial / _MANIFEST, run._row)
         return run
 
     @property
     def manifest(self) -> Manifest:
         """The manifest as it is on disk."""
-        return read_manifest(self.path)
+        if not self._row:
+            read_manifest(self.path)
+            self._row = json_of(self.path / _MANIFEST)
+        return Manifest.from_json(self._row)
 
     def save_manifest(self, manifest: Manifest) -> None:
         """Write the sections that changed, secrets taken out; what else the file holds is kept as it is."""
-        path = self.path / _MANIFEST
         old, new = self.manifest.to_json(), without_secrets(manifest.to_json())
-        changed = {name: value for name, value in new.items() if value != old.get(name)}
-        write_json(path, {**json_of(path), **changed})
+        self._row |= {name: value for name, value in new.items() if value != old.get(name)}
+        write_json(self.path / _MANIFEST, self._row)
 
     def finish(self, status: Status) -> None:
         self.save_manifest(replace(self.manifest, status=status))

@@ -1,4 +1,7 @@
-"""The requested load, checked before anything is started."""
+"""A load: what follows from its options, parsed and checked once, and its plan once the server is known.
+
+LoadSpec --load_of--> Load --Load.plan, with what is known of the Server--> Plan
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,26 @@ from typing import Final
 
 import numpy as np
 
-from burstline.loadgen.driver.job import Job, most_open, n_drivers
-from burstline.reports.number_format import counted
-from burstline.servers.identity import Identity
 from burstline.workloads import arrivals, works
-from burstline.workloads.arrivals import ARRIVALS, parse_arrival
-from burstline.workloads.data_sets import Materials, arrival_times, read_data
+from burstline.workloads.arrivals import ARRIVALS, most_open, parse_arrival
+from burstline.workloads.data_sets import NO_SERVER, Server, read_data
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from burstline.workloads.plan import BLOCK_TOK, Plan, Shape, asking, check_shared, with_warm_up
-from burstline.workloads.prompts import Vocabulary, rng
-from burstline.workloads.request import Sampling, WorkloadError
+from burstline.workloads.plan import (
+    PRIMING,
+    Plan,
+    Shape,
+    asking,
+    check_shared,
+    expected_hit_fraction,
+    with_warm_up,
+)
+from burstline.workloads.prompts import rng
+from burstline.workloads.request import RequestKind, Sampling, WorkloadError
 from burstline.workloads.rows import lines
 from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
+from burstline.workloads.text_prompts import as_chat, as_text
 from burstline.workloads.traces import read_trace
-from burstline.workloads.works import Server, Sessions, SessionShape, Synthetic, Work
+from burstline.workloads.works import Sessions, SessionShape, Synthetic, Work, Written
 
 N_REQUESTS: Final = 1000
 MAX_REPEATS: Final = 1000
@@ -29,16 +38,18 @@ MAX_REPEATS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What follows from a checked spec: its work, how many requests arrive when, and how many drivers send.
+    """What follows from a checked spec: its work, how many requests arrive when, how tokens are chosen.
 
     With `spec.concurrency` it is a closed loop, where `arrivals` only says how many; one that goes by time
-    has more of them than it will need. In a load of sessions, both are those of sessions.
+    has more of them than it will need. In a load of sessions, both are those of sessions. `hang_up_tok` is
+    after how many tokens of a reply clients disconnect.
     """
 
     spec: LoadSpec
     work: Work
     arrivals: arrivals.Arrivals
-    n_workers: int
+    sampling: Sampling
+    hang_up_tok: Lengths | None = None
 
     @property
     def until_s(self) -> float | None:
@@ -54,6 +65,11 @@ class Load:
         return isinstance(self.work, Sessions)
 
     @property
+    def needs_text(self) -> bool:
+        """Whether a tokenizer must count the prompts."""
+        return isinstance(self.work, Written | Sessions) and self.work.data is not None
+
+    @property
     def name(self) -> str:
         pattern = f"closed{self.spec.concurrency}" if self.spec.concurrency else self.arrivals.pattern
         if self.until_s is not None:
@@ -62,11 +78,14 @@ class Load:
 
     @property
     def title(self) -> str:
-        """E.g. `1,000 requests of 512 → 64 tokens, all at once`."""
-        n, what = self.arrivals.n, self.work.title
+        return self.title_for(self.arrivals.n)
+
+    def title_for(self, n: int) -> str:
+        """E.g. `1,000 requests of 512 → 64 tokens, all at once`; sessions are counted instead of `n`."""
+        n, what = self.arrivals.n if self.has_sessions else n, self.work.title
         if self.until_s is not None:
             return f"requests of {what}, concurrency {self.spec.concurrency} for {self.until_s:g} s"
-        many = f"{n:,}" if self.has_sessions else f"{counted(n, 'request')} of"
+        many = f"{n:,}" if self.has_sessions else f"{n:,} request{'' if n == 1 else 's'} of"
         rate = f" at {self.arrivals.rate_per_s:g} req/s" if self.arrivals.rate_per_s else ""
         if self.arrivals.pattern == "ramp":
             first, last = self.arrivals.arrival.parameter
@@ -100,78 +119,94 @@ class Load:
         )
         return int((prompt_tok + output_tok).max())
 
-    def plan(
-        self, vocabulary: Vocabulary, materials: Materials | None = None, identity: Identity | None = None
-    ) -> Plan:
-        """The plan for a server; `materials` where text must be counted.
+    def plan(self, server: Server = NO_SERVER) -> Plan:
+        """The plan for a server.
 
-        Without them, as for a server that never came up, it has as many requests of about such lengths.
+        Without a tokenizer, as where it never came up, texts become random prompts of about such lengths.
         """
-        limit, block_tok = (identity.max_model_len, identity.kv_block_tok) if identity else (None, None)
-        server = Server(vocabulary, materials, block_tok or BLOCK_TOK, limit)
-        work = Synthetic(self.shape) if self.work.needs_text and materials is None else self.work
+        work = Synthetic(self.shape) if self.needs_text and server.tokenizer is None else self.work
         plan = work.plan(self.arrivals, server, self.spec.seed)
-        sampling = sampling_of(self.spec)
-        if sampling != work.shape.sampling:
-            plan = asking(plan, sampling=sampling)
-        warm_up = self.spec.warmup
-        return plan if not warm_up else with_warm_up(plan, warm_up, vocabulary)
+        if self.sampling != work.shape.sampling:
+            plan = asking(plan, sampling=self.sampling)
+        if self.spec.warmup:
+            plan = with_warm_up(plan, self.spec.warmup, server.vocabulary)
+        if self.spec.ends == "natural" or not server.forces_length:
+            free = asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
+            plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
+        if server.words is not None:
+            plan = as_text(plan, server.words, self.spec.salt, server.n_extra_tok)
+        return as_chat(plan) if self.has_sessions and server.speaks_chat else plan
+
+    def expected_cached(self, plan: Plan, server: Server) -> float | None:
+        """The share of prompt tokens that an unlimited cache could serve; None where replies decide it."""
+        if self.has_sessions or self.shape.kind is not RequestKind.GENERATE:
+            return None
+        primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
+        return expected_hit_fraction(
+            plan.requests, self.spec.salt, server.block_tok, primed, server.tokenizer
+        )
 
     def hang_ups(self, plan: Plan) -> dict[int, int]:
         """After how many tokens which requests are abandoned, by index; drawn from the seed alone.
 
         One that asks for no more tokens than its client waits for ends by itself and is not among them.
         """
-        if self.spec.cancel_share is None:
+        if self.spec.cancel_share is None or self.hang_up_tok is None:
             return {}
         n = len(plan.requests)
         draws = rng(self.spec.seed, "hang-ups")
         chosen = np.sort(draws.permutation(n)[: round(self.spec.cancel_share.share * n)])
-        after = parse_lengths(self.spec.cancel_share.after, "--cancel-share after")
-        after_tok = after.draw(len(chosen), draws)
+        after_tok = self.hang_up_tok.draw(len(chosen), draws)
         ends_early = after_tok < plan.output_tok[chosen]
         return dict(zip(chosen[ends_early].tolist(), after_tok[ends_early].tolist(), strict=True))
 
 
-def checked(spec: LoadSpec) -> Load:
-    """The load; WorkloadError, naming the flag, where the spec cannot be fulfilled."""
+def load_of(spec: LoadSpec) -> Load:
+    """The load that the options say, with a salt; WorkloadError, naming the flag, if it cannot be."""
     check_spec(spec)
-    spec = spec.salted()
-    work, n_most, times_s = _work(spec)
-    sampling_of(spec)
+    sampling = _sampling(spec)
+    work, n_most, times_s = _work(spec, sampling)
+    hang_up_tok = None
     if spec.cancel_share is not None:
-        after = parse_lengths(spec.cancel_share.after, "--cancel-share after")
-        if after.low >= work.shape.output_tok.high:
+        hang_up_tok = parse_lengths(spec.cancel_share.after, "--cancel-share after")
+        if hang_up_tok.low >= work.shape.output_tok.high:
             raise WorkloadError(
-                f"--cancel-share after={after}: replies have {work.shape.output_tok} tokens, so no client "
-                "would disconnect; use fewer tokens"
+                f"--cancel-share after={hang_up_tok}: replies have {work.shape.output_tok} tokens, so no "
+                "client would disconnect; use fewer tokens"
             )
-    wanted = _arrivals(spec, work, n_most, times_s)
-    due_s = wanted.due_s(rng(spec.seed, "arrivals"))
-    if due_s.max(initial=0.0) > arrivals.MOST_S:
-        advice = "are the recorded times in seconds?" if wanted.times_s is not None else "raise the rate"
+    load = Load(spec.salted(), work, _arrivals(spec, work, n_most, times_s), sampling, hang_up_tok)
+    _check_arrivals(load)
+    return load
+
+
+def _check_arrivals(load: Load) -> None:
+    """WorkloadError if a request is due too late or shorter than its prefix, or a driver would be idle."""
+    spec, n = load.spec, load.arrivals.n
+    last_s = load.arrivals.due_s(rng(spec.seed, "arrivals")).max(initial=0.0)
+    if last_s > arrivals.MOST_S:
+        advice = (
+            "are the recorded times in seconds?" if load.arrivals.times_s is not None else "raise the rate"
+        )
         raise WorkloadError(
-            f"the last request would be due after {due_s.max():g} s; expected at most {arrivals.MOST_S:g}: "
+            f"the last request would be due after {last_s:g} s; expected at most {arrivals.MOST_S:g}: "
             f"{advice}"
         )
     if spec.shared_prefix is not None:
-        check_shared(
-            spec.shared_prefix,
-            draw_both(work.shape.prompt_tok, work.shape.output_tok, wanted.n, spec.seed)[0],
-        )
-    n_workers = n_drivers(spec.workers, due_s, spec.concurrency)
-    if spec.concurrency is not None and n_workers > spec.concurrency:
+        shape = load.shape
+        check_shared(spec.shared_prefix, draw_both(shape.prompt_tok, shape.output_tok, n, spec.seed)[0])
+    if spec.workers == "auto":
+        return
+    if spec.concurrency is not None and spec.workers > spec.concurrency:
         raise WorkloadError(
-            f"--concurrency {spec.concurrency}: expected at least {n_workers}, one for each load driver "
+            f"--concurrency {spec.concurrency}: expected at least {spec.workers}, one for each load driver "
             "(--workers, or one for each --url)"
         )
-    if n_workers > wanted.n:
-        what = counted(wanted.n, "conversation" if spec.of_sessions else "request")
+    if spec.workers > n:
+        what = f"{n:,} {'conversation' if spec.of_sessions else 'request'}{'' if n == 1 else 's'}"
         raise WorkloadError(
-            f"{n_workers} load drivers for {what}: expected at most one for each; lower --workers, or name "
-            "fewer servers with --url"
+            f"{spec.workers} load drivers for {what}: expected at most one for each; lower --workers, or "
+            "name fewer servers with --url"
         )
-    return Load(replace(spec, arrival=wanted.arrival), work, wanted, n_workers)
 
 
 def _arrivals(
@@ -188,9 +223,9 @@ def _arrivals(
         times_s = None
     elif arrival.file:
         times_s = arrivals.parse_times(lines(arrival.file, "--arrival"))
-    has_count = spec.requests is not None or times_s or arrival.pattern == "steps" or spec.duration_s
-    if closed and spec.duration_s is not None:
-        n_most, has_count = n_most or _n_enough(spec, work.shape), None
+    has_count = bool(spec.requests or times_s) or arrival.pattern == "steps" or spec.duration_s is not None
+    if spec.concurrency is not None and spec.duration_s is not None:
+        n_most, has_count = n_most or _n_enough(spec.concurrency, spec.duration_s, work.shape), False
     wanted = arrivals.asked(
         arrival,
         n=spec.sessions or spec.requests if has_count or spec.sessions else n_most or N_REQUESTS,
@@ -208,18 +243,15 @@ LEAST_S, LEAST_S_PER_TOK = 0.02, 0.002
 """No server is taken to answer a request sooner than this, and this for each token."""
 
 
-def _n_enough(spec: LoadSpec, shape: Shape) -> int:
+def _n_enough(concurrency: int, duration_s: float, shape: Shape) -> int:
     """More requests than a closed loop can send in its time; one that runs out of them says so."""
-    assert spec.duration_s is not None
-    assert spec.concurrency is not None
-    if not 0 < spec.duration_s <= MOST_DEADLINE_S:
-        raise WorkloadError(f"--duration-s {spec.duration_s:g}: expected seconds above 0, at most a week")
+    if not 0 < duration_s <= MOST_DEADLINE_S:
+        raise WorkloadError(f"--duration-s {duration_s:g}: expected seconds above 0, at most a week")
     stay_s = LEAST_S + LEAST_S_PER_TOK * (shape.output_tok.low + shape.output_tok.high) / 2
-    n = math.ceil(spec.concurrency * (1 + spec.duration_s / stay_s))
-    return min(n, arrivals.MAX_REQUESTS)
+    return min(math.ceil(concurrency * (1 + duration_s / stay_s)), arrivals.MAX_REQUESTS)
 
 
-def _work(spec: LoadSpec) -> tuple[Work, int | None, tuple[float, ...] | None]:
+def _work(spec: LoadSpec, sampling: Sampling) -> tuple[Work, int | None, tuple[float, ...] | None]:
     """What the load consists of, how many requests (or sessions) it has at most, and its own times."""
     output_tok = parse_lengths(spec.output_tokens, "--output-tokens")
     if spec.trace is not None:
@@ -233,12 +265,12 @@ def _work(spec: LoadSpec) -> tuple[Work, int | None, tuple[float, ...] | None]:
     if spec.of_sessions:
         return works.Sessions(_session_shape(spec, prompt_tok, output_tok)), None, None
     shape = Shape(
-        prompt_tok, output_tok, sampling=sampling_of(spec), kind=spec.request_kind, sharing=spec.shared_prefix
+        prompt_tok, output_tok, sampling=sampling, kind=spec.request_kind, sharing=spec.shared_prefix
     )
     return works.Synthetic(shape), None, None
 
 
-def sampling_of(spec: LoadSpec) -> Sampling:
+def _sampling(spec: LoadSpec) -> Sampling:
     """How the next token is chosen; WorkloadError where that makes no sense."""
     temperature, top_p = spec.temperature or 0.0, spec.top_p
     if not 0 <= temperature <= 10:
@@ -264,12 +296,13 @@ def _written(
     items = data.items if timed else data.sampled(spec.seed)
     times_s = None
     if timed:
-        items = tuple(sorted(items, key=lambda item: item.at_s or 0.0))
-        times_s = arrival_times(items)
-        if times_s is None:
+        at_s = sorted(item.at_s for item in items if item.at_s is not None)
+        if len(at_s) < len(items):
             raise WorkloadError(
                 f"--arrival replay: not every row of {source.name} has a timestamp; give --arrival file:FILE"
             )
+        items = tuple(sorted(items, key=lambda item: item.at_s or 0.0))
+        times_s = tuple(each - at_s[0] for each in at_s)
     return works.Written(data, items, n_wanted, output_tok, spec.request_kind, timed), len(items), times_s
 
 
@@ -280,18 +313,4 @@ def _session_shape(spec: LoadSpec, prompt_tok: Lengths, output_tok: Lengths) -> 
         turn_tok=parse_lengths(spec.turn_tokens or "64", "--turn-tokens"),
         output_tok=output_tok,
         think_ms=parse_seconds(spec.think_s or "0", "--think-s"),
-    )
-
-
-def job_of(plan: Plan, load: Load, **rest: object) -> Job:
-    """What the drivers have to do with the plan; `rest` says where and into which files."""
-    return Job(
-        requests=plan.requests,
-        due_ns=plan.due_ns,
-        salt=load.spec.salt,
-        deadline_s=load.spec.deadline_s,
-        concurrency=load.spec.concurrency,
-        until_s=load.until_s,
-        hang_ups=load.hang_ups(plan),
-        **rest,  # type: ignore[arg-type]
     )
