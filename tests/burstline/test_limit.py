@@ -1,5 +1,6 @@
 """The page of a search for the highest load, and searches in suites."""
 
+import html
 import itertools
 import json
 import re
@@ -17,6 +18,7 @@ from burstline.bench.run import Ended
 from burstline.bench.run_settings import Settings
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import Run
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import (
@@ -75,6 +77,13 @@ def test_the_page_says_the_answer_first_and_links_to_each_probe(result, burst_ru
     assert page.count("<svg") == 4, "a figure for each SLO and the output; the first is wide and narrow"
     assert limit_page(result, (burst_run, burst_run)) == page
     assert "at most 5%." in text(limit_blocks(result))
+
+
+def test_the_page_says_how_to_search_again(result, burst_run):
+    again = "burstline limit --engine vllm --rate 2 --slo 'ttft.p50<=2s' --salt 5eed"
+    run = Run(burst_run.path, replace(burst_run.manifest, repeat=again))
+    assert again in html.unescape(limit_page(result, (run, run)))
+    assert "Reproduce this search" not in limit_page(result, (burst_run, burst_run))
 
 
 def tiles_of(page: str) -> dict[str, list[str]]:

@@ -15,7 +15,19 @@ from burstline.measure.record.typed_json import from_fields, plain
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Estimate, Result
 from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
-from burstline.reports.blocks import MARKS, Answer, Banner, Block, Cell, Note, Plot, Table, Tile, table
+from burstline.reports.blocks import (
+    MARKS,
+    Answer,
+    Banner,
+    Block,
+    Cell,
+    Command,
+    Note,
+    Plot,
+    Table,
+    Tile,
+    table,
+)
 from burstline.reports.figures.drawing import in_both_widths
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.comparison import OUTPUT, Path, view_of
@@ -187,6 +199,12 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     limit = Tile("What limits it?", words.limited_by, words.limit)
     tiles = (_how_fast(result, runs), _load(result, runs, words), limit, next_tile(words.then))
     plots = list(_plots(result, runs))
+    sections = [
+        PageSection("probes", "Probes", "What was probed, in order?", lambda: blocks[1:], folded=True)
+    ]
+    if again := view.manifest.repeat:
+        reproduce = Command("Reproduce this search", again)
+        sections.append(PageSection("again", "Reproduce", "Reproduce this search", lambda: [reproduce]))
     return Page(
         title=f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
         facts=(*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
@@ -194,9 +212,7 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
         tiles=[tile for tile in tiles if tile.value],
         # Beside the first there is room for narrow ones.
         pictures=[*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])],
-        sections=[
-            PageSection("probes", "Probes", "What was probed, in order?", lambda: blocks[1:], folded=True)
-        ],
+        sections=sections,
         summary=[result.to_json()],
         digest=blocks,
     ).html()
