@@ -5,7 +5,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from burstline.bench.calibration import host_of, measured
+from burstline.bench.calibration import measured
+from burstline.bench.host_overhead import host_of
 from burstline.console import exit_codes
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from burstline.bench import calibration
+from burstline.bench import calibration, host_overhead
 from burstline.bench.calibration import NO_CALIBRATE, note_measured
 from burstline.bench.report import conclude, reconciled
 from burstline.cli import main
@@ -49,7 +49,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(NO_CALIBRATE, raising=False)
     monkeypatch.setattr(calibration, "calibrate_pinned", pinned)
-    monkeypatch.setattr(calibration, "host_fit", lambda *_: None)
+    monkeypatch.setattr(host_overhead, "host_fit", lambda *_: None)
     monkeypatch.setattr(calibration, "LOOK_S", 0.0)
     monkeypatch.setattr(Beside, "others", lambda _: (Machine.others, "python (pid 7) 48%"))
     return Machine

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from burstline.bench import calibration as measuring
-from burstline.bench.calibration import BURST, _slowness, fit_of, host_fit, host_of
+from burstline.bench import host_overhead as measuring
 from burstline.bench.fire import DriveOutcome
+from burstline.bench.host_overhead import BURST, _slowness, fit_of, host_fit, host_of
 from burstline.measure.record.manifest import HardwareFacts
 from burstline.roofline.device.calibration import HostFit, load_calibration
 from burstline.roofline.device.device import load_device
