@@ -31,7 +31,7 @@ from burstline.measure.record.tables import RECORDS
 from burstline.measure.record.verdict import HELD, State, Use, withheld
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
-from burstline.reports.page.limit_page import LimitResult, limit_blocks, limit_page, why_open
+from burstline.reports.page.limit_page import RESULT, LimitResult, limit_blocks, limit_page, why_open
 from burstline.roofline.predict.forecast import Forecast, paced
 from burstline.roofline.predict.simulate import Asked, simulate
 from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
@@ -41,7 +41,6 @@ from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 
-RESULT: Final = "limit.json"
 CODES: Final = {
     "confirmed": exit_codes.DONE,
     "none": exit_codes.TARGET_MISSED,

@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from burstline.bench.limit import CODES, RESULT
+from burstline.bench.limit import CODES
 from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
@@ -36,7 +36,7 @@ from burstline.reports.model.contenders import differing_factors, settled_in
 from burstline.reports.number_format import counted
 from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
-from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks, limits_page
+from burstline.reports.page.limit_page import RESULT, LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import orjson
 import pyarrow as pa
 
 from burstline.bench.report import keep_profile, write_report
@@ -14,6 +15,7 @@ from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
+from burstline.errors import read_small
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
@@ -23,11 +25,14 @@ from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import FILES
+from burstline.reports.page.limit_page import RESULT, LimitResult, limit_page
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = tuple(FILES)
+MOST_SEARCH: Final = 1 << 24
+"""Bytes of a search's file: a hundred probes take a hundredth of it."""
 OF_PAGE: Final = (
     "profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode"
 )  # fmt: skip
@@ -36,7 +41,7 @@ OF_PAGE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    add("run", type=Path, metavar="RUN", help="a folder that `burstline run` or `burstline limit` wrote")
     add(
         "--format",
         action="append",
@@ -70,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
             f"of these runs: for repeats they are beside it, in {args.run.parent}"
         )
+    if (args.run / "gate.json").is_file():
+        raise WorkloadError(f"{args.run} is a gate and keeps its page; expected one of the runs in it")
+    if (args.run / RESULT).is_file():
+        return _of_search(args)
     of_page = [name for name in OF_PAGE if (given := getattr(args, name)) is not None and given is not False]
     if args.format or args.to:
         if of_page:
@@ -97,6 +106,24 @@ def run(args: argparse.Namespace) -> int:
         folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     write_report(folder)
     print(f"Report: {folder.report}")
+    return exit_codes.DONE
+
+
+def _of_search(args: argparse.Namespace) -> int:
+    """Write the page of a search again."""
+    if given := [name for name in ("format", "to", *OF_PAGE) if getattr(args, name)]:
+        raise WorkloadError(
+            f"{flag_of(given[0])} is for a run, and {args.run} is a search; its runs are in {args.run.parent}"
+        )
+    try:
+        row = orjson.loads(read_small(args.run / RESULT, MOST_SEARCH, "a search's file"))
+        result = LimitResult.from_json(row)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise WorkloadError(f"{args.run / RESULT} cannot be read: {error}; was it changed?") from None
+    runs = [open_run(args.run.parent / name) for name in result.runs]
+    page = args.run / "report.html"
+    write_bytes(page, limit_page(result, runs).encode())
+    print(f"Report: {page}")
     return exit_codes.DONE
 
 

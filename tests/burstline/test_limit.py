@@ -4,6 +4,7 @@ import html
 import itertools
 import json
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from burstline.bench.progress import Snapshot
 from burstline.bench.repeats import SharedServer
 from burstline.bench.run import Ended
 from burstline.bench.run_settings import Settings
+from burstline.cli import main
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run
@@ -84,6 +86,25 @@ def test_the_page_says_how_to_search_again(result, burst_run):
     run = Run(burst_run.path, replace(burst_run.manifest, repeat=again))
     assert again in html.unescape(limit_page(result, (run, run)))
     assert "Reproduce this search" not in limit_page(result, (burst_run, burst_run))
+
+
+def test_report_writes_a_searchs_page_again_from_its_folder(result, burst_run, tmp_path, capsys):
+    shutil.copytree(burst_run.path, tmp_path / burst_run.name)
+    folder = tmp_path / "one-limit"
+    folder.mkdir()
+    (folder / "limit.json").write_text(json.dumps(result.to_json()))
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").read_text() == limit_page(result, (burst_run, burst_run))
+    assert main(["report", str(folder), "--format", "markdown", "--to", str(tmp_path / "out")]) == 2
+    assert "--format is for a run" in capsys.readouterr().err
+    for damaged in ("", "[]", "{}", json.dumps(result.to_json() | {"budget_s": "long"})):
+        (folder / "limit.json").write_text(damaged)
+        assert main(["report", str(folder)]) == 2
+        assert "limit.json cannot be read" in capsys.readouterr().err
+    (folder / "limit.json").write_text(json.dumps(result.to_json()))
+    shutil.rmtree(tmp_path / burst_run.name)
+    assert main(["report", str(folder)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def tiles_of(page: str) -> dict[str, list[str]]:

@@ -199,6 +199,22 @@ def test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer():
     ]
     record = recorded(request(2), *events)
     assert (record.token_ns, record.answer_ns) == ([100 * MS, 900 * MS], 900 * MS)
+    assert record.first_event_ns == 0, "what instrumentation calls the first token"
+
+
+@pytest.mark.parametrize(
+    ("before", "first_ms"),
+    [
+        ((), 100),
+        ((b": beat\n\n",), 100),
+        ((b"event: ping\r\ndata: {}\r\n\r\n",), 50),
+        ((chat(role="assistant"),), 50),
+    ],
+)
+def test_the_first_event_of_any_kind_is_no_comment(before, first_ms):
+    events = [*((50, each) for each in before), (100, chat(content="yes")), (900, usage(1)), (900, DONE)]
+    record = recorded(request(1), *events)
+    assert (record.first_event_ns, record.token_ns) == (first_ms * MS, [100 * MS])
 
 
 def test_an_event_has_the_kernels_stamp_and_how_much_later_we_had_it():

@@ -37,7 +37,10 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Reply:
-    """What one server did for one request; `at_s` and `n_tok` are of the events that carry tokens."""
+    """What one server did for one request; `at_s` and `n_tok` are of the events that carry tokens.
+
+    `first_s` is when the first event of any kind was sent, NaN where that is not known.
+    """
 
     index: int
     sent_s: float
@@ -50,6 +53,7 @@ class Reply:
     n_prompt_tok: int
     n_cached_tok: int | None
     ended: str | None
+    first_s: float
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,10 @@ def replies(rows: Sequence[Any], n: int, zero_ns: int) -> dict[int, Reply]:
             n_tok=np.array([row.event_tok[k] for k in token]),
             is_done=is_done,
             over_s=(over_ns - zero_ns) / 1e9,
+            # Some heartbeats are events and some comments, which the log does not tell apart.
+            first_s=(row.event_ns[0] - zero_ns) / 1e9
+            if row.event_ns and "comment" not in row.event_kind
+            else math.nan,
             hung_up=row.ended == "client_closed",
             n_prompt_tok=row.n_prompt_tok or 0,
             n_cached_tok=row.n_cached_tok,
@@ -214,6 +222,9 @@ def truth(
         for r in counted
     ]
     series = {"ttft": ttft, "e2e": e2e, "tpot": tpot, "ntpot": ntpot, "itl": np.concatenate(gaps)}
+    first_event = latency(lambda r: r.first_s - r.sent_s)
+    if not np.isnan(first_event).any():
+        series["first_event"] = first_event
     latencies = {
         f"{name}.{label}": quantile(values, p)
         for name, values in series.items()

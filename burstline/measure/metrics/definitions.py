@@ -170,6 +170,22 @@ METRICS: Final[dict[str, Metric]] = {
         of=lambda c: c.answer_s - c.origin_s,
         undefined=lambda c: np.isnan(c.answer_s),
     ),
+    "first_event": Metric(
+        "First event",
+        "t(first event of any kind) − w",
+        "an event without text, such as a chat's role, counts",
+        "TTFT in OpenLLMetry, OpenInference, Langfuse, LangSmith, Sentry and LiteLLM",
+        of=lambda c: c.first_event_s - c.sent_s,
+        undefined=lambda c: np.isnan(c.first_event_s),
+    ),
+    "headers": Metric(
+        "Headers",
+        "t(headers of the reply) − w",
+        "when a client library hands over the stream",
+        "the span in Logfire; time to first byte in proxies",
+        of=lambda c: c.headers_s - c.sent_s,
+        undefined=lambda c: np.isnan(c.headers_s),
+    ),
     "icl": Metric(
         "ICL",
         "t_i − t_{i−1}",

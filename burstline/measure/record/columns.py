@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 _PER_EVENT: Final = ("event_s", "event_n", "event_lag_ns", "event_error_ns")
 _LISTS: Final = ["token_ns", "token_n", "read_lag_ns", "read_error_ns"]
-_MOMENTS: Final = ("dispatched", "connected", "headers", "closed", "answer")
+_MOMENTS: Final = ("dispatched", "connected", "headers", "closed", "answer", "first_event")
 _NUMBERS: Final = (
     "planned_prompt_tok", "planned_output_tok", "prompt_tok", "output_tok", "cached_tok", "server_queue_s",
     "server_prefill_s", "server_first_token_s",
@@ -58,6 +58,7 @@ class Columns:
     headers_s: Floats
     closed_s: Floats
     answer_s: Floats
+    first_event_s: Floats
     first_s: Floats
     last_s: Floats
     first_n: Floats
@@ -158,6 +159,8 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
     event_s, event_n, lag_ns, error_ns = map(_joined, events.values())
 
     def floats(name: str, scale: float = 1.0) -> Floats:
+        if name not in table.column_names:  # a run from before it was kept
+            return np.full(len(table), np.nan)
         column = table.column(name).to_numpy().astype(np.float64)
         return np.asarray(column / scale)
 

@@ -118,7 +118,7 @@ class Record:
     `token_n[i]` generated tokens arrived (the kernel's stamp where there is one, ours otherwise), ascending;
     `read_lag_ns[i]` is how much later our code had it, -1 where the kernel gave no stamp;
     `read_error_ns[i]` by how much it may have arrived before its stamp, -1 where not recorded. `answer_ns` is
-    the first token that is not reasoning.
+    the first token that is not reasoning, `first_event_ns` the first event of any kind.
 
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
     own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
@@ -165,6 +165,7 @@ class Record:
     server_queue_s: float | None = None
     server_prefill_s: float | None = None
     server_first_token_s: float | None = None
+    first_event_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,7 @@ class _Heard:
     lag_ns: Sequence[int] = ()
     error_ns: Sequence[int] = ()
     headers_ns: int | None = None
+    first_event_ns: int | None = None
     status: int | None = None
 
 
@@ -231,7 +233,8 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     tokens = _tokens(reply, recounts, request.n_output_tok)
     if reply.overshoots or capture.failure == HUNG_UP:
         tokens = tokens.cut_to(request.n_output_tok)
-    heard = _Heard(reply, tokens, *http1.stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
+    first, times = _stamps(http.body, arrivals, tokens.ends)
+    heard = _Heard(reply, tokens, *times, arrivals.headers_ns, first, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     if outcome == Outcome.EMPTY and tokens.total:
@@ -240,6 +243,19 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
         why = None if is_whole else capture.detail or capture.failure
     return _record(request, capture, outcome, why, heard)
+
+
+def _stamps(
+    body: bytes, arrivals: http1.Arrivals, ends: Sequence[int]
+) -> tuple[int | None, tuple[list[int], list[int], list[int]]]:
+    """When the first event of any kind came, and `http1.stamps` of those that carry tokens."""
+    at = 0 if body.startswith(b"data:") else body.find(b"\ndata:") + 1 or len(body)
+    first = body.find(b"\n", at) + 1
+    if not first or (ends and first > ends[0]):  # no stream of events: its first token is all that came
+        times = http1.stamps(arrivals, ends)
+        return (times[0][0] if ends else None), times
+    at_ns, lag_ns, error_ns = http1.stamps(arrivals, [first, *ends])
+    return at_ns[0], (at_ns[1:], lag_ns[1:], error_ns[1:])
 
 
 def _plausible(request: Request, reply: Reply) -> Reply:
@@ -420,4 +436,5 @@ def _record(request: Request, capture: Capture, outcome: str, error: str | None,
         server_queue_s=times.queue_s,
         server_prefill_s=times.prefill_s,
         server_first_token_s=times.first_token_s,
+        first_event_ns=heard.first_event_ns,
     )

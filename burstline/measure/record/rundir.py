@@ -20,7 +20,7 @@ from burstline.measure.record.decode import decode_run
 from burstline.measure.record.manifest import Manifest, Status
 from burstline.measure.record.run_writer import json_of, read_manifest
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY
+from burstline.measure.record.tables import ADDED, COUNTS, PER_REQUEST, RECORDS, TELEMETRY
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.typed_json import MismatchError
 from burstline.servers.registry import ENGINES
@@ -88,7 +88,7 @@ class Run:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
         whole = self.decoded if table is None else table
-        return whole.select(PER_REQUEST)
+        return whole.select([name for name in PER_REQUEST if name in whole.column_names])
 
     @cached_property
     def columns(self) -> Columns:
@@ -220,8 +220,8 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
 
 
 def _check_columns(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
-    types = dict(zip(schema.names, schema.types, strict=False))
-    if wrong := [field.name for field in expected if types.get(field.name) != field.type]:
+    types = dict.fromkeys(ADDED) | dict(zip(schema.names, schema.types, strict=False))
+    if wrong := [field.name for field in expected if types.get(field.name, "") not in (field.type, None)]:
         text = f"columns are missing or of other types: {', '.join(wrong[:5])}"
         raise WorkloadError(f"{path}: {text}; was it changed?")
 

@@ -25,6 +25,8 @@ RECORDS: Final = pa.schema(
     | {"token_n": pa.list_(pa.int32())}
 )
 """A column for each field of a record."""
+ADDED: Final = frozenset({"first_event_ns"})
+"""Columns that records of this schema may lack: they were added to it."""
 PER_REQUEST: Final = [field.name for field in RECORDS if not pa.types.is_list(field.type)]
 """The fields of `RECORDS` that do not hold something for each token."""
 

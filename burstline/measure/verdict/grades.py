@@ -67,7 +67,9 @@ def moved_beyond(without: Figure, effect_s: float) -> bool:
     return without.point + effect_s > without.high
 
 
-_OF_THE_SERVER: Final = ("ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl")
+_OF_THE_SERVER: Final = (
+    "ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl", "first_event", "headers",
+)  # fmt: skip
 _FROM_DUE: Final = ("ttft", "e2e", "ttfa")
 
 

@@ -57,6 +57,8 @@ STATES: Final = {
     "none": ("NO LOAD HOLDS", "bad", "✕", "highest.state-none"),
 }
 """By how a search ended: its state, tone and mark, and the code of its sentence."""
+RESULT: Final = "limit.json"
+"""A search's file, in a folder beside those of its runs."""
 NOTABLE: Final = 0.1
 """A latency that changed by more over a probe is why its requests say little."""
 
