@@ -197,9 +197,15 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     facts = [f"{asked.prompt_tokens} → {asked.output_tokens} tokens"]
     facts += [ARRIVALS[asked.pattern].title if result.kind == "rate" else "closed loop"]
     state, tone, mark, code = STATES[result.state]
-    meant = Reason(result.state, say(code, budget=duration(result.budget_s)), "")
+    # Why the probes could not decide says more than that they could not.
+    meant = Reason(result.state, result.why or say(code, budget=duration(result.budget_s)), "")
     limit = Tile("What limits it?", words.limited_by, words.limit)
-    tiles = (_how_fast(result, runs), _load(result, runs, words), limit, next_tile(words.then))
+    tiles = (
+        _how_fast(result, runs),
+        _load(result, runs, words),
+        limit,
+        next_tile("" if words.then == result.why else words.then),
+    )
     plots = list(_plots(result, runs))
     sections = [
         PageSection("probes", "Probes", "What was probed, in order?", lambda: blocks[1:], folded=True)
