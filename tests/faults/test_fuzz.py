@@ -76,9 +76,8 @@ def record_from(wire: bytes, cuts: list[int], engine: str) -> Record:
 
 
 def without_times(record: Record) -> Record:
-    return replace(
-        record, token_ns=(), read_lag_ns=(), read_error_ns=(), headers_ns=None, answer_ns=None, n_reads=0
-    )
+    record = replace(record, token_ns=(), read_lag_ns=(), read_error_ns=(), n_reads=0)
+    return replace(record, headers_ns=None, first_event_ns=None, answer_ns=None)
 
 
 def check_wire(wire: bytes, cuts: list[int], engine: str) -> None:

@@ -151,6 +151,8 @@ class Keeper:
                 if ended[0] == self.root.pid:
                     # Told to Popen as well: it would wait for a pid that may be another process's by now.
                     self.code = self.root.returncode = os.waitstatus_to_exitcode(ended[1])
+                    # Who hears of the end looks into the log for its cause. Children may hold the pipe open.
+                    self._log.join(2 * LINE_S)
                     say(self._home, (ENDED, self.code))
 
     def _look(self) -> list[psutil.Process]:
