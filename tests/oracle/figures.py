@@ -101,6 +101,14 @@ def asked(run: Path) -> tuple[Asked, int]:
     )
 
 
+def _first_ns(row: Any) -> float:
+    """When the first event was sent; NaN where heartbeats were, for some are events and some comments."""
+    if "comment" in row.event_kind:
+        return math.nan
+    events = zip(row.event_ns, row.event_kind, strict=True)
+    return next((ns for ns, kind in events if kind != "headers"), math.nan)
+
+
 def replies(rows: Sequence[Any], n: int, zero_ns: int) -> dict[int, Reply]:
     """The servers' rows of the load's own requests, by index: neither probes nor warm-up."""
     found = {}
@@ -119,10 +127,7 @@ def replies(rows: Sequence[Any], n: int, zero_ns: int) -> dict[int, Reply]:
             n_tok=np.array([row.event_tok[k] for k in token]),
             is_done=is_done,
             over_s=(over_ns - zero_ns) / 1e9,
-            # Some heartbeats are events and some comments, which the log does not tell apart.
-            first_s=(row.event_ns[0] - zero_ns) / 1e9
-            if row.event_ns and "comment" not in row.event_kind
-            else math.nan,
+            first_s=(_first_ns(row) - zero_ns) / 1e9,
             hung_up=row.ended == "client_closed",
             n_prompt_tok=row.n_prompt_tok or 0,
             n_cached_tok=row.n_cached_tok,
