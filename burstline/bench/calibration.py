@@ -70,9 +70,9 @@ def measured(
         calibrate_pinned(config_file, file, device, threads, quick=quick, timeout_s=most_s)
         found, calibration = read_device_file(file.read_bytes(), file)
         if on_cpu:
-            _check_quiet(beside)
             from burstline.bench.host_overhead import host_fit  # here: it is a run and its report
 
+            _check_quiet(beside)
             of_host = host_fit(config, threads, found, calibration)
             calibration = replace(calibration, host=of_host or calibration.host)
         others = _check_quiet(beside) if on_cpu else beside.others()[0]

@@ -159,8 +159,6 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
     event_s, event_n, lag_ns, error_ns = map(_joined, events.values())
 
     def floats(name: str, scale: float = 1.0) -> Floats:
-        if name not in table.column_names:  # a run from before it was kept
-            return np.full(len(table), np.nan)
         column = table.column(name).to_numpy().astype(np.float64)
         return np.asarray(column / scale)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -88,7 +89,7 @@ class Run:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
         whole = self.decoded if table is None else table
-        return whole.select([name for name in PER_REQUEST if name in whole.column_names])
+        return whole.select(PER_REQUEST)
 
     @cached_property
     def columns(self) -> Columns:
@@ -162,9 +163,13 @@ class Run:
 
     def _read_parts(self, path: Path, columns: list[str] | None) -> Iterator[pa.Table]:
         with _parquet(path, memory_map=True) as file:
-            yield file.read_row_groups([], columns)
-            for batch in file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False):
-                yield pa.Table.from_batches([batch])
+            lacking = ADDED.difference(file.schema_arrow.names) if path.name == "records.parquet" else ()
+            batches = file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False)
+            tables = (pa.Table.from_batches([batch]) for batch in batches)
+            for part in chain([file.read_row_groups([], columns)], tables):
+                for name in lacking:
+                    part = part.append_column(name, pa.nulls(len(part), RECORDS.field(name).type))
+                yield part
 
 
 def originals(runs: Iterable[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
