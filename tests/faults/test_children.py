@@ -65,9 +65,9 @@ CHILDREN = {
 }
 """What the child is a part of, and when it is in the middle of its work, in seconds from its start."""
 FAULTS = ("killed", "killed-later", "stopped", "stopped-and-Ctrl-C", "silent", "deaf")
-LIMIT_S = {"silent": 45.0, "stopped-and-Ctrl-C": 10.0}
-"""Beyond a whole run: what a start may take and 10 s; from Ctrl-C on, the report included. Others: the deadline of
-a request, a child's own limit, and 10 s."""
+LIMIT_S = 75.0
+"""For a whole run, the report included: on an idle machine it takes 12 to 30 s, with a start that is waited for 45 s.
+What hangs takes twice as long: `Command.end` ends it."""
 N_AT_ONCE = 4
 
 
@@ -91,14 +91,13 @@ def lost(folder: Path, module: str, fault: str) -> list[str]:
     if fault == "stopped-and-Ctrl-C":
         while command.alive() and not any(map(stands_still, command.family())):
             time.sleep(0.1)
-        began_s = time.monotonic()
         command.send(signal.SIGINT)
     try:
         ended = command.end(timeout_s=150)
     except AssertionError as error:
         return [str(error)]
     took_s = time.monotonic() - began_s
-    wrong = [f"took {took_s:.1f} s"] if took_s > LIMIT_S.get(fault, 35.0) + 10.0 else []
+    wrong = [f"took {took_s:.1f} s"] if took_s > LIMIT_S else []
     wrong += [f"left {len(ended.orphans)} processes"] if ended.orphans else []
     wrong += [f"a traceback: {ended.out[-800:]}"] if "Traceback" in ended.out else []
     if not module.endswith("rig"):
