@@ -27,10 +27,7 @@ from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline import seen_in, setup_of, step_of, timed_ops
 from burstline.measure.record.columns import Floats
 from burstline.measure.record.rundir import Run
-from burstline.roofline.device.calibration import (
-    Calibration,
-    HostFit,
-)
+from burstline.roofline.device.calibration import Calibration, HostFit
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Step
@@ -103,16 +100,19 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
 
 
 def _slowness(log: Log, deployment: Deployment, calibration: Calibration) -> float:
-    """How many times as long as calibrated the burst's kernels took: it may have met a slower machine."""
+    """How many times as long as calibrated the burst's GEMMs took: it may have met a slower machine.
+
+    Attention does not count: its small array operations take twice as long between others as on their own,
+    also where the machine is as fast as before, and what they take more is the host's.
+    """
     found = []
     wall_ns, cpu_ns = np.diff(log.get("start_ns", ())), np.diff(log.get("cpu_ns", ()))
     for k in range(0, len(wall_ns), 1 + len(wall_ns) // MOST_LOOKED):
         row = {name: column[k] for name, column in log.items()}
         step = step_of(row["new_tok"], row["context_tok"], row["n_logits"])
-        timed = timed_ops(row)
-        names = {name for joined in timed for name in joined.split("+")}
+        timed = {name: took_s for name, took_s in timed_ops(row).items() if "+" not in name}
         predictions = deployment.predict(step, calibration).predictions
-        predicted_s = sum(each.seconds for each in predictions if each.op.name in names)
+        predicted_s = sum(each.seconds for each in predictions if each.op.name in timed)
         found.append(min(1.0, cpu_ns[k] / wall_ns[k]) * sum(timed.values()) / predicted_s)
     return float(np.median(found)) if found else 1.0
 

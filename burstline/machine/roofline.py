@@ -54,8 +54,6 @@ KV_DTYPES: Final = {
 }  # fmt: skip
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """Names of attention in the embedded engine's step log."""
-MOST_BURST: Final = 20_000
-"""A burst of more requests is not simulated: it would take seconds."""
 MOST_STEADY: Final = 200
 """Of a longer open or closed loop, so many requests stand for all; of many streams, a few each."""
 
@@ -383,8 +381,8 @@ def _forecast(run: Run, plan: Plan) -> Forecast:
     limits = limits_of(run, at_once, "as much as this load can use at once", assumed)
     load = _planned(run, prompt_tok, output_tok, due_ns, limits)
     in_burst = spec.concurrency is None and not due_ns.any()
-    if in_burst and len(prompt_tok) > MOST_BURST:
-        raise RooflineError(f"a burst of more than {MOST_BURST:,} requests is not simulated")
+    if in_burst and len(prompt_tok) > MOST_REQUESTS:
+        raise RooflineError(f"a burst of more than {MOST_REQUESTS:,} requests is not simulated")
     most = max(MOST_STEADY, 4 * (spec.concurrency or 0))
     whole = in_burst or len(prompt_tok) <= most
     if not whole:

@@ -184,6 +184,19 @@ def test_a_machine_that_others_kept_busy_is_told_beside_a_verdict_that_stands(bu
     assert [row["code"] for row in verdict["warnings"]] == told
 
 
+@pytest.mark.parametrize(("steal_s", "told"), [(0.06, []), (0.3, ["stolen-cpu"])])
+def test_cpu_time_that_a_hypervisor_took_is_told(steal_s, told):
+    rows = [
+        (0, "host", "n_cpus", 2.0),
+        (0, "host", "others_cpu_s", 0.0),
+        (1_000_000_000, "host", "others_cpu_s", 0.0),
+    ]
+    rows += [(k * 1_000_000_000, "host", "steal_s", k * steal_s) for k in range(2)]
+    verdict = summarized(run_of(700), conditions(telemetry=telemetry(*rows)))["verdict"]
+    assert verdict["state"] == "VALID"
+    assert [row["code"] for row in verdict["warnings"]] == told
+
+
 def advice_on_tokens(summary):
     (advice,) = (row["advice"] for row in summary["verdict"]["warnings"] if row["code"] == "conservation")
     return advice

@@ -35,6 +35,7 @@ UNUSABLE: Final = tuple(state for state in State if Use.RANKED not in DECIDES[st
 
 COMPARABLE: Final = "COMPARABLE"
 ALONE: Final = "NOTHING TO COMPARE"
+NOT_STATED: Final = "not stated"
 
 ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """The server gave a whole reply, of whatever length: work that was done."""
@@ -362,13 +363,10 @@ def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact
     shown = _shown(found, "{}")
     values = {value for _, value in found if value is not None}
     if len(values) > 1:
-        stated = ", ".join(f"{value} at {label}" for label, value in shown.items() if value != UNSAID)
+        stated = ", ".join(f"{value} at {label}" for label, value in shown.items() if value != NOT_STATED)
         reason = Reason(setting.code, f"{setting.name}: {stated}.", setting.advice)
         return Fact(setting.name, shown, False, "equal"), reason
     return Fact(setting.name, shown, None if any(v is None for _, v in found) else True, "equal"), None
-
-
-UNSAID: Final = "not stated"
 
 
 def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[str, str]:
@@ -377,7 +375,7 @@ def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[
     for label in dict.fromkeys(label for label, _ in found):
         values = [value for name, value in found if name == label and value is not None]
         distinct = list(dict.fromkeys(shape.format(v) for v in sorted(values)))
-        texts[label] = " to ".join(distinct[:: max(len(distinct) - 1, 1)]) or UNSAID
+        texts[label] = " to ".join(distinct[:: max(len(distinct) - 1, 1)]) or NOT_STATED
     return texts
 
 
@@ -428,7 +426,7 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
     silent: dict[str, list[str]] = {}
     for fact in facts:
         if fact.agrees is None:
-            for label in (label for label, value in fact.values.items() if value == UNSAID):
+            for label in (label for label, value in fact.values.items() if value == NOT_STATED):
                 silent.setdefault(label, []).append(fact.name[:1].lower() + fact.name[1:])
     advice = "Unreported settings are not compared: check the engine's command line."
     return [

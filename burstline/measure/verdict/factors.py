@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from burstline.measure.record.manifest import LoadFacts, Manifest
-from burstline.measure.verdict.comparable import quantization_of
+from burstline.measure.verdict.comparable import NOT_STATED, quantization_of
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
@@ -22,7 +22,6 @@ GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)
 _FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
 """Unless set, these follow from model, device or load: only a set value is a factor."""
 _SETTINGS: Final = tuple(name for name in SETTINGS if name not in _FOLLOWING)
-NOT_STATED: Final = "not stated"
 DEFAULT: Final = "default"
 """A setting that neither a known command line nor its server states."""
 

@@ -41,6 +41,8 @@ BUSY: Final = 0.25
 WAITING: Final = 0.1
 """The share of the run that the client may spend waiting for a CPU."""
 THROTTLED: Final = 0.01
+STOLEN: Final = 0.05
+"""Of all CPU time: a server beside it was slower by about as much, and by more where both cores compute."""
 SLOWED: Final = 0.05
 """The share of the readings in which a GPU may be slow from heat: a passing moment moves no median."""
 
@@ -267,6 +269,9 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         known = f" ({why.reason})" if isinstance(why, Absent) and why.code == "unwatched" else ""
         advice = f"Unless the server is one of them, they competed with it for CPU{known}."
         yield Reason("busy-machine", text, advice)
+    if (stolen := _point(summary.instrument.steal_fraction)) > STOLEN and manifest.on_this_machine:
+        text = f"The hypervisor gave {stolen:.0%} of this machine's CPU time to other guests."
+        yield Reason("stolen-cpu", text, "It slowed the server: run it again while those are idle.")
     if isinstance(used, Absent) and used.code == "too-short":
         text = "The load was too short to see whether other processes disturbed it."
         yield Reason("too-short", text, "Send more with --requests, or for --duration-s 1 or longer.")

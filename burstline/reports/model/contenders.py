@@ -11,7 +11,8 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.figure import Absent
-from burstline.measure.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
+from burstline.measure.verdict.comparable import NOT_STATED
+from burstline.measure.verdict.factors import DEFAULT, GATED, canonical, differing, factors
 from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES

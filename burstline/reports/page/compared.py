@@ -10,7 +10,7 @@ from functools import partial
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.significance import Contrast
-from burstline.measure.verdict.comparable import UNSAID, Fact
+from burstline.measure.verdict.comparable import NOT_STATED, Fact
 from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Plot, Side, Table, table
 from burstline.reports.figures.contenders import Ratio, forest
 from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
@@ -107,7 +107,7 @@ def differences(case: Case, _: str) -> list[Block]:
 
 def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
     columns = ["Property", *case.labels, "Tolerance"]
-    rows = [[f.name, *(f.values.get(label, UNSAID) for label in case.labels), f.tolerance] for f in facts]
+    rows = [[f.name, *(f.values.get(label, NOT_STATED) for label in case.labels), f.tolerance] for f in facts]
     return table(caption, columns, rows, text=range(len(columns)))
 
 
