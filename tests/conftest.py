@@ -4,8 +4,9 @@ Tests marked `measures` judge times. They run one at a time with nothing beside 
 that fails while the machine was busy is undecided: it is repeated, five times at most, and then counted
 as such, not as failed. The machine was busy if a run of the test says so itself (CLIENT-BOUND, DISTURBED,
 COLD), or if other processes took a tenth of its CPU for half a second. One that fails on a quiet machine is
-repeated, too: three failures count. If a fifth of these tests is
-undecided on a machine that was quiet as a whole, the tests are at fault, and the session fails.
+repeated, too: three failures count. Repeats for a busy machine have five minutes in all: where its neighbours
+stay, they only cost time. If a fifth of these tests is undecided on a machine that was quiet as a whole, the
+tests are at fault, and the session fails.
 """
 
 import gc
@@ -47,10 +48,13 @@ AT_MOST: Final = 5
 FAILS: Final = 3
 """So often such a test must fail for it to count: neighbours of a virtual machine, which nothing on it sees,
 take a third of a core's speed for seconds at a time (decision 0028)."""
+REPEATS_S: Final = 300.0
+"""So long may attempts take, all tests together, that a busy machine leaves undecided."""
 BUSY: Final = 0.1
 """The share of the CPU in other hands from which on a machine is too busy to judge times."""
 _witness: list[Witness] = []
 _undecided: set[str] = set()
+_busy_s: list[float] = []
 _failed: Counter[str] = Counter()
 
 
@@ -100,7 +104,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         foreign = _witness[0].most(began_s, time.monotonic())
         if reason is None and foreign >= BUSY:
             reason = f"other processes took {foreign:.0%} of the CPU"
-        if reason is None:
+        if reason is not None:
+            _busy_s.append(time.monotonic() - began_s)
+        else:
             _failed[pyfuncitem.nodeid] += 1
             if _failed[pyfuncitem.nodeid] == FAILS:
                 raise
@@ -114,6 +120,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     is_last = getattr(item, "execution_count", AT_MOST) >= AT_MOST
+    is_last = is_last or (sum(_busy_s) > REPEATS_S and item.nodeid not in _failed)
     if is_last and call.excinfo is not None and call.excinfo.errisinstance(Undecided):
         path, line, _ = item.location
         report.outcome, report.longrepr = "skipped", (path, line or 0, f"undecided: {call.excinfo.value}")
