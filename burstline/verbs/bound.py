@@ -68,12 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, BoundOptions)
     add(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help="write a figure (SVG): rooflines, and decoding by batch size",
-    )
-    add(
         "--trace",
         type=Path,
         metavar="FILE",
@@ -86,8 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = read_options(BoundOptions, args)
     check(options)
-    if args.figure and args.figure.suffix not in (".svg", ".png", ".pdf"):
-        raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
     if args.trace is not None:
         return _profile(options, args)
     found = [analyse(options, args.model, name, several=len(args.device) > 1) for name in args.device]
@@ -95,11 +87,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
         print(compared(found) if len(found) > 1 else told(found[0]))
-    if args.figure:
-        from burstline.reports.figures.study_figures import write_bound  # matplotlib takes a second to import
-
-        write_bound(args.figure, [one for one in found if "impossible" not in one])
-        print(f"Written to {args.figure}.")
     return exit_codes.DONE
 
 
@@ -108,7 +95,6 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     used = ("prompt", "output", "tp", "pp", "ep", "dp", "quant", "network_gb_per_s", "constant")
     ignored = [row.flag for name, row in options_of(BoundOptions).items()
                if name not in used and getattr(options, name) != row.default]  # fmt: skip
-    ignored += ["--figure"] if args.figure else []
     if ignored or len(args.device) > 1:
         what = ", ".join(ignored) or "--device with several names"
         raise RooflineError(f"--trace compares one device with what was measured: {what} would be ignored")

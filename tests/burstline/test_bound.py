@@ -218,7 +218,6 @@ def test_a_burst_is_shown_for_every_device(capsys):
         ("--simulate", "0", "expected a number above 0"),
         ("--max-num-seqs", "-1", "expected a number above 0"),
         ("--network-gb-per-s", "-5", "expected a number above 0"),
-        ("--figure", "plot.doc", ".svg"),
         ("--constant", "memory", "expected NAME=VALUE"),
         ("--constant", "speed=1", "no constant 'speed'"),
         ("--constant", "memory=0", "constant memory cannot be 0"),
@@ -231,13 +230,3 @@ def test_a_burst_is_shown_for_every_device(capsys):
 def test_a_number_that_cannot_be_is_refused_in_one_line(capsys, flag, value, says):
     assert main(["bound", "--model", "llama-2-7b", "--device", "a100", flag, value]) == 2
     assert says in capsys.readouterr().err
-
-
-@pytest.mark.drawn
-def test_the_figure_has_a_roofline_and_decode_by_batch(capsys, tmp_path):
-    path = tmp_path / "plots" / "bound.svg"
-    told(capsys, "--model", "llama-2-7b", "--device", "a100", "h100", "--figure", str(path), *ASKED)
-    drawn = path.read_text()
-    assert "FLOP per byte of memory" in drawn
-    assert "ms a decode step" in drawn
-    assert "H100-SXM5-80G" in drawn
