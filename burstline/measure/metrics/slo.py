@@ -205,7 +205,6 @@ def _missed_below(goal: Goal, summary: Summary, c: Columns) -> str:
 
 
 def _path(goal: Goal) -> tuple[str, ...]:
-    """Where a summary has the goal's number."""
     if goal.metric in WHOLE_RUN:
         return WHOLE_RUN[goal.metric][:2]
     return "metrics", goal.metric, str(goal.statistic)

@@ -203,8 +203,6 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """The decoded contents of a reply, and their times."""
-
     reply: Reply = field(default_factory=Reply)
     tokens: _Tokens = _Tokens()
     token_ns: Sequence[int] = ()

@@ -68,8 +68,6 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles(Section):
-    """Percentiles of one metric."""
-
     p50: Figure = titled("p50")
     p90: Figure = titled("p90")
     p95: Figure = titled("p95")

@@ -272,7 +272,6 @@ def _explained(sweep: Sweep) -> str:
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:
-    """The points from left to right."""
     by_cost = sorted(
         (figure.point, k) for k, at in enumerate(known) if isinstance(figure := cost.of(at), Estimate)
     )

@@ -29,7 +29,6 @@ def headline(comparison: Comparison, view: View) -> list[Block]:
 
 
 def digest(comparison: Comparison) -> list[Block]:
-    """What a terminal and a pull request show."""
     if comparison.run is not None:
         return _of_run(comparison, comparison.run)
     blocks: list[Block] = [Heading(comparison.title), answer(comparison)]

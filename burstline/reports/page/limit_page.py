@@ -181,7 +181,6 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
 
 
 def _told(verdict: Verdict) -> str:
-    """The first reason, and what to do."""
     return " ".join(f"{reason.text} {reason.advice}" for reason in (*verdict.reasons, *verdict.warnings)[:1])
 
 

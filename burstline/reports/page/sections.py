@@ -260,7 +260,6 @@ def _request_table(view: View) -> Table:
 
 
 def _listed(shown: Shown) -> str:
-    """The caption of the table of requests: which are in it, and where the others are."""
     text = "Every planned request in the order of sending"
     if not shown.all:
         text = (

@@ -135,7 +135,6 @@ def _noise(case: Case, headline: Headline) -> float | None:
 
 
 def _numbers(case: Case, headline: Headline) -> Iterator[Cell]:
-    """The number's title and unit, then each contender's."""
     figures = {contender.label: contender.figure(*headline.path) for contender in case.contenders}
     scale = scale_of(figures.values())
     best = case.best(headline)

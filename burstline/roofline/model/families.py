@@ -24,12 +24,10 @@ _FOLDER = Path(__file__).parent / "configs"
 
 
 def bundled_models() -> list[str]:
-    """The names of the bundled configs, in alphabetical order."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 def bundled_config(name: str) -> dict[str, Any]:
-    """A bundled model's config.json, parsed."""
     return json_object(_FOLDER / f"{name}.json")
 
 

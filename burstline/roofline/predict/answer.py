@@ -70,7 +70,6 @@ class UniformBatch:
 def phase_bounds(
     deployment: Deployment, asked: UniformBatch, calibration: Calibration | None = None
 ) -> dict[str, StepTimes]:
-    """Each phase of `asked`, op by op."""
     return {
         name: replace(deployment.predict(step, calibration), n_steps=n_steps)
         for name, (step, n_steps) in asked.steps(deployment.parallel.pp).items()
@@ -113,8 +112,6 @@ def ridge_tok(deployment: Deployment) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The memory that is left, and the times of each phase."""
-
     room: Room
     phases: Mapping[str, StepTimes]
 

@@ -176,8 +176,6 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """A request as the client's record has it."""
-
     prompt_tok: int
     output_tok: int
 
