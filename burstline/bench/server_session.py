@@ -469,7 +469,6 @@ def _check_replica(engine: Engine, target: Target, first: Identity) -> None:
 
 
 def _probed(site: Site, say: Say) -> Site:
-    """The site with what its server takes, where that has to be found out."""
     notes = site.launch.notes if site.launch else ()
     try:
         target, lacks = site.engine.probe(partial(send, site.target, timeout_s=PROBE_TIMEOUT_S), site.target)

@@ -317,7 +317,6 @@ def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -
 
 
 def write_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
-    """Write the forecast of the run that is about to begin."""
     try:
         forecast: Forecast | NoForecast = _forecast(Run(run.path, run.manifest), plan)
     except (RooflineError, WorkloadError) as why:

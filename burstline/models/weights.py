@@ -38,8 +38,6 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor by its Hugging Face name."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str

@@ -36,7 +36,6 @@ class TomlTable:
         return value
 
     def options(self, kind: type[Any], but: Collection[str] = ()) -> dict[str, Any]:
-        """The options of a dataclass that the table has, by name."""
         rows = (row for name, row in options_of(kind).items() if name in self.raw and name not in but)
         return {row.name: self._option(row) for row in rows}
 

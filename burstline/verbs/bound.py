@@ -114,7 +114,6 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
 def _set_up(
     options: BoundOptions, model_name: str, device: Device, shipped: Calibration
 ) -> tuple[Deployment, Calibration]:
-    """The model on its devices, and the constants in force."""
     model, quant = load_model(model_name, options.quant)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
@@ -165,7 +164,6 @@ def _others(options: BoundOptions, on: Deployment) -> Iterator[tuple[Device, Cal
 
 
 def _constants(stated: Sequence[str]) -> dict[str, float]:
-    """The values of `--constant`; raises RooflineError for what is none."""
     found = {}
     for one in stated:
         name, _, value = one.partition("=")

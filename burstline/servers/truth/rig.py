@@ -24,7 +24,6 @@ class TruthRig:
     pid: int | None = None
 
     def log(self) -> tuple[Served, ...]:
-        """The truth of every request so far, in the order of arrival."""
         return from_jsonl(self.get("/log"))
 
     def reset(self) -> None:
@@ -60,7 +59,6 @@ def truth_server(setup: TruthSetup, module: str = __name__) -> Iterator[TruthRig
 
 
 def main(home: Connection, setup: TruthSetup) -> None:
-    """Play the setup in this child process."""
     serve(home, TruthServer(Router(setup)))
 
 
