@@ -199,12 +199,6 @@ def gguf_package() -> ModuleType:
     return package
 
 
-def require_plain_positions(config: Mapping[str, Any], like: str) -> None:
-    """WorkloadError where the shape scales its positions, which needs tensors of its own in the file."""
-    if config.get("rope_scaling"):
-        raise WorkloadError(f"--format gguf: {like} scales its positions (rope_scaling): not supported")
-
-
 def write_gguf(file: Path, config: Mapping[str, Any], tensors: Sequence[Tensor], seed: int) -> None:
     """The file, one tensor in memory at a time. The folder of `file` holds the model's tokenizer.json."""
     gguf = gguf_package()
