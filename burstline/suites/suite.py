@@ -16,7 +16,7 @@ from burstline.bench.limit import check_limit
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
 from burstline.errors import read_toml
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.weights import DTYPES, FORMATS
 from burstline.servers.redact import without_secrets
@@ -305,7 +305,7 @@ def _workload(table: TomlTable, of: str, *, searched: bool = False) -> Workload:
         load_of(spec if limit is None else check_limit(spec, goals, limit))
         check_goals(goals)
         for target in goals.slo:
-            parse_goal(target)
+            parse_slo(target)
     except WorkloadError as error:
         raise WorkloadError(f"{table.where}: {error}") from None
     return Workload(_slug(table.need("name", str), table), spec, goals, of, limit)

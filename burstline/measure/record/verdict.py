@@ -180,7 +180,7 @@ def is_unreliable(value_s: float, read_s: float | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetResult:
+class SloResult:
     """An SLO of the whole run (`target`, as it was written), judged; `reason` says why in words."""
 
     target: str

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.estimates import early_stopping_floor
@@ -150,10 +150,10 @@ def pictures(view: View) -> list[Plot]:
 def bounds_of(view: View) -> dict[str, dict[str, float]]:
     """The upper bounds of the SLOs on latencies, by the metric's title and by their words."""
     found: dict[str, dict[str, float]] = {}
-    for goal in map(parse_goal, view.manifest.targets):
-        if goal.metric in ("ttft", "tpot", "e2e") and goal.op == "<=":
-            words = slo_words(goal).removeprefix(title_of(goal.metric)).strip()
-            found.setdefault(title_of(goal.metric), {})[words] = goal.bound
+    for slo in map(parse_slo, view.manifest.targets):
+        if slo.metric in ("ttft", "tpot", "e2e") and slo.op == "<=":
+            words = slo_words(slo).removeprefix(title_of(slo.metric)).strip()
+            found.setdefault(title_of(slo.metric), {})[words] = slo.bound
     return found
 
 
