@@ -45,10 +45,6 @@ class BoundOptions:
         "network between nodes, in GB/s per device and direction", parse=float
     )
     utilisation: float = option("share of the device's memory that the engine uses (0.9)", 0.9, parse=float)
-    simulate: int | None = option(
-        "also simulate a burst of N requests to each replica (1000)", parse=int, metavar="N", bare=1000
-    )
-    max_num_seqs: int = option("simulated burst: requests decoded at once (256)", 256, parse=int)
     max_num_batched_tokens: int = option("tokens per step (2048)", 2048, parse=int)
     constant: tuple[str, ...] = option(
         f"change a constant of the roofline model: {', '.join(slot.name for slot in fields(Constants))}",
@@ -127,7 +123,7 @@ def check(options: BoundOptions) -> None:
         raise RooflineError(
             f"--utilisation {options.utilisation:g}: expected a share above 0 and up to 1, for example 0.9"
         )
-    for name in ("simulate", "max_num_seqs", "max_num_batched_tokens", "network_gb_per_s"):
+    for name in ("max_num_batched_tokens", "network_gb_per_s"):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise RooflineError(f"{flag_of(name)} {value:g}: expected a number above 0")
@@ -147,8 +143,7 @@ def analyse(
         on, known = _set_up(options, model_name, device, shipped)
         batch = UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
         question = Question(on, known, batch, options.utilisation)
-        burst = (options.simulate, options.max_num_seqs) if options.simulate else None
-        return facts(question, shipped, list(_others(options, on)), burst)
+        return facts(question, shipped, list(_others(options, on)))
     except RooflineError as error:
         if not several:
             raise
