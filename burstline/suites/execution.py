@@ -27,6 +27,7 @@ from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
+from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, open_run, originals
@@ -38,7 +39,6 @@ from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import RESULT, LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
-from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.capacity import room
@@ -410,7 +410,7 @@ def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
     assert slot.platform.device is not None
     try:
         model, quant = load_model(slot.model.like or slot.model.path or "")
-        quant = QUANTS[DTYPES[settings.dtype]] if settings.dtype in DTYPES else quant
+        quant = QUANTS[FLOATS[settings.dtype]] if settings.dtype in FLOATS else quant
         on = Deployment(model, quant, parallel, load_device(slot.platform.device))
         kv = room(on, utilisation=settings.gpu_memory_utilization or 0.9)
     except RooflineError as error:

@@ -15,10 +15,11 @@ from typing import Any, Final
 from burstline.bench.limit import check_limit
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
+from burstline.dtypes import FLOATS
 from burstline.errors import read_toml
 from burstline.measure.metrics.slo import parse_slo
 from burstline.models.model_folder import add_missing_formats, make_model
-from burstline.models.weights import DTYPES, FORMATS
+from burstline.models.weights import FORMATS
 from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
@@ -278,7 +279,7 @@ def _model(table: TomlTable) -> Model:
         path=table.need("path", str),
         like=table.get("like", str, None),
         formats=tuple(kind for kind in FORMATS if wanted in (kind, "both")),
-        dtype=_one_of(table, "dtype", DTYPES),
+        dtype=_one_of(table, "dtype", tuple(FLOATS)),
         settings=Settings(**table.options(Settings, but=("dtype",))),
         **{key: value for key, value in table.options(LoadSpec).items() if key in OF_THE_MODEL},
     )
