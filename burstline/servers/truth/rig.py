@@ -3,17 +3,15 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from multiprocessing.connection import Connection
-from urllib.request import ProxyHandler, build_opener
 
 from burstline.servers.host.child import Child, ChildLostError
-from burstline.servers.messages import EngineError
+from burstline.servers.host.ready import getter
+from burstline.servers.messages import EngineError, Target
 from burstline.servers.truth.router import Router, TruthSetup
 from burstline.servers.truth.serve import Served, TruthServer, from_jsonl, prepare_process
 
 _TIMEOUT_S = 10.0
-_opener = build_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +34,8 @@ class TruthRig:
     def get(self, path: str) -> bytes:
         """The body at a path; ChildLostError where nothing answers."""
         try:
-            with _opener.open(self.url + path, timeout=_TIMEOUT_S) as reply:
-                return bytes(reply.read())
-        except (OSError, HTTPException) as error:
+            return getter(Target(self.url, ""), timeout_s=_TIMEOUT_S)(path).body
+        except EngineError as error:
             raise ChildLostError(f"the known-truth server is lost: {error}") from None
 
 
