@@ -59,7 +59,6 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
-from burstline.workloads.load import load_of
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 
@@ -154,7 +153,7 @@ def lacks(slots: Sequence[Slot]) -> list[str]:
                 check_start(choose_engine(where), replace(where, model=None), 0)
             else:
                 check_where(where)
-                check_run(RunSettings(where, load_of(slot.workload.spec), slot.workload.goals))
+                check_run(RunSettings(where, slot.workload.load, slot.workload.goals))
         except (WorkloadError, EngineError) as error:
             told.add(f"{slot.engine.name}: {error}")
     return sorted(told)
@@ -405,7 +404,7 @@ def fits(slots: Sequence[Slot]) -> Iterator[str]:
 
 
 def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
-    n_tok = load_of(slot.workload.spec).longest_tok
+    n_tok = slot.workload.load.longest_tok
     assert slot.platform is not None
     assert slot.platform.device is not None
     try:

@@ -25,7 +25,7 @@ from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable
-from burstline.workloads.load import MAX_REPEATS, load_of
+from burstline.workloads.load import MAX_REPEATS, Load, load_of
 from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec, check_goals
@@ -105,11 +105,13 @@ class Model:
 class Workload:
     """A load and what it must reach; those of one sweep share `of`, their name in the file.
 
-    With `limit` the highest such load is searched, from its rate or concurrency on.
+    `spec` has no salt, `load` is what follows from it. With `limit` the highest such load is searched, from
+    its rate or concurrency on.
     """
 
     name: str
     spec: LoadSpec
+    load: Load = field(compare=False)
     goals: Goals
     of: str
     limit: LimitOptions | None = None
@@ -303,13 +305,13 @@ def _workload(table: TomlTable, of: str, *, searched: bool = False) -> Workload:
     spec, goals = LoadSpec(**table.options(LoadSpec)), Goals(**table.options(Goals))
     limit = LimitOptions(**table.options(LimitOptions)) if searched else None
     try:
-        load_of(spec if limit is None else check_limit(spec, goals, limit))
+        load = load_of(spec if limit is None else check_limit(spec, goals, limit))
         check_goals(goals)
         for target in goals.slo:
             parse_slo(target)
     except WorkloadError as error:
         raise WorkloadError(f"{table.where}: {error}") from None
-    return Workload(_slug(table.need("name", str), table), spec, goals, of, limit)
+    return Workload(_slug(table.need("name", str), table), spec, load, goals, of, limit)
 
 
 def make_where_missing(model: Model) -> None:
