@@ -40,7 +40,7 @@ from burstline.servers.redact import can_be_known, learn_from, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
-from burstline.suggest import hint
+from burstline.wording import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.options import flag_of, words_of
 from burstline.workloads.request import WorkloadError

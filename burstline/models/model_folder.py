@@ -22,7 +22,7 @@ from burstline.models.weights import (
     write_weights,
 )
 from burstline.roofline.model.families import bundled_config, bundled_models
-from burstline.suggest import hint
+from burstline.wording import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError

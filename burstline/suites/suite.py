@@ -23,8 +23,8 @@ from burstline.models.weights import FORMATS
 from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
-from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable
+from burstline.wording import hint
 from burstline.workloads.load import MAX_REPEATS, Load, load_of
 from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError

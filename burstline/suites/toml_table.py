@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from burstline.suggest import hint
+from burstline.wording import hint
 from burstline.workloads.options import Option, as_text, on_or_off, options_of
 from burstline.workloads.request import WorkloadError
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from burstline.errors import RooflineError, read_toml
 from burstline.roofline.model.shapes import ELEMENT_BYTES
-from burstline.suggest import hint
+from burstline.wording import hint
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""

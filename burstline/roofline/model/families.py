@@ -18,7 +18,7 @@ from burstline.roofline.model.shapes import (
     Moe,
     Quant,
 )
-from burstline.suggest import hint
+from burstline.wording import hint
 
 _FOLDER = Path(__file__).parent / "configs"
 
