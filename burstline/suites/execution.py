@@ -34,7 +34,6 @@ from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
-from burstline.reports.number_format import counted
 from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import RESULT, LimitResult, answer_of, limits_blocks, limits_page
@@ -59,6 +58,7 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
+from burstline.wording import counted
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 

@@ -19,7 +19,7 @@ from burstline.measure.metrics.definitions import METRICS, PERCENTILES, QUANTILE
 from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import Grade, SloResult, State, Use, time_text, withheld
+from burstline.measure.record.verdict import Grade, SloResult, State, Use, withheld
 from burstline.measure.stats.estimates import (
     Absent,
     Estimate,
@@ -31,6 +31,7 @@ from burstline.measure.stats.estimates import (
 )
 from burstline.measure.stats.figure import Result, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
+from burstline.wording import time_text
 from burstline.workloads.request import WorkloadError
 
 STATISTICS: Final = (*PERCENTILES, "mean")

@@ -17,12 +17,13 @@ from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.reports.model.comparison import E2E, Case, Contender, View
-from burstline.reports.number_format import count, counted, with_unit
+from burstline.reports.number_format import count, with_unit
 from burstline.reports.page.sweep_words import slo_words
 from burstline.reports.sentences import NEXT, say, say_next, uncapitalised
 from burstline.roofline.reconcile.reconciliation import Reconciliation
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
+from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
 
 QUEUED: Final = 0.25

@@ -19,7 +19,7 @@ from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
 from burstline.reports.model.comparison import QUANTILES, Contender, View, sending_order
-from burstline.reports.number_format import counted, duration, interval, scale_of, with_unit
+from burstline.reports.number_format import duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
 from burstline.reports.page.banner import FAILURES
 from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
@@ -27,6 +27,7 @@ from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+from burstline.wording import counted
 
 LONG: Final = 80
 """Letters of an advice that is no short answer."""

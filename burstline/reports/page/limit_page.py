@@ -35,7 +35,6 @@ from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.number_format import (
     Reach,
     count,
-    counted,
     duration,
     number,
     reach_of,
@@ -48,6 +47,7 @@ from burstline.reports.page.page import Page, PageSection
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS, say
 from burstline.servers.registry import ENGINES
+from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
 
 STATES: Final = {

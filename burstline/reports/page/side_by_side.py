@@ -21,9 +21,10 @@ from burstline.reports.model.comparison import (
     Pair,
     turned,
 )
-from burstline.reports.number_format import ARROWS, counted, in_brackets, number, point, ratio_text, scale_of
+from burstline.reports.number_format import ARROWS, in_brackets, number, point, ratio_text, scale_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import say
+from burstline.wording import counted
 
 SAME_TEXT: Final = 1.005
 """A smaller ratio is written as 1.00."""
