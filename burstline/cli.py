@@ -17,8 +17,8 @@ from burstline.console.stdout import outlets
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import learn_from
-from burstline.suggest import VERBS_OF_OTHERS, hint
 from burstline.verbs import VERBS
+from burstline.wording import VERBS_OF_OTHERS, hint
 from burstline.workloads.request import WorkloadError
 
 N_BETWEEN_COLLECTIONS = 20_000

@@ -25,7 +25,6 @@ def read_small(path: Path, most_bytes: int, what: str) -> bytes:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in a file, as `parse_toml` reads it."""
     with path.open("rb") as file:
         return parse_toml(file.read(4 * MOST_TOML + 1), path)  # a character has up to four bytes
 

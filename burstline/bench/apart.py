@@ -27,13 +27,13 @@ from burstline.measure.record.manifest import LoadFacts, StageFacts
 from burstline.measure.record.record import Outcome, Record, record_of
 from burstline.measure.record.run_writer import AUDIT, PROFILED_LOAD, READINGS, RunDir
 from burstline.measure.record.typed_json import to_json
-from burstline.reports.number_format import counted
 from burstline.roofline.profile.trace import MOST_STEPS, SentRequest, trace_files
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.host.ready import getter, send
 from burstline.servers.messages import Call, EngineError
 from burstline.servers.openai import post
+from burstline.wording import counted
 from burstline.workloads.load import Load, load_of
 from burstline.workloads.plan import PRIMING, Plan, Stage
 from burstline.workloads.prompts import Vocabulary, rng

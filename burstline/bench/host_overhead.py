@@ -74,7 +74,6 @@ def host_fit(
 
 
 def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: LoadSpec) -> Log:
-    """The step log of the burst, from its start on."""
     model, load, engine = folder / "model", load_of(burst), ENGINES[ENGINE]
     model.mkdir()
     config = {**config, "max_position_embeddings": N_CONTEXT_TOK}

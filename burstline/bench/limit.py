@@ -21,7 +21,7 @@ from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.roofline import read_forecast, setup_of
-from burstline.measure.metrics.slo import Goal, bounds_of, evidence_of, latencies_of, parse_goal, spoilt_by
+from burstline.measure.metrics.slo import Slo, bounds_of, evidence_of, latencies_of, parse_slo, spoilt_by
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.decode import Share
 from burstline.measure.record.record import Outcome
@@ -73,7 +73,7 @@ def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec
         spec = replace(spec, arrival=parse_arrival("poisson"))
     if spec.rate is not None and spec.pattern not in STEADY_PATTERNS:
         raise WorkloadError(f"limit --arrival {spec.pattern}: expected one of {', '.join(STEADY_PATTERNS)}")
-    bounds_of(tuple(map(parse_goal, goals.slo)))
+    bounds_of(tuple(map(parse_slo, goals.slo)))
     if not 0.001 <= options.error <= 0.5:
         raise WorkloadError(f"--error {options.error:g}: expected a share from 0.1% to 50%, e.g. 5%")
     if not 10 <= options.budget_s < math.inf:
@@ -120,18 +120,18 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
 
 def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
     """With the rate that is forecast to be the limit: a run of one request tells server and hardware."""
-    progress, goals = progress_for(settings.quiet), tuple(map(parse_goal, settings.goals.slo))
+    progress, slos = progress_for(settings.quiet), tuple(map(parse_slo, settings.goals.slo))
     spec = settings.load.spec
     one = replace(settings, load=load_of(replace(spec, requests=1)))
     ended = carry_out(one, progress, server.serving)
     if ended.error is not None:
         raise ended.error
-    rate = forecast_rate(open_run(ended.run.path), goals, settings.load)
+    rate = forecast_rate(open_run(ended.run.path), slos, settings.load)
     progress.phase(f"The SLOs should hold at {rate:g} requests per second: the search begins there")
     return replace(settings, load=load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson"))))
 
 
-def forecast_rate(run: Run, goals: Sequence[Goal], load: Load) -> float:
+def forecast_rate(run: Run, slos: Sequence[Slo], load: Load) -> float:
     """The highest rate of Poisson arrivals at which the SLOs hold even if steps are as slow as they may be.
 
     Steps are those of `run`, slower by as much as its forecast's E2E may be: probes below the limit are
@@ -139,7 +139,7 @@ def forecast_rate(run: Run, goals: Sequence[Goal], load: Load) -> float:
     where to begin.
     """
     forecast = read_forecast(run)
-    unknown = sorted({goal.metric for goal in goals} - {"ttft", "tpot", "e2e", "attainment"})
+    unknown = sorted({slo.metric for slo in slos} - {"ttft", "tpot", "e2e", "attainment"})
     if not isinstance(forecast, Forecast) or unknown:
         none = getattr(forecast, "absent", "none was made")
         why = f"{', '.join(unknown)} is not predicted" if unknown else none
@@ -147,7 +147,7 @@ def forecast_rate(run: Run, goals: Sequence[Goal], load: Load) -> float:
             f"limit: no forecast to begin at ({why}); say where the search begins: --rate R (requests per "
             "second) or --concurrency N (users at a time)"
         )
-    bounds, (setup, _) = bounds_of(goals), setup_of(run)
+    bounds, (setup, _) = bounds_of(slos), setup_of(run)
     e2e, shape, seed = forecast.figures["metrics.e2e.p50"], load.shape, load.spec.seed
     clock = paced(setup.clock(), e2e.high / e2e.point)
     prompt_tok, output_tok = draw_both(shape.prompt_tok, shape.output_tok, N_FORECAST, seed)
@@ -157,7 +157,7 @@ def forecast_rate(run: Run, goals: Sequence[Goal], load: Load) -> float:
         rows = zip((at / rate).tolist(), prompt_tok.tolist(), output_tok.tolist(), strict=True)
         of = simulate([Asked(*row) for row in rows], forecast.limits, clock)
         latencies = {"ttft": of.ttft_s, "tpot": np.nan_to_num(of.tpot_s), "e2e": of.e2e_s}
-        each = latencies_of(goals, lambda goal: latencies[goal.metric])
+        each = latencies_of(slos, lambda slo: latencies[slo.metric])
         return all((s <= bound.most).mean() >= bound.p for s, bound in zip(each, bounds, strict=True))
 
     low, high = 0, len(RATES)
@@ -176,11 +176,11 @@ class _Prober:
         self._looked_s = self._after_s = 0.0
         """When a probe was looked at last; the longest that one took after that, within the budget."""
         self._settings, self._until_s = settings, until_s
-        self._goals = tuple(map(parse_goal, settings.goals.slo))
+        self._slos = tuple(map(parse_slo, settings.goals.slo))
         spec = settings.load.spec
         self._users = spec.concurrency is not None
         start = float(spec.concurrency or spec.rate or 0.0)
-        self._search = search(bounds_of(self._goals), start, users=self._users, error=error)
+        self._search = search(bounds_of(self._slos), start, users=self._users, error=error)
         self._found: Found | None = None
         self._ask = next(self._search)
         self._at_n = 0
@@ -224,10 +224,10 @@ class _Prober:
         if summary is None or look is None or not look.shares:
             return ""
         state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
-        if by := next(filter(None, (spoilt_by(goal, summary) for goal in self._goals)), ""):
+        if by := next(filter(None, (spoilt_by(slo, summary) for slo in self._slos)), ""):
             return state or (by if by == HELD else State.CLIENT_BOUND)
         grows |= look.change > 0 and not self._users  # in a closed loop no queue grows
-        if leaning(look, bounds_of(self._goals)) == Result.FAIL:
+        if leaning(look, bounds_of(self._slos)) == Result.FAIL:
             state = state and withheld(summary.verdict, Use.MISSED, grows=grows)
         undecided = look.judged == Result.INCONCLUSIVE and state == State.NOT_STATIONARY
         return "" if state is None or undecided else state
@@ -293,4 +293,4 @@ class _Prober:
         table = table.sort_by("index")
         indices = table.column("index").to_numpy()
         n = int((indices == np.arange(len(indices))).cumprod().sum())
-        return evidence_of(self._goals, columns_of(table.slice(0, n)), open_loop=not self._users)
+        return evidence_of(self._slos, columns_of(table.slice(0, n)), open_loop=not self._users)

@@ -16,10 +16,10 @@ from huggingface_hub import constants
 
 from burstline.bench.server_session import Say, Site
 from burstline.machine.host_facts import cached_config
-from burstline.reports.number_format import counted
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
 from burstline.servers.openai import tokenize_call, tokens_in
+from burstline.wording import counted
 from burstline.workloads.data_sets import Server
 from burstline.workloads.load import Load
 from burstline.workloads.model_files import TOKENIZER_FILE, local_tokenizer, read_tokenizer

@@ -13,7 +13,7 @@ from burstline.bench.server_session import Say, Site, serving
 from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
 from burstline.console.terminal import show
-from burstline.measure.metrics.slo import judge_over_runs, parse_goal
+from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.model.comparison import Contender, view_of
 from burstline.reports.model.contenders import comparison_of
@@ -91,13 +91,13 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
 
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
     """The worst exit code of the runs; where SLOs were asked, that of their figures over all runs."""
-    goals = [parse_goal(text) for text in runs[0].manifest.targets]
+    slos = [parse_slo(text) for text in runs[0].manifest.targets]
     summaries = [run.summary for run in runs if run.summary is not None]
     judged = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
     if len(summaries) < len(runs) or len(runs) < 2 or not all(code in judged for code in codes):
         return exit_codes.worst(codes)
     contender = Contender("", tuple(map(view_of, runs)))
-    results = judge_over_runs(goals, summaries, lambda path: contender.figure(*path))
+    results = judge_over_runs(slos, summaries, lambda path: contender.figure(*path))
     if not results:
         return exit_codes.worst(codes)
     for row in results:

@@ -179,10 +179,10 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     """The load and the engine; refuses what cannot be of the two together, before anything starts."""
     load = settings.load
     if settings.goals.slo:
-        from burstline.measure.metrics.slo import parse_goal
+        from burstline.measure.metrics.slo import parse_slo
 
         for target in settings.goals.slo:
-            parse_goal(target)
+            parse_slo(target)
     if settings.hints.device or settings.hints.model_config:
         check_hints(settings.hints)
     check_profile(engine := choose_engine(settings.where), settings.where)

@@ -40,7 +40,7 @@ from burstline.servers.redact import can_be_known, learn_from, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
-from burstline.suggest import hint
+from burstline.wording import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.options import flag_of, words_of
 from burstline.workloads.request import WorkloadError
@@ -75,7 +75,7 @@ class Site:
     settings: tuple[Setting, ...] = ()
 
 
-def dressed(target: Target, where: ServerOptions) -> Target:
+def with_options(target: Target, where: ServerOptions) -> Target:
     """The target with what the user adds to each request; WorkloadError where that makes no sense."""
     return replace(
         target,
@@ -285,7 +285,7 @@ def _check_running(engine: Engine, where: ServerOptions, longest_tok: int) -> No
 
 
 def _asking(where: ServerOptions) -> tuple[Target, Get]:
-    target = dressed(target_at(where.urls[0], where.model or "", where.api_key), where)
+    target = with_options(target_at(where.urls[0], where.model or "", where.api_key), where)
     return target, getter(target, timeout_s=PAGE_TIMEOUT_S, within_s=ATTACH_TIMEOUT_S)
 
 
@@ -350,7 +350,7 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
     served_name = launch.served_name or _our_name(engine, where)
     near = EVERYWHERE.get(where.host, where.host)
     near = f"[{near}]" if ":" in near else near
-    target = dressed(Target(f"http://{near}:{port}", served_name), where)
+    target = with_options(Target(f"http://{near}:{port}", served_name), where)
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
@@ -420,7 +420,7 @@ def _our_name(engine: Engine, where: ServerOptions) -> str:
 
 
 def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
-    target = dressed(target_at(where.urls[0], where.model or "", where.api_key), where)
+    target = with_options(target_at(where.urls[0], where.model or "", where.api_key), where)
     try:
         if not target.model:
             identity = identified(engine, getter(target, within_s=ATTACH_TIMEOUT_S), "")
@@ -469,7 +469,6 @@ def _check_replica(engine: Engine, target: Target, first: Identity) -> None:
 
 
 def _probed(site: Site, say: Say) -> Site:
-    """The site with what its server takes, where that has to be found out."""
     notes = site.launch.notes if site.launch else ()
     try:
         target, lacks = site.engine.probe(partial(send, site.target, timeout_s=PROBE_TIMEOUT_S), site.target)

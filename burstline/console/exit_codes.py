@@ -27,7 +27,6 @@ def of_error(error: Exception) -> int:
 
 
 def of_results(results: Iterable[str]) -> int:
-    """The exit code of what SLOs came to."""
     found = set(results)
     if "fail" in found:
         return TARGET_MISSED
@@ -40,7 +39,6 @@ def worst(codes: Iterable[int]) -> int:
 
 
 def best(codes: Iterable[int]) -> int:
-    """The code of the run that went best."""
     return min(codes, key=_SEVERITY.index)
 
 

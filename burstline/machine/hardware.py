@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from burstline import __version__
+from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError, parse_toml
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine import host_facts
@@ -33,7 +34,7 @@ from burstline.roofline.device.calibration import (
     read_device_file,
 )
 from burstline.roofline.device.device import Device, load_device
-from burstline.roofline.model.checkpoint import DTYPES, config_file, held_by, quant_of
+from burstline.roofline.model.checkpoint import config_file, held_by, quant_of
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.host.kernel import usable_cores
@@ -255,7 +256,7 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
         return n_cores
     if not named and not (started and not manifest.devices):
         return None
-    computes = DTYPES.get(str(identity.dtype), dtype)
+    computes = FLOATS.get(str(identity.dtype), dtype)
     if computes in ("bf16", "fp16"):
         raise RooflineError(
             f"{computes} products on a CPU are not measured: pass a device file with --device"

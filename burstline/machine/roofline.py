@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from burstline.dtypes import FLOATS, SHORT
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.hints import DEVICE_FILE, Stated
@@ -27,7 +28,7 @@ from burstline.measure.record.typed_json import MismatchError, from_json, to_jso
 from burstline.measure.stats.figure import Estimate
 from burstline.roofline.device.calibration import read_device_file, stack_host, with_host
 from burstline.roofline.device.device import Device
-from burstline.roofline.model.checkpoint import DTYPES, quant_of
+from burstline.roofline.model.checkpoint import quant_of
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import QUANTS, ModelShape, Parallel, Quant
@@ -47,11 +48,6 @@ PACED: Final = 0.8
 MOST_REQUESTS: Final = 20_000
 """More are not simulated: it would take minutes."""
 
-KV_DTYPES: Final = {
-    **DTYPES, "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_inc": "fp8", "f16": "fp16", "q8_0": "int8",
-    "int8": "int8",
-}  # fmt: skip
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """Names of attention in the embedded engine's step log."""
 MOST_STEADY: Final = 200
@@ -109,7 +105,7 @@ class _Facts:
     @property
     def dtype(self) -> str | None:
         identity = self.run.manifest.identity
-        return DTYPES.get(str(identity.dtype if identity else None))
+        return FLOATS.get(str(identity.dtype if identity else None))
 
     def _started_without(self, *words: str) -> bool:
         """Whether it was started here, and no argument of its command holds any of `words`."""
@@ -147,7 +143,7 @@ class _Facts:
                 self.assumed.append(
                     f"the engine does not state its dtype: {stored.activations}, the checkpoint's"
                 )
-        kv = self.stated.kv_dtype or KV_DTYPES.get(str(identity.kv_cache_dtype if identity else None))
+        kv = self.stated.kv_dtype or SHORT.get(str(identity.kv_cache_dtype if identity else None))
         kv_certain = kv is not None or self.self_describing
         kv_certain = kv_certain or self._started_without("kv-cache-dtype", "kv_cache_dtype")
         if not kv_certain:
@@ -317,7 +313,6 @@ def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -
 
 
 def write_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
-    """Write the forecast of the run that is about to begin."""
     try:
         forecast: Forecast | NoForecast = _forecast(Run(run.path, run.manifest), plan)
     except (RooflineError, WorkloadError) as why:

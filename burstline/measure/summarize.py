@@ -15,7 +15,7 @@ from burstline.measure.metrics.instrument import instrument, pacing
 from burstline.measure.metrics.prefix_cache import CacheUse, prefix_cache, uses_of
 from burstline.measure.metrics.server import agreement, cost, memory
 from burstline.measure.metrics.sessions import Turns, session_figures, turns_of
-from burstline.measure.metrics.slo import NO_CRITERION, Goal, attainment, judge_goals, missed, parse_goal
+from burstline.measure.metrics.slo import NO_CRITERION, Slo, attainment, judge_slos, missed, parse_slo
 from burstline.measure.metrics.steady_state import NOT_STEADY, Steady, cold_start, steady_part
 from burstline.measure.metrics.throughput import Lives, good_rates, good_rates_in, throughputs_in
 from burstline.measure.record.columns import Columns
@@ -82,10 +82,10 @@ def summarize(
 
     `turns` are their places in sessions, if there are any; `uses` what each did to the prefix cache.
     """
-    goals = tuple(map(parse_goal, manifest.targets))
+    slos = tuple(map(parse_slo, manifest.targets))
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
-    summary = _numbers(part, manifest, watched, turns, goals)
+    summary = _numbers(part, manifest, watched, turns, slos)
     if (gathering := gathered(part.counted)) and gathering.code != BUNCHED:
         summary = replace(summary, grades=held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
@@ -96,7 +96,7 @@ def summarize(
         summary,
         manifest,
         status,
-        decisive={*HEADLINE, *((goal.metric, goal.statistic) for goal in goals if goal.statistic)},
+        decisive={*HEADLINE, *((slo.metric, slo.statistic) for slo in slos if slo.statistic)},
         cause=_cause(part.whole, summary.counts),
         others={
             # A session counts once in a closed loop, and its branches may be in flight together.
@@ -108,11 +108,11 @@ def summarize(
         warnings=(*filter(None, [gathering]), *warnings),
     )
     summary = replace(summary, verdict=verdict)
-    return replace(summary, targets=judge_goals(goals, summary, part.counted))
+    return replace(summary, targets=judge_slos(slos, summary, part.counted))
 
 
 def _numbers(
-    part: Part, manifest: Manifest, watched: Telemetry, turns: Turns | None, goals: Sequence[Goal]
+    part: Part, manifest: Manifest, watched: Telemetry, turns: Turns | None, slos: Sequence[Slo]
 ) -> Summary:
     """The summary before its verdict and its targets, which are judged by it."""
     planned, whole, inside, c, steady = part.planned, part.whole, part.inside, part.counted, part.steady
@@ -150,7 +150,7 @@ def _numbers(
             **{p: inverse(metrics["ntpot"].figure(p), "tok/s") for p in map(label, QUANTILES)}
         ),
         throughput=replace(rates, read_error_fraction=late),
-        goodput=_goodput(part, goals, rates),
+        goodput=_goodput(part, slos, rates),
         window=_window(whole, steady),
         stationarity=steady.figures if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, closed_loop=closed),
@@ -238,13 +238,13 @@ def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
     return (Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N."),)
 
 
-def _goodput(part: Part, goals: Sequence[Goal], served: Throughput) -> Goodput:
+def _goodput(part: Part, slos: Sequence[Slo], served: Throughput) -> Goodput:
     """What met every criterion for single requests: rates in the window, and the share of those due in it."""
     inside, c, steady = part.inside, part.counted, part.steady
-    criteria = [goal for goal in goals if goal.per_request]
+    criteria = [slo for slo in slos if slo.per_request]
     if not criteria:
         return replace(Goodput.absent(NO_CRITERION), criteria=())
-    names = tuple(goal.text for goal in criteria)
+    names = tuple(slo.text for slo in criteria)
     misses, of_those_due = missed(inside, criteria), missed(c, criteria)
     if misses is None or of_those_due is None:
         return replace(Goodput.absent(throughput.UNCOUNTED), criteria=names)

@@ -17,13 +17,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from burstline.models.weights import (
     gguf_package,
     n_bytes_of,
-    require_plain_positions,
     tensors_of,
     write_gguf,
     write_weights,
 )
 from burstline.roofline.model.families import bundled_config, bundled_models
-from burstline.suggest import hint
+from burstline.wording import hint
 from burstline.workloads.model_files import read_json
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
@@ -103,7 +102,8 @@ def add_missing_formats(folder: Path, formats: Sequence[str]) -> tuple[str, ...]
 def _check_formats(config: dict[str, Any], like: str, formats: Sequence[str]) -> None:
     if "gguf" in formats:
         gguf_package()
-        require_plain_positions(config, like)
+        if config.get("rope_scaling"):  # it needs tensors of its own in the file
+            raise WorkloadError(f"--format gguf: {like} scales its positions (rope_scaling): not supported")
 
 
 def _write_formats(

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from burstline.dtypes import DTYPES, FLOATS
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
 
@@ -29,24 +30,19 @@ STD: Final = 0.02
 SHARD_BYTES: Final = 5 * 10**9
 """transformers' own `max_shard_size`."""
 _CHUNK: Final = 1 << 22
-_SAFETENSORS: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_N_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
-DTYPES: Final = tuple(_N_BYTES)
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor by its Hugging Face name."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def n_bytes(self) -> int:
-        return math.prod(self.shape) * _N_BYTES[self.dtype]
+        return int(math.prod(self.shape) * DTYPES[self.dtype].n_bytes)
 
 
 def n_bytes_of(tensors: Sequence[Tensor]) -> int:
@@ -61,8 +57,8 @@ def tensors_of(config: Mapping[str, Any], like: str) -> list[Tensor]:
             f"--weights: the checkpoint layout of {like} (model_type {family!r}) is unknown; known are "
             f"{', '.join(FAMILIES)}; leave --weights out and let vLLM or SGLang generate random ones"
         )
-    if dtype not in _N_BYTES:
-        raise WorkloadError(f"--dtype {dtype}: expected one of {', '.join(_N_BYTES)}")
+    if dtype not in FLOATS:
+        raise WorkloadError(f"--dtype {dtype}: expected one of {', '.join(FLOATS)}")
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for k in range(config["num_hidden_layers"]):
@@ -129,7 +125,7 @@ def _write_file(path: Path, tensors: Sequence[Tensor], seed: int) -> None:
     for tensor in tensors:
         start, end = end, end + tensor.n_bytes
         header[tensor.name] = {
-            "dtype": _SAFETENSORS[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype].stored,
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
@@ -184,9 +180,6 @@ _LAYER_TENSORS: Final = {
     "mlp.down_proj": "ffn_down",
 }
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-# Of gguf's enumerations, by our names: what the file calls its tensors' type, and itself as a whole.
-_FILE_TYPES: Final = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}
-_TENSOR_TYPES: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def gguf_package() -> ModuleType:
@@ -201,12 +194,6 @@ def gguf_package() -> ModuleType:
     return package
 
 
-def require_plain_positions(config: Mapping[str, Any], like: str) -> None:
-    """WorkloadError where the shape scales its positions, which needs tensors of its own in the file."""
-    if config.get("rope_scaling"):
-        raise WorkloadError(f"--format gguf: {like} scales its positions (rope_scaling): not supported")
-
-
 def write_gguf(file: Path, config: Mapping[str, Any], tensors: Sequence[Tensor], seed: int) -> None:
     """The file, one tensor in memory at a time. The folder of `file` holds the model's tokenizer.json."""
     gguf = gguf_package()
@@ -214,7 +201,7 @@ def write_gguf(file: Path, config: Mapping[str, Any], tensors: Sequence[Tensor],
     _add_shape(writer, gguf, config)
     _add_tokenizer(writer, gguf, json.loads((file.parent / "tokenizer.json").read_text("utf-8")))
     for tensor in tensors:
-        kind = gguf.GGMLQuantizationType[_TENSOR_TYPES[_dtype(tensor)]]
+        kind = gguf.GGMLQuantizationType[DTYPES[_dtype(tensor)].stored]
         n_bytes = Tensor(tensor.name, tensor.shape, _dtype(tensor)).n_bytes
         name = _TENSORS.get(tensor.name)
         if layer := _LAYER.fullmatch(tensor.name):
@@ -233,7 +220,8 @@ def write_gguf(file: Path, config: Mapping[str, Any], tensors: Sequence[Tensor],
 def _add_shape(writer: Any, gguf: ModuleType, config: Mapping[str, Any]) -> None:
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[config["torch_dtype"]]])
+    stored = DTYPES[config["torch_dtype"]].stored
+    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if stored == 'F32' else 'MOSTLY'}_{stored}"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

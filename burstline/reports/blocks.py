@@ -212,8 +212,6 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found, a sentence each."""
-
     sentences: tuple[str, ...]
 
 

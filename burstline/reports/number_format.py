@@ -96,11 +96,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def counted(n: float, noun: str) -> str:
-    """`1 request`, `1,000 requests`."""
-    return f"{n:,.0f} {noun}{'' if n == 1 else 's'}"
-
-
 def scale_of(figures: Iterable[Figure], *, share: bool = False) -> Scale:
     """The scale that suits all of them, which have one unit; a share is shown in percent."""
     known = [figure for figure in figures if isinstance(figure, Estimate)]

@@ -67,7 +67,6 @@ class Identity:
 
 @cache
 def _types() -> Mapping[str, type]:
-    """The type of each field that a server may leave out."""
     return {
         name: next(kind for kind in get_args(of) if kind is not NoneType)
         for name, of in get_type_hints(Identity).items()

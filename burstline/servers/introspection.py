@@ -49,7 +49,6 @@ class Mean:
 
 
 def mean_of(histogram: str, **labels: str) -> Mean:
-    """The mean of a histogram."""
     return Mean(f"{histogram}_sum", f"{histogram}_count", labels)
 
 

@@ -101,7 +101,7 @@ class ServerTimes:
     first_token_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """The decoded reply of an engine to one request.
 
@@ -116,7 +116,7 @@ class Reply:
     `overloaded`: it refused because it has too many requests.
     """
 
-    events: Sequence[Event]
+    events: Sequence[Event] = ()
     n_prompt_tok: int | None = None
     n_output_ids: int | None = None
     n_output_usage: int | None = None

@@ -58,7 +58,6 @@ def fields_of(request: Request, target: Target) -> dict[str, object]:
 
 
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
-    """A POST of JSON to a path of the server."""
     return Call("POST", path_under(target.url, path), orjson.dumps(fields))
 
 

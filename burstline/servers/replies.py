@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from burstline.servers.messages import WITH_TOKENS, Event, HttpReply, Kind, Reply, ServerTimes
+from burstline.servers.messages import WITH_TOKENS, Event, HttpReply, Kind, Reply
 from burstline.servers.redact import words_of_server
 
 DONE = b"[DONE]"
@@ -22,8 +22,8 @@ _TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
-    """The sum of one reply's events; `Reply` documents the fields.
+class Tally(Reply):
+    """A reply while its events come.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known;
     `early` is what a role counted, `silent` holds the events that have tokens by it alone. `uncounted` holds
@@ -32,24 +32,12 @@ class Tally:
     """
 
     events: list[Event] = field(default_factory=list)
-    n_prompt_tok: int | None = None
-    n_output_ids: int | None = None
-    n_output_usage: int | None = None
-    n_cached_tok: int | None = None
-    n_reasoning_tok: int | None = None
-    finish_reason: str | None = None
-    terminated: bool = False
-    overshoots: bool = False
-    own_length: bool = False
-    overloaded: bool = False
-    error: str | None = None
     foreign: str | None = None
     counting: bool | None = None
     early: int = 0
     silent: list[Event] = field(default_factory=list)
     uncounted: list[Mapping[str, Any]] = field(default_factory=list)
     is_all_text: bool = True
-    times: ServerTimes | None = None
 
     def grow(self, n_output: int, n_prompt: int) -> int:
         """Take over the server's totals so far; how many tokens are new."""
@@ -64,11 +52,8 @@ class Tally:
         if all(event.kind is Kind.UNKNOWN for event in self.events):
             self.error = self.error or self.foreign
         counted = self.n_output_ids is not None or self.n_output_usage is not None
-        text = None if counted or not self.is_all_text else text_of(self.uncounted)
-        return Reply(**{name: getattr(self, name) for name in _SHARED}, text=text)
-
-
-_SHARED: Final = tuple(each.name for each in fields(Reply) if each.name != "text")
+        self.text = None if counted or not self.is_all_text else text_of(self.uncounted)
+        return Reply(**{each.name: getattr(self, each.name) for each in fields(Reply)})
 
 
 def text_of(choices: Sequence[Mapping[str, Any]]) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
+from burstline.dtypes import FLOAT_NAMES, FLOATS
 from burstline.workloads.options import flag_of, given, on_or_off, option, options_of
 from burstline.workloads.request import WorkloadError
 
@@ -137,15 +138,12 @@ class Setting:
         return None not in (asked, actual) and asked != actual
 
 
-_PLAIN = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
-
-
 def plain(value: object) -> str:
     """A value as one word that can be compared: `bf16` is `bfloat16`, 4,096 is 4096, True is on."""
     if isinstance(value, bool):
         return "on" if value else "off"
     word = str(value).lower().removeprefix("torch.")
-    return _PLAIN.get(word, word)
+    return FLOAT_NAMES.get(word, word)
 
 
 def canonical(name: str, value: str | None) -> str | None:
@@ -159,7 +157,7 @@ def canonical(name: str, value: str | None) -> str | None:
         word = "fp8_e4m3"
     elif name == "quantization":  # "_marlin" names the kernel; a GGUF file's own type may be none
         word = word.removesuffix("_marlin")
-        word = "none" if word in ("f32", "all f32", "f16", "bf16", "float32", "float16", "bfloat16") else word
+        word = "none" if word in FLOATS else word
     return None if word == "auto" else word
 
 
@@ -229,17 +227,5 @@ def check(settings: Settings) -> None:
             raise WorkloadError(f"{flag_of(name)} {value}: expected one of {', '.join(known)}")
 
 
-DTYPES = ("auto", "float16", "bfloat16", "float32")
-KV_DTYPES = (
-    "auto",
-    "float32",
-    "float16",
-    "bfloat16",
-    "fp8",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "int8",
-    "int4",
-    "q8_0",
-    "q4_0",
-)
+DTYPES = ("auto", *FLOATS)
+KV_DTYPES = (*DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "q8_0", "q4_0")

@@ -27,18 +27,17 @@ from burstline.cluster.placement import ray_session
 from burstline.console import exit_codes
 from burstline.console.server_options import API_KEY_VARIABLE
 from burstline.console.terminal import show
+from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
-from burstline.reports.number_format import counted
 from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import RESULT, LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
-from burstline.roofline.model.checkpoint import DTYPES
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.capacity import room
@@ -59,7 +58,7 @@ from burstline.suites.suite import (
     schedule,
     suite_file,
 )
-from burstline.workloads.load import load_of
+from burstline.wording import counted
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 
@@ -154,7 +153,7 @@ def lacks(slots: Sequence[Slot]) -> list[str]:
                 check_start(choose_engine(where), replace(where, model=None), 0)
             else:
                 check_where(where)
-                check_run(RunSettings(where, load_of(slot.workload.spec), slot.workload.goals))
+                check_run(RunSettings(where, slot.workload.load, slot.workload.goals))
         except (WorkloadError, EngineError) as error:
             told.add(f"{slot.engine.name}: {error}")
     return sorted(told)
@@ -405,12 +404,12 @@ def fits(slots: Sequence[Slot]) -> Iterator[str]:
 
 
 def _fit(slot: Slot, settings: Settings, parallel: Parallel) -> str:
-    n_tok = load_of(slot.workload.spec).longest_tok
+    n_tok = slot.workload.load.longest_tok
     assert slot.platform is not None
     assert slot.platform.device is not None
     try:
         model, quant = load_model(slot.model.like or slot.model.path or "")
-        quant = QUANTS[DTYPES[settings.dtype]] if settings.dtype in DTYPES else quant
+        quant = QUANTS[FLOATS[settings.dtype]] if settings.dtype in FLOATS else quant
         on = Deployment(model, quant, parallel, load_device(slot.platform.device))
         kv = room(on, utilisation=settings.gpu_memory_utilization or 0.9)
     except RooflineError as error:

@@ -94,8 +94,6 @@ class _NodeActor:
 
 
 class _PlatformRunner:
-    """Runs commands on nodes of one platform, one after another."""
-
     def __init__(self, ray: Any, platform: Platform) -> None:
         self._ray, self.platform = ray, platform
         self._interrupted = threading.Event()

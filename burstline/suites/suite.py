@@ -15,16 +15,17 @@ from typing import Any, Final
 from burstline.bench.limit import check_limit
 from burstline.bench.run_settings import words_of_run
 from burstline.console.server_options import ServerOptions
+from burstline.dtypes import FLOATS
 from burstline.errors import read_toml
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.models.model_folder import add_missing_formats, make_model
-from burstline.models.weights import DTYPES, FORMATS
+from burstline.models.weights import FORMATS
 from burstline.servers.redact import without_secrets
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
-from burstline.suggest import hint
 from burstline.suites.toml_table import TomlTable
-from burstline.workloads.load import MAX_REPEATS, load_of
+from burstline.wording import hint
+from burstline.workloads.load import MAX_REPEATS, Load, load_of
 from burstline.workloads.options import options_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec, check_goals
@@ -104,11 +105,13 @@ class Model:
 class Workload:
     """A load and what it must reach; those of one sweep share `of`, their name in the file.
 
-    With `limit` the highest such load is searched, from its rate or concurrency on.
+    `spec` has no salt, `load` is what follows from it. With `limit` the highest such load is searched, from
+    its rate or concurrency on.
     """
 
     name: str
     spec: LoadSpec
+    load: Load = field(compare=False)
     goals: Goals
     of: str
     limit: LimitOptions | None = None
@@ -278,7 +281,7 @@ def _model(table: TomlTable) -> Model:
         path=table.need("path", str),
         like=table.get("like", str, None),
         formats=tuple(kind for kind in FORMATS if wanted in (kind, "both")),
-        dtype=_one_of(table, "dtype", DTYPES),
+        dtype=_one_of(table, "dtype", tuple(FLOATS)),
         settings=Settings(**table.options(Settings, but=("dtype",))),
         **{key: value for key, value in table.options(LoadSpec).items() if key in OF_THE_MODEL},
     )
@@ -302,13 +305,13 @@ def _workload(table: TomlTable, of: str, *, searched: bool = False) -> Workload:
     spec, goals = LoadSpec(**table.options(LoadSpec)), Goals(**table.options(Goals))
     limit = LimitOptions(**table.options(LimitOptions)) if searched else None
     try:
-        load_of(spec if limit is None else check_limit(spec, goals, limit))
+        load = load_of(spec if limit is None else check_limit(spec, goals, limit))
         check_goals(goals)
         for target in goals.slo:
-            parse_goal(target)
+            parse_slo(target)
     except WorkloadError as error:
         raise WorkloadError(f"{table.where}: {error}") from None
-    return Workload(_slug(table.need("name", str), table), spec, goals, of, limit)
+    return Workload(_slug(table.need("name", str), table), spec, load, goals, of, limit)
 
 
 def make_where_missing(model: Model) -> None:

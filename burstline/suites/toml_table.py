@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from burstline.suggest import hint
+from burstline.wording import hint
 from burstline.workloads.options import Option, as_text, on_or_off, options_of
 from burstline.workloads.request import WorkloadError
 
@@ -36,7 +36,6 @@ class TomlTable:
         return value
 
     def options(self, kind: type[Any], but: Collection[str] = ()) -> dict[str, Any]:
-        """The options of a dataclass that the table has, by name."""
         rows = (row for name, row in options_of(kind).items() if name in self.raw and name not in but)
         return {row.name: self._option(row) for row in rows}
 

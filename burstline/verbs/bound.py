@@ -45,10 +45,6 @@ class BoundOptions:
         "network between nodes, in GB/s per device and direction", parse=float
     )
     utilisation: float = option("share of the device's memory that the engine uses (0.9)", 0.9, parse=float)
-    simulate: int | None = option(
-        "also simulate a burst of N requests to each replica (1000)", parse=int, metavar="N", bare=1000
-    )
-    max_num_seqs: int = option("simulated burst: requests decoded at once (256)", 256, parse=int)
     max_num_batched_tokens: int = option("tokens per step (2048)", 2048, parse=int)
     constant: tuple[str, ...] = option(
         f"change a constant of the roofline model: {', '.join(slot.name for slot in fields(Constants))}",
@@ -68,12 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, BoundOptions)
     add(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help="write a figure (SVG): rooflines, and decoding by batch size",
-    )
-    add(
         "--trace",
         type=Path,
         metavar="FILE",
@@ -86,8 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = read_options(BoundOptions, args)
     check(options)
-    if args.figure and args.figure.suffix not in (".svg", ".png", ".pdf"):
-        raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
     if args.trace is not None:
         return _profile(options, args)
     found = [analyse(options, args.model, name, several=len(args.device) > 1) for name in args.device]
@@ -95,11 +83,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
         print(compared(found) if len(found) > 1 else told(found[0]))
-    if args.figure:
-        from burstline.reports.figures.study_figures import write_bound  # matplotlib takes a second to import
-
-        write_bound(args.figure, [one for one in found if "impossible" not in one])
-        print(f"Written to {args.figure}.")
     return exit_codes.DONE
 
 
@@ -108,7 +91,6 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     used = ("prompt", "output", "tp", "pp", "ep", "dp", "quant", "network_gb_per_s", "constant")
     ignored = [row.flag for name, row in options_of(BoundOptions).items()
                if name not in used and getattr(options, name) != row.default]  # fmt: skip
-    ignored += ["--figure"] if args.figure else []
     if ignored or len(args.device) > 1:
         what = ", ".join(ignored) or "--device with several names"
         raise RooflineError(f"--trace compares one device with what was measured: {what} would be ignored")
@@ -128,7 +110,6 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
 def _set_up(
     options: BoundOptions, model_name: str, device: Device, shipped: Calibration
 ) -> tuple[Deployment, Calibration]:
-    """The model on its devices, and the constants in force."""
     model, quant = load_model(model_name, options.quant)
     if options.network_gb_per_s:
         device = device.with_network(options.network_gb_per_s * 1e9)
@@ -142,7 +123,7 @@ def check(options: BoundOptions) -> None:
         raise RooflineError(
             f"--utilisation {options.utilisation:g}: expected a share above 0 and up to 1, for example 0.9"
         )
-    for name in ("simulate", "max_num_seqs", "max_num_batched_tokens", "network_gb_per_s"):
+    for name in ("max_num_batched_tokens", "network_gb_per_s"):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise RooflineError(f"{flag_of(name)} {value:g}: expected a number above 0")
@@ -162,8 +143,7 @@ def analyse(
         on, known = _set_up(options, model_name, device, shipped)
         batch = UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
         question = Question(on, known, batch, options.utilisation)
-        burst = (options.simulate, options.max_num_seqs) if options.simulate else None
-        return facts(question, shipped, list(_others(options, on)), burst)
+        return facts(question, shipped, list(_others(options, on)))
     except RooflineError as error:
         if not several:
             raise
@@ -179,7 +159,6 @@ def _others(options: BoundOptions, on: Deployment) -> Iterator[tuple[Device, Cal
 
 
 def _constants(stated: Sequence[str]) -> dict[str, float]:
-    """The values of `--constant`; raises RooflineError for what is none."""
     found = {}
     for one in stated:
         name, _, value = one.partition("=")

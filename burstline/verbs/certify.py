@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> int:
-    """Print the certificate, and keep it in `out`."""
     if out is not None:
         (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
         (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")

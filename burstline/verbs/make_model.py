@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from burstline.console import exit_codes
+from burstline.dtypes import FLOATS
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.weights import FORMATS
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write random weights in this format: gguf for llama.cpp, safetensors (the default) for "
         "others, or both (needs the package gguf)",
     )
-    add("--dtype", choices=("bfloat16", "float16", "float32"), help="data type of config and weights")
+    add("--dtype", choices=tuple(FLOATS), help="data type of config and weights")
     add("--seed", type=int, default=0, help="seed of the weights (0)")
     add("--unless-exists", action="store_true", help="do nothing if DIR already contains a model")
 

@@ -110,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_search(args: argparse.Namespace) -> int:
-    """Write the page of a search again."""
     if given := [name for name in ("format", "to", *OF_PAGE) if getattr(args, name)]:
         raise WorkloadError(
             f"{flag_of(given[0])} is for a run, and {args.run} is a search; its runs are in {args.run.parent}"

@@ -98,7 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, without model and device."""
     return {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
 
 
@@ -231,7 +230,6 @@ def sharding_of(asked: dict[str, Any], n_ranks: int, device: Device) -> Sharding
 
 
 def _methods(model: str, device: str, given: dict[str, Any]) -> Iterator[tuple[str, Recipe]]:
-    """The recipe with other shardings and recomputation."""
     for stage in "0123":
         for recompute in ("none", "full"):
             flags = {**given, "zero": stage, "recompute": recompute}

@@ -192,7 +192,6 @@ def _chat_ids(item: Item, server: Server) -> list[int] | str | None:
 def _request(
     index: int, item: Item, ids: list[int] | str | None, n_output: int, server: Server, kind: RequestKind
 ) -> Request | str:
-    """The request, or why the row does not fit."""
     if isinstance(ids, str):
         return ids
     if kind is RequestKind.RERANK:

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from burstline.wording import counted
 from burstline.workloads import arrivals, works
 from burstline.workloads.arrivals import ARRIVALS, most_open, parse_arrival
 from burstline.workloads.data_sets import NO_SERVER, Server, read_data
@@ -85,7 +86,7 @@ class Load:
         n, what = self.arrivals.n if self.has_sessions else n, self.work.title
         if self.until_s is not None:
             return f"requests of {what}, concurrency {self.spec.concurrency} for {self.until_s:g} s"
-        many = f"{n:,}" if self.has_sessions else f"{n:,} request{'' if n == 1 else 's'} of"
+        many = f"{n:,}" if self.has_sessions else f"{counted(n, 'request')} of"
         rate = f" at {self.arrivals.rate_per_s:g} req/s" if self.arrivals.rate_per_s else ""
         if self.arrivals.pattern == "ramp":
             first, last = self.arrivals.arrival.parameter
@@ -202,7 +203,7 @@ def _check_arrivals(load: Load) -> None:
             "(--workers, or one for each --url)"
         )
     if spec.workers > n:
-        what = f"{n:,} {'conversation' if spec.of_sessions else 'request'}{'' if n == 1 else 's'}"
+        what = counted(n, "conversation" if spec.of_sessions else "request")
         raise WorkloadError(
             f"{spec.workers} load drivers for {what}: expected at most one for each; lower --workers, or "
             "name fewer servers with --url"

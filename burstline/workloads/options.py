@@ -46,7 +46,6 @@ class Option:
         return self.parse is bool
 
     def words(self, value: Any) -> tuple[str, ...]:
-        """The flags that say this value."""
         if self.is_switch:
             return (self.flag,)
         if self.many:
@@ -69,7 +68,6 @@ def option(
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:
-    """The options of a dataclass by name, in their order."""
     return _options_of(cast(Any, kind))
 
 

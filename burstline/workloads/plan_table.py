@@ -104,7 +104,6 @@ def requests_without_prompts(table: pa.Table) -> list[Request]:
 
 
 def _is_drawn(plan: Plan) -> bool:
-    """Whether the plan is kept as what its prompts are drawn from."""
     return isinstance(plan.requests, DrawnRequests) and plan.requests.n_tok > MOST_IDS
 
 

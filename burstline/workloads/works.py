@@ -128,7 +128,6 @@ def written_sessions(
 
 
 def _conversations(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """The turns of each session, in the order of the rows."""
     grouped: dict[object, list[Item]] = {}
     for item in items:
         grouped.setdefault(item.session if item.session is not None else ("row", item.row), []).append(item)
@@ -156,8 +155,6 @@ def _turns_of(item: Item) -> Iterator[Item]:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Random prompts of the asked lengths."""
-
     shape: Shape
 
     @property

@@ -18,10 +18,10 @@ from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
-from burstline.suggest import OTHERS, hint
 from burstline.suites import execution
 from burstline.verbs import compare
 from burstline.verbs import run as run_verb
+from burstline.wording import OTHERS, hint
 from burstline.workloads.load import load_of
 from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError

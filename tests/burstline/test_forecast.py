@@ -10,7 +10,7 @@ from burstline.cli import main
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints, Stated
 from burstline.machine.roofline import forecast_load, read_forecast, write_forecast
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
@@ -112,10 +112,10 @@ def test_what_cannot_be_forecast_is_said_once_with_its_reason(run, facts, why):
 def test_a_search_begins_at_the_highest_rate_that_holds_the_slos_in_the_forecast(run):
     forecast_of(run)
     opened, load = open_run(run.path), load_of(LoadSpec(output_tokens="16"))
-    loose, tight = (forecast_rate(opened, (parse_goal(f"e2e.p90<={s}"),), load) for s in ("2s", "0.3s"))
+    loose, tight = (forecast_rate(opened, (parse_slo(f"e2e.p90<={s}"),), load) for s in ("2s", "0.3s"))
     assert 1 < tight < loose < 4096
 
 
 def test_a_search_without_a_forecast_asks_where_to_begin(run):
     with pytest.raises(WorkloadError, match="--rate R"):
-        forecast_rate(open_run(run.path), (parse_goal("e2e.p90<=2s"),), load_of(LoadSpec()))
+        forecast_rate(open_run(run.path), (parse_slo("e2e.p90<=2s"),), load_of(LoadSpec()))

@@ -20,7 +20,7 @@ from burstline.cli import main
 from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
-from burstline.measure.metrics.slo import judge_goals, parse_goal
+from burstline.measure.metrics.slo import judge_slos, parse_slo
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.verdict import (
@@ -112,10 +112,10 @@ def planted(
         summary = replace(
             summary, grades={m: dict.fromkeys(("p50", "p90", "p99"), grade) for m in ("ttft", "tpot", "e2e")}
         )
-    goals = [parse_goal(slo)] if slo else []
+    goals = [parse_slo(slo)] if slo else []
     write_json(
         copy.path / "summary.json",
-        replace(summary, targets=judge_goals(goals, summary, opened.columns)).to_json(),
+        replace(summary, targets=judge_slos(goals, summary, opened.columns)).to_json(),
     )
     return open_run(folder)
 

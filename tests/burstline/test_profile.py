@@ -104,7 +104,6 @@ def test_bound_compares_a_trace_with_a_device(capsys):
     ("more", "says"),
     [
         (["--batch", "4"], "--batch would be ignored"),
-        (["--figure", "x.svg"], "--figure would be ignored"),
         (["--device", "h100", "a100"], "--device with several names"),
     ],
 )

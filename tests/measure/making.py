@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 
 from burstline.loadgen.capture.capture import Capture
-from burstline.measure.metrics.slo import Goal
+from burstline.measure.metrics.slo import Slo
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.manifest import HostFacts, Manifest, ServerFacts
 from burstline.measure.record.record import Record, record_of
@@ -127,7 +127,7 @@ def failed(index: int, outcome: str = "timeout", planned_output_tok: int = 4) ->
 def conditions(
     *,
     reports: Sequence[Any] = (),
-    goals: Sequence[Goal] = (),
+    goals: Sequence[Slo] = (),
     arrivals: tuple[str, float] | None = None,
     telemetry: Telemetry | None = None,
     status: str = "complete",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from burstline.loadgen.capture.capture import NO_STAMP, Reads
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.record import Record, record_of
 from burstline.measure.record.tables import record_table
@@ -215,7 +215,7 @@ def test_a_hundred_ordinary_runs_have_no_such_note() -> None:
 @pytest.mark.parametrize(("make", "spoilt"), [(HELD["all at the end"][0], True), (engine, False)])
 def test_no_slo_on_tpot_is_judged_where_text_was_held(make: Make, spoilt: bool) -> None:
     targets = ("tpot.p50<=5s", "itl.p50<=5s", "e2e.p50<=500s", "attainment>=0.5", "tpot<=5s")
-    summary = summarize(many(make), **conditions(goals=[parse_goal(each) for each in targets]))
+    summary = summarize(many(make), **conditions(goals=[parse_slo(each) for each in targets]))
     assert summary.verdict.state == State.VALID
     results = {each.target.partition("<")[0].partition(">")[0]: each for each in summary.targets}
     assert [results[name].result == Result.PASS for name in ("tpot.p50", "itl.p50", "attainment")] == [

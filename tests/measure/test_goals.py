@@ -5,7 +5,7 @@ import pytest
 
 from burstline.bench.report import of_summary
 from burstline.console import exit_codes
-from burstline.measure.metrics.slo import judge_goals, missed, parse_goal, state_decides
+from burstline.measure.metrics.slo import judge_slos, missed, parse_slo, state_decides
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.summary import MetricFigures, Summary, Throughput
 from burstline.measure.record.tables import record_table
@@ -14,8 +14,8 @@ from burstline.measure.record.verdict import (
     PercentileGrade,
     Reason,
     Result,
+    SloResult,
     State,
-    TargetResult,
     Verdict,
 )
 from burstline.measure.stats.estimates import Absent, Estimate
@@ -38,7 +38,7 @@ VALID = Verdict(State.VALID)
     ],
 )
 def test_a_goal_says_metric_statistic_and_bound_in_stored_units(text, metric, statistic, bound):
-    goal = parse_goal(text)
+    goal = parse_slo(text)
     assert (goal.metric, goal.statistic) == (metric, statistic)
     assert goal.bound == pytest.approx(bound)
 
@@ -62,7 +62,7 @@ def test_a_goal_says_metric_statistic_and_bound_in_stored_units(text, metric, st
 )
 def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
     with pytest.raises(WorkloadError, match=words):
-        parse_goal(text)
+        parse_slo(text)
 
 
 def result_of(text, figure, c=None, verdict=VALID, graded=None):
@@ -70,13 +70,13 @@ def result_of(text, figure, c=None, verdict=VALID, graded=None):
 
 
 def judged_of(text, figure, c=None, verdict=VALID, graded=None):
-    goal = parse_goal(text)
+    goal = parse_slo(text)
     metrics = {goal.metric: MetricFigures(**{goal.statistic: figure})} if goal.statistic else {}
     whole = {goal.metric: figure} if goal.statistic is None else {}
     summary = Summary(
         counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole), grades=graded or {}
     )
-    (judged,) = judge_goals([goal], summary, c if c is not None else COLUMNS)
+    (judged,) = judge_slos([goal], summary, c if c is not None else COLUMNS)
     return judged
 
 
@@ -134,13 +134,13 @@ def test_an_absent_number_tells_nothing_unless_failures_are_why():
 
 
 def test_a_percentile_that_is_not_known_misses_what_a_lower_one_misses():
-    goal, few = parse_goal("ttft.p99<=1ms"), Absent("p99 needs 662 samples")
+    goal, few = parse_slo("ttft.p99<=1ms"), Absent("p99 needs 662 samples")
     for median, result in (
         (between(0.016, 0.017, 0.0165), "fail"),
         (between(5e-4, 2e-3, 1e-3), "inconclusive"),
     ):
         summary = Summary(counts={}, metrics={"ttft": MetricFigures(p50=median, p99=few)}, verdict=VALID)
-        assert judge_goals([goal], summary, COLUMNS)[0].result == result
+        assert judge_slos([goal], summary, COLUMNS)[0].result == result
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def mixed():
 
 
 def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
-    goals = tuple(map(parse_goal, ("ttft<=1s", "tpot<=20ms", "attainment>=90%")))
+    goals = tuple(map(parse_slo, ("ttft<=1s", "tpot<=20ms", "attainment>=90%")))
     summary = summarized(mixed(), conditions(goals=goals))
     goodput, (target,) = summary["goodput"], summary["targets"]
     assert goodput["criteria"] == ["ttft<=1s", "tpot<=20ms"]
@@ -187,7 +187,7 @@ def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
 def test_a_share_of_a_few_requests_decides_no_more_than_chance_allows(n, share, result):
     """With three of three, the true share may be 29%; 369 of 369 exclude less than 99% (Clopper, Pearson)."""
     rows = [ok(k, 0.1 if k < share * n else 3.0, [0.01] * 3) for k in range(n)]
-    goals = tuple(map(parse_goal, ("ttft<=1s", "attainment>=99%")))
+    goals = tuple(map(parse_slo, ("ttft<=1s", "attainment>=99%")))
     (target,) = summarized(record_table(rows), conditions(goals=goals))["targets"]
     assert (target["target"], target["result"]) == ("attainment>=99%", result)
 
@@ -197,7 +197,7 @@ def test_a_share_of_a_few_requests_decides_no_more_than_chance_allows(n, share, 
 )
 def test_a_share_of_one_burst_is_as_uncertain_as_the_latencies_behind_it(latency_s, result):
     """Identical bursts differ by a quarter: all 400 at 0.9 s of 1 s say nothing of the next burst."""
-    goals = tuple(map(parse_goal, ("ttft<=1s", "attainment>=99%")))
+    goals = tuple(map(parse_slo, ("ttft<=1s", "attainment>=99%")))
     rows = [ok(k, latency_s, [0.01] * 3) for k in range(400)]
     (target,) = summarized(record_table(rows), conditions(goals=goals))["targets"]
     assert target["result"] == result
@@ -205,14 +205,14 @@ def test_a_share_of_one_burst_is_as_uncertain_as_the_latencies_behind_it(latency
 
 def test_a_single_token_has_no_tpot_to_miss():
     c = columns_of(record_table([ok(0, 0.1, []), ok(1, 0.1, [0.5])]))
-    assert missed(c, [parse_goal("tpot<=100ms")]).tolist() == [0.0, 5.0]
-    assert missed(columns_of(record_table([failed(0)])), [parse_goal("tpot<=100ms")]).tolist() == [math.inf]
+    assert missed(c, [parse_slo("tpot<=100ms")]).tolist() == [0.0, 5.0]
+    assert missed(columns_of(record_table([failed(0)])), [parse_slo("tpot<=100ms")]).tolist() == [math.inf]
 
 
 def test_an_slo_on_what_was_not_measured_is_neither_met_nor_missed():
     """The server counted no tokens: what a token took is not known, so it meets no criterion for it."""
     rows = [replace(ok(k, 0.1, [0.02] * 3), output_tok=None) for k in range(30)]
-    goals = tuple(map(parse_goal, ("tpot<=1s", "attainment>=90%")))
+    goals = tuple(map(parse_slo, ("tpot<=1s", "attainment>=90%")))
     summary = summarized(record_table(rows), conditions(goals=goals))
     assert summary["goodput"]["attainment"] == {
         "point": None, "absent": "the server did not count its tokens", "code": "not-counted"
@@ -251,7 +251,7 @@ def test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains(ta
 
 
 def test_targets_decide_unless_the_run_failed():
-    met = (TargetResult("x", Result.PASS, "", between(1, 2)),)
+    met = (SloResult("x", Result.PASS, "", between(1, 2)),)
     for state, targets, decides in (
         (State.CLIENT_BOUND, met, False),
         (State.FAILED, met, True),
@@ -276,6 +276,6 @@ def test_targets_decide_unless_the_run_failed():
     ],
 )
 def test_exit_codes_follow_the_targets_then_the_verdict(results, state, code):
-    targets = tuple(TargetResult("x", Result(result), "", between(1, 2)) for result in results)
+    targets = tuple(SloResult("x", Result(result), "", between(1, 2)) for result in results)
     summary = Summary(counts={}, metrics={}, verdict=Verdict(State(state)), targets=targets)
     assert of_summary(summary) == code

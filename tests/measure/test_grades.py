@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import RECORDS, record_table
@@ -116,7 +116,7 @@ def test_a_client_that_stood_still_is_client_bound(share):
     assert "TTFT p90" in reason["text"]
     assert summary["grades"]["tpot"]["p50"]["grade"] == "ok"
     target = {"ttft.p90<=1s": "inconclusive", "tpot.p50<=1s": "pass", "attainment>=90%": "inconclusive"}
-    goals = [parse_goal(text) for text in ("ttft<=1s", *target)]
+    goals = [parse_slo(text) for text in ("ttft<=1s", *target)]
     given = conditions(arrivals=("constant", 10.0), goals=goals)
     targets = summarized(stood_still(share=share), given)["targets"]
     assert {row["target"]: row["result"] for row in targets} == target
@@ -166,7 +166,7 @@ def test_a_closed_loop_whose_replies_lie_unread_is_not_the_load_that_was_asked(l
     if state == "CLIENT-BOUND":
         assert summary["instrument"]["unread_fraction"]["point"] > 0.3
         assert [reason["code"] for reason in summary["verdict"]["reasons"]] == ["slow-client"]
-        goals = [parse_goal(text) for text in ("requests_per_s>=1", "ttft.p50<=10s")]
+        goals = [parse_slo(text) for text in ("requests_per_s>=1", "ttft.p50<=10s")]
         targets = summarized(record_table(rows), conditions(concurrency=8, goals=goals))["targets"]
         assert [row["result"] for row in targets] == ["inconclusive"] * 2, "of another load"
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from burstline.measure.metrics.definitions import METRICS
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.metrics.steady_state import steady_part
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.tables import RECORDS, record_table
@@ -173,7 +173,7 @@ def test_estimates_stay_estimates():
 
 def test_goodput_and_throughput_share_a_window():
     """Where every request is good, goodput is throughput: of a whole burst, and within a steady window."""
-    goals = (parse_goal("ttft<=1000s"),)
+    goals = (parse_slo("ttft<=1000s"),)
     burst = summarized(
         table(np.zeros(40), np.full(40, 0.05), np.linspace(0.1, 2, 40), 5), conditions(goals=goals)
     )
@@ -242,7 +242,7 @@ def test_a_closed_loops_rates_are_those_of_the_server_whoever_sent_the_requests_
             )
             for i, (sent_s, stay_s) in enumerate(rows)
         ]
-        context = conditions(concurrency=c, goals=(parse_goal("ttft<=1000s"),))
+        context = conditions(concurrency=c, goals=(parse_slo("ttft<=1000s"),))
         summary = summarized(record_table(records), context)
         rates, good = summary["throughput"], summary["goodput"]
         ratios.append(rates["requests_per_s"]["point"] * 1.65 / c)

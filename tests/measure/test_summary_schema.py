@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record import manifest
 from burstline.measure.record.tables import RECORDS, record_table
 from tests.measure.making import conditions, failed, ok, summarized
@@ -80,7 +80,7 @@ def in_object(value, schema, path):
             yield from faults(item, own.get(name, others or {}), f"{path}.{name}")
 
 
-GOALS = tuple(map(parse_goal, ("ttft.p99<=2s", "ttft<=1s", "output_tok_per_s>=1", "attainment>=50%")))
+GOALS = tuple(map(parse_slo, ("ttft.p99<=2s", "ttft<=1s", "output_tok_per_s>=1", "attainment>=50%")))
 SUMMARIES = {
     "all well": summarized(record_table([ok(i, 0.2 + 0.001 * i, [0.01] * 3) for i in range(700)])),
     "some failed, with targets": summarized(

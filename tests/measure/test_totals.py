@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.measure.metrics.slo import parse_goal, spoilt_by
+from burstline.measure.metrics.slo import parse_slo, spoilt_by
 from burstline.measure.metrics.throughput import (
     ONE_RUN,
     Window,
@@ -87,8 +87,8 @@ def test_rates_that_late_reads_may_have_changed_by_more_than_five_percent_decide
     assert summary.throughput.read_error_fraction.point == pytest.approx(0.06, abs=0.001)
     assert (summary.verdict.state, summary.verdict.reasons[0].code) == (State.CLIENT_BOUND, "read-lag")
     assert "may have changed the rates by 6%" in summary.verdict.reasons[0].text
-    assert spoilt_by(parse_goal("output_tok_per_s>=10"), summary)
-    assert not spoilt_by(parse_goal("ttft.p50<=1s"), summary)
+    assert spoilt_by(parse_slo("output_tok_per_s>=10"), summary)
+    assert not spoilt_by(parse_slo("ttft.p50<=1s"), summary)
 
 
 def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():

@@ -11,7 +11,7 @@ import pytest
 from burstline.measure.record.summary import LACKING, Burst, MetricFigures, Summary, Throughput
 from burstline.measure.record.tables import record_table
 from burstline.measure.record.typed_json import MismatchError, from_json, to_json
-from burstline.measure.record.verdict import Reason, State, TargetResult, Verdict
+from burstline.measure.record.verdict import Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Estimate, Result
 from tests.measure.making import ok, summarized
 
@@ -77,7 +77,7 @@ SMALL = Summary(
     counts={"planned": 1, "ok": 1},
     metrics={"ttft": MetricFigures(p50=Estimate(1.0, None, None, None, 1, "s"))},
     verdict=Verdict(State.VALID, (), (Reason("c", "t", "a"),)),
-    targets=(TargetResult("ttft.p50<=1s", Result.PASS, "why", Estimate(1.0, None, None, None, 1, "s")),),
+    targets=(SloResult("ttft.p50<=1s", Result.PASS, "why", Estimate(1.0, None, None, None, 1, "s")),),
 )
 
 

@@ -17,7 +17,7 @@ from scipy import stats as sps
 import burstline.loadgen.wire.clock
 from burstline.loadgen.driver.job import Stop
 from burstline.measure.metrics.definitions import METRICS, latencies
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
@@ -154,7 +154,7 @@ def test_11_a_starved_client_is_found_out_however_little_cpu_it_uses() -> None:
         found = fired_load(load_of(WISH), Script(ttft_s=0.05, gaps_s=(0.005,)), squeeze)
     finally:
         done.set()
-    goals = (parse_goal("itl.p99<=10ms"),)
+    goals = (parse_slo("itl.p99<=10ms"),)
     summary = summarized(found.columns, conditions(reports=found.reports, goals=goals))
     assert {each["grade"] for each in summary["grades"]["itl"].values()} == {"unreliable"}
     # Beside other tests it is their work, too, that may have kept the client waiting.

@@ -10,7 +10,7 @@ from PIL import Image
 
 from burstline.cli import main
 from burstline.loadgen.capture.files import write_json
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record import tables
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.manifest import Manifest
@@ -42,7 +42,7 @@ def targeted(tmp_path_factory):
         run.path / "summary.json",
         summarize(
             columns_of(tables.record_table(rows)),
-            **conditions(goals=tuple(map(parse_goal, TARGETS)), max_failures=0.1),
+            **conditions(goals=tuple(map(parse_slo, TARGETS)), max_failures=0.1),
         ).to_json(),
     )
     return open_run(run.path)

@@ -17,7 +17,7 @@ from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.telemetry import Telemetry
-from burstline.measure.record.verdict import Reason, State, TargetResult, Verdict
+from burstline.measure.record.verdict import Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Result, measured
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.judge import caveats
@@ -321,7 +321,7 @@ def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopele
 
 def test_a_missed_slo_is_in_no_green_banner(steady):
     assert run_banner(steady.summary).tone == "good"
-    missed = TargetResult("ttft.p99<=1ms", Result.FAIL, "", measured(0.02, "s", ""))
+    missed = SloResult("ttft.p99<=1ms", Result.FAIL, "", measured(0.02, "s", ""))
     shown = run_banner(replace(steady.summary, targets=(missed,)))
     assert (shown.state, shown.tone) == ("VALID, SLO MISSED", "warn")
     assert shown.sentence.endswith("SLOs: 1 missed.")

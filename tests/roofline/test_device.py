@@ -7,7 +7,8 @@ import pytest
 
 from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import load_calibration
-from burstline.roofline.device.device import DTYPES, bundled_devices, load_device, read_device
+from burstline.roofline.device.device import bundled_devices, load_device, read_device
+from burstline.roofline.model.shapes import ELEMENT_BYTES
 
 FILE = """
 name = "a laptop"
@@ -31,7 +32,7 @@ bytes_per_s = 2e10
 def test_every_bundled_device_is_sound(device):
     assert device.source
     assert device.assurance
-    assert set(device.peaks) <= set(DTYPES)
+    assert set(device.peaks) <= set(ELEMENT_BYTES)
     assert all(peak > 1e12 for peak in device.peaks.values())
     assert 10 < device.ridge("bf16" if "bf16" in device.peaks else "fp16") < 700
     capacities = [level.capacity_bytes for level in device.levels]

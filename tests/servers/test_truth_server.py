@@ -32,7 +32,9 @@ def test_a_server_of_ours_that_says_nothing_is_not_waited_for(monkeypatch: pytes
     monkeypatch.setattr(rig, "_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         truth = rig.TruthRig(f"http://127.0.0.1:{mute.getsockname()[1]}")
-        with pytest.raises(ChildLostError, match="the known-truth server is lost: timed out"):
+        with pytest.raises(
+            ChildLostError, match=r"the known-truth server is lost: .*no complete answer within 0\.2 s"
+        ):
             truth.log()
     silent = rig.truth_server("echo", "tests.servers.host.obedient")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"did not start: .* did not answer within 0\.2 s"), silent:

@@ -165,7 +165,6 @@ class Dispatcher:
         self.next_due_ns = NEVER if t0_ns is None or next_ns is None else t0_ns + next_ns
 
     def fire(self, at_ns: int) -> None:
-        """Send all that is due."""
         soon, in_flight, limit, send = self._schedule.soon, self._in_flight, self._limit, self._send
         idle, waiting = self._pool.idle, self._waiting
         since_t0 = at_ns - (self._t0_ns or 0)

@@ -123,7 +123,6 @@ class Wire:
         self._ask(self._stop)
 
     def close(self) -> None:
-        """Stop, close every connection and end the thread."""
         self._ask(self._stop)
         self._ask(self._close)
         if self._thread.is_alive():

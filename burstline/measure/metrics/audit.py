@@ -83,7 +83,6 @@ def ends_in_loop(reply: Tokens) -> bool:
 
 
 def audit_sentence(audit: Audit) -> str:
-    """What an audit found, for the page and the terminal."""
     reader = f" {reader_sentence(audit.second_reader)}" if audit.second_reader else ""
     load, alone, excess = audit.under_load, audit.alone, audit.excess
     if isinstance(load, Absent) or isinstance(alone, Absent) or isinstance(excess, Absent):

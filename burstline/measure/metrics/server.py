@@ -21,10 +21,11 @@ from burstline.measure.metrics.definitions import e2e_service, gaps, ttft_servic
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Agreement, Cost, Memory, Throughput
 from burstline.measure.record.telemetry import Telemetry
-from burstline.measure.record.verdict import FLOOR_S, Reason, time_text
+from burstline.measure.record.verdict import FLOOR_S, Reason
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, measured
 from burstline.measure.stats.quantiles import Ranked, each_once
 from burstline.servers.identity import Identity
+from burstline.wording import time_text
 
 LATENCIES = ("ttft", "itl", "e2e")
 UNEXPLAINED = 0.05

@@ -41,7 +41,6 @@ class Turns:
 
     @property
     def opens(self) -> NDArray[np.bool_]:
-        """Which turns are the first of their session."""
         return np.array([not parents for parents in self.after], dtype=bool)
 
     @classmethod

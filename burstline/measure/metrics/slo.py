@@ -1,7 +1,7 @@
 """Service-level objectives (`--slo`) and whether a run met them: pass, fail, or inconclusive.
 
-A goal on a percentile, a mean or the whole run (`ttft.p99<=2s`, `output_tok_per_s>=1000`) is a target. One on
-single requests (`ttft<=2s`) is a criterion: goodput counts the requests that meet them all.
+An SLO on a percentile, a mean or the whole run (`ttft.p99<=2s`, `output_tok_per_s>=1000`) is a target. One
+on single requests (`ttft<=2s`) is a criterion: goodput counts the requests that meet them all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from burstline.measure.metrics.definitions import METRICS, PERCENTILES, QUANTILE
 from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import Grade, State, TargetResult, Use, time_text, withheld
+from burstline.measure.record.verdict import Grade, SloResult, State, Use, withheld
 from burstline.measure.stats.estimates import (
     Absent,
     Estimate,
@@ -31,6 +31,7 @@ from burstline.measure.stats.estimates import (
 )
 from burstline.measure.stats.figure import Result, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
+from burstline.wording import time_text
 from burstline.workloads.request import WorkloadError
 
 STATISTICS: Final = (*PERCENTILES, "mean")
@@ -43,7 +44,7 @@ WHOLE_RUN: Final[Mapping[str, tuple[str, str, str, str]]] = {
     "server_peak_bytes": ("memory", "server_peak_bytes", "bytes", "<="),
     "device_peak_bytes": ("memory", "device_peak_bytes", "bytes", "<="),
 }
-"""Goals on a run as a whole: where the summary has the number, its unit, and which way it may go."""
+"""SLOs on a run as a whole: where the summary has the number, its unit, and which way it may go."""
 
 UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6},
@@ -55,7 +56,7 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 """By stored unit, the units that a person may write and what each is worth."""
 
 SHARES: Final = ("attainment", "goodput_per_s")
-"""Goals on the requests that meet all criteria."""
+"""SLOs on the requests that meet all criteria."""
 MAY_BE_WHY: Final = {
     State.DISTURBED: "other work on this machine may be why it is missed",
     State.COLD: "its slow first requests may be why it is missed",
@@ -64,14 +65,14 @@ WORST_FIRST: Final = (Result.FAIL, Result.INCONCLUSIVE, Result.PASS)
 CERTAIN_MARGIN: Final = 2.0
 """By what factor a single run must meet or miss a target: nothing is known of the noise between runs."""
 
-_GOAL = re.compile(
+_SLO = re.compile(
     r"\s*(?P<metric>[a-z_0-9]+?)(\.(?P<statistic>p[0-9.]+|mean))?\s*(?P<op><=|>=)\s*"
     r"(?P<value>[0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?)\s*(?P<unit>[^\s0-9]*)\s*"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Slo:
     """`statistic` is one of STATISTICS, None for a whole run or single requests; `bound` in stored units."""
 
     text: str
@@ -86,9 +87,9 @@ class Goal:
         return self.statistic is None and self.metric in METRICS and self.metric not in WHOLE_RUN
 
 
-def parse_goal(text: str) -> Goal:
-    """The goal in `metric[.statistic]<=value unit`; WorkloadError, naming what is known, where it is none."""
-    found = _GOAL.fullmatch(text)
+def parse_slo(text: str) -> Slo:
+    """The SLO in `metric[.statistic]<=value unit`; WorkloadError, naming what is known, where it is none."""
+    found = _SLO.fullmatch(text)
     if found is None:
         raise WorkloadError(
             f"--slo {text!r}: expected METRIC.PERCENTILE<=VALUE UNIT, e.g. --slo 'ttft.p99<=2s' (in quotes: "
@@ -106,7 +107,7 @@ def parse_goal(text: str) -> Goal:
     bound = float(found["value"]) * factor
     if not 0 < bound < math.inf:
         raise WorkloadError(f"--slo {text!r}: expected a value above 0, and a finite one")
-    return Goal(re.sub(r"\s+", "", text), metric, statistic, op, bound)
+    return Slo(re.sub(r"\s+", "", text), metric, statistic, op, bound)
 
 
 def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:
@@ -129,21 +130,21 @@ def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[
     return METRICS[metric].unit, "<="
 
 
-def missed(c: Columns, goals: Sequence[Goal]) -> Floats | None:
-    """Per request, its value as a share of the bound, of the criterion among `goals` that it misses most.
+def missed(c: Columns, slos: Sequence[Slo]) -> Floats | None:
+    """Per request, its value as a share of the bound, of the criterion among `slos` that it misses most.
 
     A request is good at 1 and below; a failure is infinitely far from it. None where that is unknown: a
     metric that is undefined by nature (TPOT of a single token) is no criterion for that request, but one that
     was not measured for a success, for example because its tokens were not counted, decides nothing.
     """
     shares = np.where(c.ok, 0.0, np.inf)
-    for goal in goals:
-        of = METRICS[goal.metric].of if goal.per_request else None
+    for slo in slos:
+        of = METRICS[slo.metric].of if slo.per_request else None
         if of is not None:
-            values, undefined = of(c), METRICS[goal.metric].undefined(c)
+            values, undefined = of(c), METRICS[slo.metric].undefined(c)
             if (np.isnan(values) & c.ok & ~undefined).any():
                 return None
-            shares = np.where(undefined, shares, np.fmax(shares, values / goal.bound))
+            shares = np.where(undefined, shares, np.fmax(shares, values / slo.bound))
     return shares
 
 
@@ -165,74 +166,73 @@ def state_decides(summary: Summary) -> bool:
     return state == State.FAILED if summary.targets else state != State.VALID
 
 
-def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
-    """Every target among `goals` with what was measured."""
-    misses, targets = missed(c, goals) if len(c) else None, [goal for goal in goals if not goal.per_request]
-    return tuple(_judge(goal, summary.figure(*_path(goal)), c, [summary], misses) for goal in targets)
+def judge_slos(slos: Sequence[Slo], summary: Summary, c: Columns) -> tuple[SloResult, ...]:
+    """Every target among `slos` with what was measured."""
+    misses, targets = missed(c, slos) if len(c) else None, [slo for slo in slos if not slo.per_request]
+    return tuple(_judge(slo, summary.figure(*_path(slo)), c, [summary], misses) for slo in targets)
 
 
 def judge_over_runs(
-    goals: Sequence[Goal], runs: Sequence[Summary], pooled: Callable[[tuple[str, ...]], Figure]
-) -> tuple[TargetResult, ...]:
-    """Every target among `goals` over several runs of one load; `pooled` is their common figure at a path.
+    slos: Sequence[Slo], runs: Sequence[Summary], pooled: Callable[[tuple[str, ...]], Figure]
+) -> tuple[SloResult, ...]:
+    """Every target among `slos` over several runs of one load; `pooled` is their common figure at a path.
 
     What makes one run's result doubtful makes this one so. Where a run lacks the figure, its own result
     counts.
     """
     results = []
-    for goal in (goal for goal in goals if not goal.per_request):
-        figure = pooled(_path(goal))
+    for slo in (slo for slo in slos if not slo.per_request):
+        figure = pooled(_path(slo))
         if isinstance(figure, Absent):
-            own = [row for run in runs for row in run.targets if row.target == goal.text]
+            own = [row for run in runs for row in run.targets if row.target == slo.text]
             results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
             continue
-        results.append(_judge(goal, figure, None, runs, None))
+        results.append(_judge(slo, figure, None, runs, None))
     return tuple(results)
 
 
-def _missed_below(goal: Goal, summary: Summary, c: Columns) -> str:
+def _missed_below(slo: Slo, summary: Summary, c: Columns) -> str:
     """Which lower percentile misses the target already: the asked one, not known well enough, is no lower."""
-    if goal.statistic not in PERCENTILES:
+    if slo.statistic not in PERCENTILES:
         return ""
-    for p in PERCENTILES[: PERCENTILES.index(goal.statistic)]:
-        figure = summary.figure("metrics", goal.metric, p)
-        if _held_against(replace(goal, statistic=p), figure, c)[0] == Result.FAIL:
+    for p in PERCENTILES[: PERCENTILES.index(slo.statistic)]:
+        figure = summary.figure("metrics", slo.metric, p)
+        if _held_against(replace(slo, statistic=p), figure, c)[0] == Result.FAIL:
             if not isinstance(figure, Estimate):
-                return f"too few requests to tell {goal.statistic}, but {p} misses it already"
+                return f"too few requests to tell {slo.statistic}, but {p} misses it already"
             value = time_text(figure.point) if figure.unit == "s" else f"{figure.point:.3g} {figure.unit}"
-            return f"too few requests to tell {goal.statistic}, but {p} is already {value}"
+            return f"too few requests to tell {slo.statistic}, but {p} is already {value}"
     return ""
 
 
-def _path(goal: Goal) -> tuple[str, ...]:
-    """Where a summary has the goal's number."""
-    if goal.metric in WHOLE_RUN:
-        return WHOLE_RUN[goal.metric][:2]
-    return "metrics", goal.metric, str(goal.statistic)
+def _path(slo: Slo) -> tuple[str, ...]:
+    if slo.metric in WHOLE_RUN:
+        return WHOLE_RUN[slo.metric][:2]
+    return "metrics", slo.metric, str(slo.statistic)
 
 
 def _judge(
-    goal: Goal, figure: Figure, c: Columns | None, runs: Sequence[Summary], misses: Floats | None
-) -> TargetResult:
+    slo: Slo, figure: Figure, c: Columns | None, runs: Sequence[Summary], misses: Floats | None
+) -> SloResult:
     """The target by its `figure`; `c` are the requests where that is of one run."""
-    result, reason = _held_against(goal, figure, c, misses)
-    if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(goal, runs[0], c)):
+    result, reason = _held_against(slo, figure, c, misses)
+    if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(slo, runs[0], c)):
         result, reason = Result.FAIL, lower
-    doubts = () if result == Result.INCONCLUSIVE else (_doubt(goal, result, figure, run) for run in runs)
+    doubts = () if result == Result.INCONCLUSIVE else (_doubt(slo, result, figure, run) for run in runs)
     doubt = next(filter(None, doubts), None)
-    return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
+    return SloResult(slo.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
 
 
-def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
+def _doubt(slo: Slo, result: Result, figure: Figure, summary: Summary) -> str | None:
     """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
-    grade = summary.grades.get(goal.metric, {}).get(str(goal.statistic))
-    if by := spoilt_by(goal, summary):
-        return f"{by}: it spoils {goal.metric}{f'.{goal.statistic}' * bool(goal.statistic)}"
+    grade = summary.grades.get(slo.metric, {}).get(str(slo.statistic))
+    if by := spoilt_by(slo, summary):
+        return f"{by}: it spoils {slo.metric}{f'.{slo.statistic}' * bool(slo.statistic)}"
     shown = figure.point if isinstance(figure, Estimate) else math.inf
-    if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
+    if grade is not None and grade.read_effect_s and abs(shown - slo.bound) <= grade.read_effect_s:
         return "late reads could change the result"
     as_sent_s = grade.as_sent_s if grade is not None and grade.grade == Grade.AS_SENT else None
-    if as_sent_s is not None and (as_sent_s <= goal.bound) != (shown <= goal.bound):
+    if as_sent_s is not None and (as_sent_s <= slo.bound) != (shown <= slo.bound):
         return f"late sends change the result: counted from the send it is {as_sent_s:.4g} s"
     state = withheld(summary.verdict, Use.MET if result == Result.PASS else Use.MISSED)
     if state is None:
@@ -241,49 +241,49 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     return f"the run is {state}{f': {why}' if why else f', so this does not count (measured: {result})'}"
 
 
-def spoilt_by(goal: Goal, summary: Summary) -> str:
-    """What spoilt the goal's number or a share's criteria, in words; "" where nothing did."""
-    places = [_path(goal)]
-    if goal.metric in SHARES:
-        most = max(0.5, goal.bound if goal.metric == "attainment" else 0.0)
+def spoilt_by(slo: Slo, summary: Summary) -> str:
+    """What spoilt the SLO's number or a share's criteria, in words; "" where nothing did."""
+    places = [_path(slo)]
+    if slo.metric in SHARES:
+        most = max(0.5, slo.bound if slo.metric == "attainment" else 0.0)
         ps = [label(p) for p in QUANTILES if p <= most]
         places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
 
 def _held_against(
-    goal: Goal, figure: Figure, c: Columns | None, misses: Floats | None = None
+    slo: Slo, figure: Figure, c: Columns | None, misses: Floats | None = None
 ) -> tuple[Result, str]:
     if isinstance(figure, Absent):
-        if c is not None and _lies_among_failures(goal, c):
+        if c is not None and _lies_among_failures(slo, c):
             n_failed = len(c) - int(c.ok.sum())
             return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason
     if figure.level is None:
-        return _by_margin(goal, figure, misses)
-    near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
-    sign = 1 if goal.op == "<=" else -1
-    if near is not None and sign * near <= sign * goal.bound:
+        return _by_margin(slo, figure, misses)
+    near, far = (figure.high, figure.low) if slo.op == "<=" else (figure.low, figure.high)
+    sign = 1 if slo.op == "<=" else -1
+    if near is not None and sign * near <= sign * slo.bound:
         return Result.PASS, "the whole interval meets it"
-    if far is not None and sign * far > sign * goal.bound:
+    if far is not None and sign * far > sign * slo.bound:
         return Result.FAIL, "the whole interval misses it"
     if near is None:
         # What serial correlation leaves unbounded is one observation, as a burst is.
-        result, reason = _by_margin(goal, figure)
+        result, reason = _by_margin(slo, figure)
         decided = result == Result.PASS
         return (result, reason) if decided else (Result.INCONCLUSIVE, figure.note or reason)
-    side = near if sign * figure.point <= sign * goal.bound else far
-    if side is None or figure.point == goal.bound:
+    side = near if sign * figure.point <= sign * slo.bound else far
+    if side is None or figure.point == slo.bound:
         return Result.INCONCLUSIVE, "the interval contains the limit: more requests would decide it"
     # The half of an interval shrinks with the square root of the number of requests.
-    many = figure.n * ((side - figure.point) / (goal.bound - figure.point)) ** 2
+    many = figure.n * ((side - figure.point) / (slo.bound - figure.point)) ** 2
     decided_by = (
         f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number of requests"
     )
     return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
 
 
-def _by_margin(goal: Goal, figure: Estimate, misses: Floats | None = None) -> tuple[Result, str]:
+def _by_margin(slo: Slo, figure: Estimate, misses: Floats | None = None) -> tuple[Result, str]:
     """One run is one observation: it decides where its margin exceeds how far runs of one system differ.
 
     That is not known: identical bursts have differed by a quarter. Of a share the margin is that of the
@@ -291,19 +291,19 @@ def _by_margin(goal: Goal, figure: Estimate, misses: Floats | None = None) -> tu
     decide it too.
     """
     reading, n = figure.point, figure.n
-    met = reading <= goal.bound if goal.op == "<=" else reading >= goal.bound
+    met = reading <= slo.bound if slo.op == "<=" else reading >= slo.bound
     result = Result.PASS if met else Result.FAIL
-    if goal.metric.endswith("_bytes"):
+    if slo.metric.endswith("_bytes"):
         return result, "one value without an interval"
-    ends = (reading, goal.bound)
-    if goal.metric == "attainment":
+    ends = (reading, slo.bound)
+    if slo.metric == "attainment":
         low, high = clopper_pearson(reading * n, n)
-        if low < goal.bound <= high:
+        if low < slo.bound <= high:
             return Result.INCONCLUSIVE, f"{n:,} requests are too few to decide it"
-        ends = (1 - reading, 1 - goal.bound)
+        ends = (1 - reading, 1 - slo.bound)
         if misses is not None:
             other = float((misses <= (1 / CERTAIN_MARGIN if met else CERTAIN_MARGIN)).mean())
-            if (other >= goal.bound) == met:
+            if (other >= slo.bound) == met:
                 return result, f"one run {'meets' if met else 'misses'} it, whatever runs may differ"
             reason = f"at {'half' if met else 'twice'} the latency bounds it is {other:.4g}"
             return Result.INCONCLUSIVE, f"{reason}; another run may differ (use --repeats 3)"
@@ -315,32 +315,32 @@ def _by_margin(goal: Goal, figure: Estimate, misses: Floats | None = None) -> tu
     return Result.INCONCLUSIVE, f"{reason}; another run may not (use --repeats 3)"
 
 
-def _lies_among_failures(goal: Goal, c: Columns) -> bool:
+def _lies_among_failures(slo: Slo, c: Columns) -> bool:
     """Whether enough requests failed to make the percentile infinite for certain."""
-    if goal.statistic is None or not goal.statistic.startswith("p") or not len(c):
+    if slo.statistic is None or not slo.statistic.startswith("p") or not len(c):
         return False
-    low_rank, _ = order_statistic_ranks(len(c), float(goal.statistic[1:]) / 100)
+    low_rank, _ = order_statistic_ranks(len(c), float(slo.statistic[1:]) / 100)
     return low_rank is not None and low_rank > int(c.ok.sum())
 
 
 ATTAINMENT: Final = "attainment"
 
 
-def bounds_of(goals: Sequence[Goal]) -> tuple[LatencyBound, ...]:
-    """The bound of each goal; WorkloadError for one that is not about the latency of single requests."""
+def bounds_of(slos: Sequence[Slo]) -> tuple[LatencyBound, ...]:
+    """The bound of each SLO; WorkloadError for one that is not about the latency of single requests."""
     found = []
-    for goal in goals:
-        if goal.metric == ATTAINMENT and any(other.per_request for other in goals):
-            found.append(LatencyBound(goal.text, goal.bound, 1.0))
-        elif (goal.statistic or "").startswith("p") and METRICS[goal.metric].of is not None:
-            found.append(LatencyBound(goal.text, float(str(goal.statistic)[1:]) / 100, goal.bound))
-        elif not goal.per_request:
+    for slo in slos:
+        if slo.metric == ATTAINMENT and any(other.per_request for other in slos):
+            found.append(LatencyBound(slo.text, slo.bound, 1.0))
+        elif (slo.statistic or "").startswith("p") and METRICS[slo.metric].of is not None:
+            found.append(LatencyBound(slo.text, float(str(slo.statistic)[1:]) / 100, slo.bound))
+        elif not slo.per_request:
             raise WorkloadError(
-                f"--slo {goal.text!r}: a limit is searched for percentiles of requests' latencies, such as "
+                f"--slo {slo.text!r}: a limit is searched for percentiles of requests' latencies, such as "
                 "'ttft.p90<=500ms', and for attainment, such as 'ttft<=500ms' with 'attainment>=95%'"
             )
     if not found:
-        also = " beside them, e.g. --slo 'attainment>=95%'" if goals else ", e.g. --slo 'ttft.p90<=500ms'"
+        also = " beside them, e.g. --slo 'attainment>=95%'" if slos else ", e.g. --slo 'ttft.p90<=500ms'"
         raise WorkloadError(f"--slo: a limit needs one that is about all requests{also}")
     for bound in found:
         if not bound.p < 1:
@@ -348,29 +348,29 @@ def bounds_of(goals: Sequence[Goal]) -> tuple[LatencyBound, ...]:
     return tuple(found)
 
 
-def evidence_of(goals: Sequence[Goal], c: Columns, *, open_loop: bool) -> Evidence:
+def evidence_of(slos: Sequence[Slo], c: Columns, *, open_loop: bool) -> Evidence:
     """The evidence of these requests, which stand in the order they were due; see `Evidence`."""
     in_flight = None
     if open_loop:
         ended_s = np.sort(np.where(np.isnan(c.closed_s), np.inf, c.closed_s))
         in_flight = np.arange(len(c), dtype=np.float64) - np.searchsorted(ended_s, c.due_s)
 
-    def latency(goal: Goal) -> Floats:
-        of = METRICS[goal.metric].of
+    def latency(slo: Slo) -> Floats:
+        of = METRICS[slo.metric].of
         assert of is not None
         return np.where(c.failed, np.inf, of(c))
 
-    return Evidence(latencies_of(goals, latency), in_flight)
+    return Evidence(latencies_of(slos, latency), in_flight)
 
 
-def latencies_of(goals: Sequence[Goal], latency: Callable[[Goal], Floats]) -> tuple[Floats, ...]:
-    """What each of `bounds_of(goals)` bounds, for each request; `latency` is of a goal's metric."""
-    criteria = [goal for goal in goals if goal.per_request]
+def latencies_of(slos: Sequence[Slo], latency: Callable[[Slo], Floats]) -> tuple[Floats, ...]:
+    """What each of `bounds_of(slos)` bounds, for each request; `latency` is of an SLO's metric."""
+    criteria = [slo for slo in slos if slo.per_request]
 
-    def bounded(goal: Goal) -> Floats:
-        if goal.metric != ATTAINMENT:
-            return latency(goal)
+    def bounded(slo: Slo) -> Floats:
+        if slo.metric != ATTAINMENT:
+            return latency(slo)
         # By how much each request misses the criterion that it misses most: above 1 it misses one.
         return np.asarray(np.fmax.reduce([latency(each) / each.bound for each in criteria]))
 
-    return tuple(bounded(goal) for goal in goals if goal not in criteria)
+    return tuple(bounded(slo) for slo in slos if slo not in criteria)

@@ -20,7 +20,7 @@ from burstline.measure.metrics.definitions import QUANTILES, e2e_service, tpot, 
 from burstline.measure.metrics.throughput import Lives, Window
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Section, Stationarity
-from burstline.measure.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, time_text, tolerance_s
+from burstline.measure.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, tolerance_s
 from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.measure.stats.quantiles import quantile_of
 from burstline.measure.stats.serial_correlation import (
@@ -34,6 +34,7 @@ from burstline.measure.stats.serial_correlation import (
     warm_up_end,
 )
 from burstline.roofline.predict.forecast import FILLED, whole_waves
+from burstline.wording import time_text
 from burstline.workloads.arrivals import STEADY_PATTERNS
 
 LEAST_REQUESTS: Final = 80

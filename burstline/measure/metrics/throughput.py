@@ -230,7 +230,6 @@ def _binned(window: Window, block_s: float, at_s: Floats, amount: NDArray[Any]) 
 
 
 def _rate(window: Window, block_s: float, binned: Sequence[tuple[Floats, int]], unit: str) -> Figure:
-    """The sum of several binned amounts per second."""
     if window.length_s < block_s:
         return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(block_s)}")
     amounts, n = np.sum([each for each, _ in binned], axis=0), sum(n for _, n in binned)

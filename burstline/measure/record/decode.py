@@ -270,7 +270,6 @@ def readings(captures: Path, engine: Engine, indices: Container[int]) -> dict[in
 
 
 def _replies(captures: Path) -> Iterator[tuple[Capture, HttpReply]]:
-    """The captures whose bytes begin with a reply in HTTP."""
     for capture in read_captures(captures):
         with suppress(EngineError):
             if (parsed := http1.parse(capture.reads)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import Final
@@ -84,7 +84,6 @@ MOST_MORE_TOK: Final = 16_384
 """Counts above 16x the planned tokens plus 16,384 are rejected."""
 HUNG_UP: Final = "hung_up"
 """A capture's failure where the client had all planned tokens and ended a stream that would go on."""
-_NO_REPLY: Final = Reply(events=())
 
 
 def failed(counts: Mapping[str, int], *, interrupted: bool = False) -> dict[str, int]:
@@ -204,9 +203,7 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """The decoded contents of a reply, and their times."""
-
-    reply: Reply = _NO_REPLY
+    reply: Reply = field(default_factory=Reply)
     tokens: _Tokens = _Tokens()
     token_ns: Sequence[int] = ()
     lag_ns: Sequence[int] = ()

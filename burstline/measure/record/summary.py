@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from burstline.measure.record import typed_json
 from burstline.measure.record.manifest import OPTIONAL, SCHEMA
-from burstline.measure.record.verdict import MOST_SHARE, PercentileGrade, Replies, TargetResult, Verdict
+from burstline.measure.record.verdict import MOST_SHARE, PercentileGrade, Replies, SloResult, Verdict
 from burstline.measure.stats.figure import Absent, Estimate, Figure, known
 from burstline.roofline.predict.forecast import NoForecast, Score
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled, Reconciliation
@@ -68,8 +68,6 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles(Section):
-    """Percentiles of one metric."""
-
     p50: Figure = titled("p50")
     p90: Figure = titled("p90")
     p95: Figure = titled("p95")
@@ -423,7 +421,7 @@ class Summary:
     counts: Mapping[str, int]
     metrics: Mapping[str, MetricFigures]
     verdict: Verdict
-    targets: tuple[TargetResult, ...] = ()
+    targets: tuple[SloResult, ...] = ()
     bounds: Mapping[str, Quantiles] = field(default_factory=dict)
     interactivity: Quantiles = Quantiles()
     throughput: Throughput = Throughput()

@@ -164,11 +164,6 @@ Grades = Mapping[str, Mapping[str, PercentileGrade]]
 """By metric and percentile ("ttft", "p99"); percentiles that do not exist have no grade."""
 
 
-def time_text(seconds: float) -> str:
-    """As people write it: `136 ms`, `1.26 s`."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 def tolerance_s(value_s: float) -> float:
     """Up to where an effect on a latency of this size is not worth a word."""
     return max(FLOOR_S, SHARE * value_s)
@@ -180,7 +175,7 @@ def is_unreliable(value_s: float, read_s: float | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetResult:
+class SloResult:
     """An SLO of the whole run (`target`, as it was written), judged; `reason` says why in words."""
 
     target: str

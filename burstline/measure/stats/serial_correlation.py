@@ -210,7 +210,6 @@ def size_at(samples: OrderedSamples, p: float) -> float:
 
 
 def _effective_at(samples: OrderedSamples, most: float) -> float:
-    """The same of the share above the value `most`."""
     total, weights = samples.samples.ranked.total, samples.weights
     below = samples.sums(samples.samples.value <= most)
     share = float(below.sum() / total)

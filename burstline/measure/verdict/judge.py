@@ -26,12 +26,12 @@ from burstline.measure.record.verdict import (
     Reason,
     State,
     Verdict,
-    time_text,
     worst,
 )
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from burstline.measure.stats.figure import known
 from burstline.servers.identity import Identity
+from burstline.wording import time_text
 
 HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
 """The percentiles that people read first: where the client spoils one of them, it spoils the run."""

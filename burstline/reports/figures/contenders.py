@@ -57,7 +57,6 @@ class Ratio:
 
     @property
     def bounds(self) -> str:
-        """`[1.26, 1.45]`, "" without an interval."""
         return self.interval.partition("CI ")[2]
 
 

@@ -162,7 +162,6 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
 
 
 def _finding(label: str, curve: Curve, scale: Scale) -> str:
-    """The ends and the middle in words."""
     n, n_ok = curve.n, curve.n_ok
     first, last = (f"{number(curve.values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
     failed = f"; {n - n_ok:,} of {n:,} failed, so their latency counts as infinite" if n_ok < n else ""

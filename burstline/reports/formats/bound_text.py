@@ -20,8 +20,6 @@ def told(found: Mapping[str, Any]) -> str:
         parts += ["", _sentence(name, phase), *_differ(phase), "", _phase_table(phase)]
     parts += ["", _outcome(found), _room(found["memory"]), ""]
     parts += [_what_ifs(found["what_if"]), "", _constants(found["constants"])]
-    if found["burst"]:
-        parts += ["", _burst({device["name"]: found["burst"]})]
     parts += ["", "Assumed:", *(f"- {line}" for line in found["assumed"])]
     return "\n".join(parts)
 
@@ -146,32 +144,6 @@ def _outcome(found: Mapping[str, Any]) -> str:
     )
 
 
-def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
-    """The same burst on each device, at the ceiling and as predicted."""
-    header = ["device", "", "s", "tok/s", "TTFT p50 s", "TTFT p99 s", "TPOT ms", "at once", "preemptions"]
-    rows = [
-        [
-            device,
-            by,
-            f"{one['makespan_s']:,.1f}",
-            f"{one['output_tok_per_s']:,.0f}",
-            f"{one['ttft_p50_s']:,.2f}",
-            f"{one['ttft_p99_s']:,.2f}",
-            "" if one["tpot_mean_s"] is None else _ms(one["tpot_mean_s"]),
-            str(one["most_running"]),
-            str(one["n_preemptions"]),
-        ]
-        for device, burst in bursts.items()
-        for by, one in burst["by"].items()
-    ]
-    burst = next(iter(bursts.values()))
-    title = (
-        f"A burst of {burst['n_requests']:,} such requests, at most {burst['max_num_seqs']} at once and"
-        f" {burst['max_num_batched_tokens']:,} new tokens a step:"
-    )
-    return title + "\n\n" + columns([header, *rows], range(2))
-
-
 def compared(found: Sequence[Mapping[str, Any]]) -> str:
     """Several devices side by side; those that cannot hold the model say why."""
     possible = [one for one in found if "impossible" not in one]
@@ -180,8 +152,6 @@ def compared(found: Sequence[Mapping[str, Any]]) -> str:
         notes = [f"{name}: {note}" for name, phase in one["phases"].items() for note in _differ(phase)]
         parts.append("\n".join(f"{one['device']['name']}: {each}" for each in [*notes, _room(one["memory"])]))
     parts += [_bound_table(possible, name) for name in ("prefill", "decode")]
-    if bursts := {one["device"]["name"]: one["burst"] for one in possible if one["burst"]}:
-        parts.append(_burst(bursts))
     parts += [f"{one['device']['name']}: {one['impossible']}" for one in found if "impossible" in one]
     assumed = list(dict.fromkeys(line for one in possible for line in one["assumed"]))
     parts += ["\n".join(["Assumed:", *(f"- {line}" for line in assumed)])] * bool(assumed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from burstline.measure.metrics.slo import Goal, parse_goal
+from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import ServerFacts
 from burstline.measure.record.verdict import HELD, QUEUE_GREW, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
@@ -53,7 +53,7 @@ class Sweep:
     points: tuple[Point, ...]
     per_device: bool
     percentile: Mapping[str, str]
-    goals: tuple[Goal, ...]
+    slos: tuple[Slo, ...]
 
     @property
     def output_unit(self) -> str:
@@ -84,10 +84,10 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
     cases = [case for _, case in group]
     labels = tuple(dict.fromkeys(label for case in cases for label in case.labels))
     views = [view for case in cases for view in case.views]
-    # Criteria for single requests are no bound on a percentile: only targets of whole runs are goals.
+    # Criteria for single requests are no bound on a percentile: only targets of whole runs are slos.
     targets = dict.fromkeys(row.target for view in views for row in view.summary.targets)
-    goals = tuple(map(parse_goal, targets))
-    percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
+    slos = tuple(map(parse_slo, targets))
+    percentile = {metric: _percentile(metric, cases, slos) for metric in ("tpot", "ttft", "e2e")}
     per_device = None not in [n_devices(view) for view in views]
     points = tuple(
         _point(case.named(label), load, case, percentile, per_device)
@@ -105,13 +105,13 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
         points=points,
         per_device=per_device,
         percentile=percentile,
-        goals=goals,
+        slos=slos,
     )
 
 
-def _percentile(metric: str, cases: Sequence[Case], goals: Sequence[Goal]) -> str:
+def _percentile(metric: str, cases: Sequence[Case], slos: Sequence[Slo]) -> str:
     """A target's; else of the time per token the median, of the others the highest that most points have."""
-    wanted = [g.statistic for g in goals if g.metric == metric and g.statistic in PERCENTILES]
+    wanted = [g.statistic for g in slos if g.metric == metric and g.statistic in PERCENTILES]
     if wanted:
         return str(wanted[0])
     if metric == "tpot":

@@ -31,7 +31,7 @@ from burstline.reports.model.comparison import (
     better,
 )
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.number_format import counted, duration, number, point, scale_of, with_unit
+from burstline.reports.number_format import duration, number, point, scale_of, with_unit
 from burstline.reports.page.bottleneck import (
     finite,
     limit_of,
@@ -46,6 +46,7 @@ from burstline.reports.page.side_by_side import SAME_TEXT, detectable, times_of
 from burstline.reports.page.sweep_words import best_loads, limits, next_loads
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import NotReconciled
+from burstline.wording import counted
 
 STRAGGLERS: Final = 0.75
 """A burst that had served 95% of its requests in a smaller share of its time ended with stragglers."""

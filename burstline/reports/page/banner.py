@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from burstline.measure.metrics.slo import judge_over_runs, parse_goal
+from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.summary import Goodput, Instrument, Summary
-from burstline.measure.record.verdict import Reason, State, TargetResult
+from burstline.measure.record.verdict import Reason, SloResult, State
 from burstline.measure.stats.figure import Absent, Estimate, Result
 from burstline.measure.verdict.comparable import ALONE, COMPARABLE
 from burstline.reports.blocks import MARKS, Banner, TargetLine
@@ -127,7 +127,7 @@ _WORST_FIRST: Final[tuple[str, ...]] = (
 )
 
 
-def _target_line(row: TargetResult) -> TargetLine:
+def _target_line(row: SloResult) -> TargetLine:
     why = "" if row.result == Result.PASS else row.reason
     value = with_interval(row.measured) if isinstance(row.measured, Estimate) or not why else ""
     return TargetLine(MARKS[row.result], row.result, row.target, value, why)
@@ -139,8 +139,8 @@ def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
         return ()
     (contender,) = cases[0].contenders
     summaries = [view.summary for view in contender.views]
-    goals = [parse_goal(text) for text in contender.views[0].manifest.targets]
-    rows = judge_over_runs(goals, summaries, lambda path: contender.figure(*path))
+    slos = [parse_slo(text) for text in contender.views[0].manifest.targets]
+    rows = judge_over_runs(slos, summaries, lambda path: contender.figure(*path))
     return tuple(map(_target_line, rows))
 
 

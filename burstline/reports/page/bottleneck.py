@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from burstline.measure.metrics.definitions import METRICS
-from burstline.measure.metrics.slo import Goal, parse_goal
+from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import OVERLOADED, lost_a_part
 from burstline.measure.record.summary import Summary
@@ -17,12 +17,13 @@ from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.reports.model.comparison import E2E, Case, Contender, View
-from burstline.reports.number_format import count, counted, with_unit
+from burstline.reports.number_format import count, with_unit
 from burstline.reports.page.sweep_words import slo_words
 from burstline.reports.sentences import NEXT, say, say_next, uncapitalised
 from burstline.roofline.reconcile.reconciliation import Reconciliation
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
+from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
 
 QUEUED: Final = 0.25
@@ -287,9 +288,9 @@ def next_by(view: View, who: str = "") -> str:
     code = limited_by(view.summary, view.manifest)[0]
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
-        goal, seen = found
-        title, most = METRICS[goal.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
-        step = say("next.looser", slo=slo_words(goal), metric=title, least=seen["min"], most=most)
+        slo, seen = found
+        title, most = METRICS[slo.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
+        step = say("next.looser", slo=slo_words(slo), metric=title, least=seen["min"], most=most)
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])
     return say_next(step)
@@ -313,7 +314,7 @@ def _room(view: View) -> float:
     return running / kv if running and kv and LOW < kv < FULL else math.inf
 
 
-def hopeless(view: View) -> tuple[Goal, dict[str, str]] | None:
+def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
     """The first SLO that even the fastest request misses at a server that kept up with its load.
 
     With it the metric's `min` and, where it is finite, `max`, with their unit.
@@ -321,13 +322,13 @@ def hopeless(view: View) -> tuple[Goal, dict[str, str]] | None:
     summary = view.summary
     if limited_by(summary, view.manifest)[0] not in ("limit.load", "limit.one-in-flight"):
         return None
-    missed = (parse_goal(each.target) for each in summary.targets if each.result == Result.FAIL)
-    for goal in missed:
-        ends = {end: summary.figure("metrics", goal.metric, end) for end in ("min", "max")}
+    missed = (parse_slo(each.target) for each in summary.targets if each.result == Result.FAIL)
+    for slo in missed:
+        ends = {end: summary.figure("metrics", slo.metric, end) for end in ("min", "max")}
         least = finite(ends["min"])
-        if goal.statistic is not None and goal.op == "<=" and least is not None and least > goal.bound:
+        if slo.statistic is not None and slo.op == "<=" and least is not None and least > slo.bound:
             seen = {end: with_unit(f) for end, f in ends.items() if isinstance(f, Estimate) and finite(f)}
-            return goal, seen
+            return slo, seen
     return None
 
 

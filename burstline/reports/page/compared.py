@@ -236,8 +236,8 @@ def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
 def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
     """Where the targets on what the axes show are met; None where no target is on them."""
     wanted = sweep.percentile[cost.metric]
-    on_x = [g for g in sweep.goals if g.metric == cost.metric and g.statistic == wanted]
-    on_y = [g for g in sweep.goals if g.metric == "output_tok_per_s"] if not sweep.per_device else []
+    on_x = [g for g in sweep.slos if g.metric == cost.metric and g.statistic == wanted]
+    on_y = [g for g in sweep.slos if g.metric == "output_tok_per_s"] if not sweep.per_device else []
     if not on_x and not on_y:
         return None
     bound = min((g.bound for g in on_x), default=None)
@@ -267,12 +267,11 @@ def _explained(sweep: Sweep) -> str:
     return (
         f"Each point is one load; its number is {what}. Of two curves the higher one gives more output at "
         "the same latency. Whiskers are 95% intervals; an arrow marks an open end. "
-        f"{green if sweep.goals else ''}Hollow points are not reliable."
+        f"{green if sweep.slos else ''}Hollow points are not reliable."
     )
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:
-    """The points from left to right."""
     by_cost = sorted(
         (figure.point, k) for k, at in enumerate(known) if isinstance(figure := cost.of(at), Estimate)
     )

@@ -10,7 +10,6 @@ from burstline.measure.record.summary import Summary
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.number_format import counted
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner, case_banner, case_state, run_banner
 from burstline.reports.page.estimate_tables import headline_latencies, score_line, session_tables, whole_run
@@ -18,6 +17,7 @@ from burstline.reports.page.side_by_side import beside_others, contrast_json, si
 from burstline.reports.page.sweep_words import all_loads, remarks, sweep_json
 from burstline.reports.sentences import say
 from burstline.roofline.predict.forecast import Score
+from burstline.wording import counted
 
 
 def headline(comparison: Comparison, view: View) -> list[Block]:
@@ -29,7 +29,6 @@ def headline(comparison: Comparison, view: View) -> list[Block]:
 
 
 def digest(comparison: Comparison) -> list[Block]:
-    """What a terminal and a pull request show."""
     if comparison.run is not None:
         return _of_run(comparison, comparison.run)
     blocks: list[Block] = [Heading(comparison.title), answer(comparison)]

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from burstline.measure.metrics.slo import parse_goal
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.estimates import early_stopping_floor
@@ -19,7 +19,7 @@ from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
 from burstline.reports.model.comparison import QUANTILES, Contender, View, sending_order
-from burstline.reports.number_format import counted, duration, interval, scale_of, with_unit
+from burstline.reports.number_format import duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
 from burstline.reports.page.banner import FAILURES
 from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
@@ -27,6 +27,7 @@ from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+from burstline.wording import counted
 
 LONG: Final = 80
 """Letters of an advice that is no short answer."""
@@ -150,21 +151,15 @@ def pictures(view: View) -> list[Plot]:
 def bounds_of(view: View) -> dict[str, dict[str, float]]:
     """The upper bounds of the SLOs on latencies, by the metric's title and by their words."""
     found: dict[str, dict[str, float]] = {}
-    for goal in map(parse_goal, view.manifest.targets):
-        if goal.metric in ("ttft", "tpot", "e2e") and goal.op == "<=":
-            words = slo_words(goal).removeprefix(title_of(goal.metric)).strip()
-            found.setdefault(title_of(goal.metric), {})[words] = goal.bound
+    for slo in map(parse_slo, view.manifest.targets):
+        if slo.metric in ("ttft", "tpot", "e2e") and slo.op == "<=":
+            words = slo_words(slo).removeprefix(title_of(slo.metric)).strip()
+            found.setdefault(title_of(slo.metric), {})[words] = slo.bound
     return found
 
 
 def is_burst(view: View) -> bool:
     return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
-
-
-def served_order(c: Columns) -> Ints:
-    """Positions in the order in which first tokens came; what has none last, in the order of sending."""
-    sent = sending_order(c)
-    return sent[np.argsort(c.first_s[sent], kind="stable")]
 
 
 def overtaken(c: Columns) -> int:
@@ -181,7 +176,9 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
     title, label, x = "Latency over time", "when the request was due (s)", c.due_s
     if is_burst(view):
         title, label = "Latency along the queue", "place in the server's order of first tokens"
-        x, n_late = np.argsort(served_order(c)).astype(np.float64) + 1, overtaken(c)
+        sent = sending_order(c)  # what has no first token stands last
+        served = sent[np.argsort(c.first_s[sent], kind="stable")]
+        x, n_late = np.argsort(served).astype(np.float64) + 1, overtaken(c)
     late = counted(n_late, "request")
     finding = _trend(view, next(iter(latencies)))
     if n_late:

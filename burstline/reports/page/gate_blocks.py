@@ -18,10 +18,11 @@ from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, 
 from burstline.reports.figures.contenders import RunDot, history
 from burstline.reports.model.comparison import Case, Comparison, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
-from burstline.reports.number_format import counted, point, scale_of
+from burstline.reports.number_format import point, scale_of
 from burstline.reports.page.first_screen import next_tile
 from burstline.reports.page.page import Page, PageSection, case_sections, common_facts
 from burstline.reports.page.side_by_side import side_by_side
+from burstline.wording import counted
 
 STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
     GateOutcome.SAME: ("good", "✓", None),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from burstline.measure.metrics.slo import Goal, parse_goal
+from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.typed_json import from_fields, plain
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
@@ -35,7 +35,6 @@ from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.number_format import (
     Reach,
     count,
-    counted,
     duration,
     number,
     reach_of,
@@ -48,6 +47,7 @@ from burstline.reports.page.page import Page, PageSection
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS, say
 from burstline.servers.registry import ENGINES
+from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
 
 STATES: Final = {
@@ -139,7 +139,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         limit, then = limit_at(str(result.load(probed[0].load)), view)
     if found.none_holds or found.none_seems:
         none = "highest.none" if found.none_holds else "highest.none-seen"
-        sentence = say(none, who=who, slo=slo_words(parse_goal(found.worst.text)), **loads)
+        sentence = say(none, who=who, slo=slo_words(parse_slo(found.worst.text)), **loads)
         then = result.why or say("highest.change" if found.none_holds else "highest.lower")
     elif result.state == "confirmed":
         slos = slos_words(bound.text for bound in found.bounds)
@@ -181,7 +181,6 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
 
 
 def _told(verdict: Verdict) -> str:
-    """The first reason, and what to do."""
     return " ".join(f"{reason.text} {reason.advice}" for reason in (*verdict.reasons, *verdict.warnings)[:1])
 
 
@@ -313,17 +312,17 @@ def _probe_at(load: float | None, result: LimitResult, runs: Sequence[Run]) -> t
 
 def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
     """Each latency with an SLO, and the output, of each probe against its load."""
-    for goal in map(parse_goal, result.targets):
-        if goal.statistic is not None:
-            paths = dict.fromkeys((("metrics", goal.metric, goal.statistic), ("metrics", goal.metric, "p50")))
-            yield from _plot(result, runs, tuple(paths), slo_words(goal), goal)
+    for slo in map(parse_slo, result.targets):
+        if slo.statistic is not None:
+            paths = dict.fromkeys((("metrics", slo.metric, slo.statistic), ("metrics", slo.metric, "p50")))
+            yield from _plot(result, runs, tuple(paths), slo_words(slo), slo)
     yield from _plot(result, runs, (OUTPUT.path,), OUTPUT.title)
 
 
 def _plot(
-    result: LimitResult, runs: Sequence[Run], paths: Sequence[Path], title: str, goal: Goal | None = None
+    result: LimitResult, runs: Sequence[Run], paths: Sequence[Path], title: str, slo: Slo | None = None
 ) -> Iterator[Plot]:
-    """The number at the first of `paths`, with the `goal` on it, and the others; none where it is unknown."""
+    """The number at the first of `paths`, with the SLO on it, and the others; none where it is unknown."""
     rows = [
         (probe, figures)
         for probe, run in zip(result.found.probes, runs, strict=False)
@@ -349,9 +348,9 @@ def _plot(
     low, high = _ends(result)
     bracket = (low, high) if low is not None and high is not None and low < high else None
     region = Region(None, True, None, "", bracket=bracket)
-    if goal is not None:
-        at_most = goal.op == "<="
-        region = replace(region, y=goal.bound / scale.divisor, text=title, y_at_most=at_most)
+    if slo is not None:
+        at_most = slo.op == "<="
+        region = replace(region, y=slo.bound / scale.divisor, text=title, y_at_most=at_most)
     axes = (f"{load}{{log}}", f"{names[0]} ({scale.unit}{{log}})")
     draw = partial(scatter, curves=curves, axes=axes, region=region)
     columns = (load, "Probe", *(f"{name} ({scale.unit})" for name in names))
@@ -367,7 +366,7 @@ def _plot(
 
 
 def _probes(result: LimitResult) -> Table:
-    shares = [f"Requests beyond {slo_words(parse_goal(bound.text))}" for bound in result.found.bounds]
+    shares = [f"Requests beyond {slo_words(parse_slo(bound.text))}" for bound in result.found.bounds]
     columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", "Requests", *shares)
     rows: list[Sequence[str | Cell]] = []
     for probe, run in zip(result.found.probes, result.runs, strict=False):

@@ -119,7 +119,6 @@ def page_over(comparison: Comparison) -> Page:
 
 
 def _sections(comparison: Comparison) -> Iterator[PageSection]:
-    """All sections in the order of the page: sweeps first, then the cases that are in none."""
     cases = comparison.cases
     if comparison.run is not None:
         yield from _of_run(comparison.run)

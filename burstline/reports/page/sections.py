@@ -20,7 +20,7 @@ from burstline.reports.figures import ecdf, run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
 from burstline.reports.figures.run_figures import Panel
 from burstline.reports.model.comparison import QUANTILES, Contender, Shown, View
-from burstline.reports.number_format import count, counted, duration, in_brackets, number, scale_for
+from burstline.reports.number_format import count, duration, in_brackets, number, scale_for
 from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
 from burstline.reports.page.estimate_tables import (
@@ -33,6 +33,7 @@ from burstline.reports.page.estimate_tables import (
     whole_run,
 )
 from burstline.reports.page.first_screen import bounds_of, is_burst, left_out
+from burstline.wording import counted
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
 NONE: Bounds = {}
@@ -260,7 +261,6 @@ def _request_table(view: View) -> Table:
 
 
 def _listed(shown: Shown) -> str:
-    """The caption of the table of requests: which are in it, and where the others are."""
     text = "Every planned request in the order of sending"
     if not shown.all:
         text = (

@@ -21,9 +21,10 @@ from burstline.reports.model.comparison import (
     Pair,
     turned,
 )
-from burstline.reports.number_format import ARROWS, counted, in_brackets, number, point, ratio_text, scale_of
+from burstline.reports.number_format import ARROWS, in_brackets, number, point, ratio_text, scale_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import say
+from burstline.wording import counted
 
 SAME_TEXT: Final = 1.005
 """A smaller ratio is written as 1.00."""
@@ -135,7 +136,6 @@ def _noise(case: Case, headline: Headline) -> float | None:
 
 
 def _numbers(case: Case, headline: Headline) -> Iterator[Cell]:
-    """The number's title and unit, then each contender's."""
     figures = {contender.label: contender.figure(*headline.path) for contender in case.contenders}
     scale = scale_of(figures.values())
     best = case.best(headline)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from burstline.measure.metrics.definitions import METRICS
-from burstline.measure.metrics.slo import WHOLE_RUN, Goal, parse_goal
+from burstline.measure.metrics.slo import WHOLE_RUN, Slo, parse_slo
 from burstline.measure.record.verdict import State
 from burstline.measure.stats.figure import Absent, Estimate, Figure, inverse
 from burstline.reports.blocks import MARKS, Cell, Table, table
@@ -31,21 +31,21 @@ OF_A_RUN: Final[Mapping[str, str]] = {
 UNITS: Final[Mapping[str, str]] = {"tok/s": " tok/s", "1/s": " req/s"}
 
 
-def slo_words(goal: Goal) -> str:
+def slo_words(slo: Slo) -> str:
     """`TTFT p90 ≤ 150 ms` of `ttft.p90<=150ms`."""
-    title = OF_A_RUN.get(goal.metric) or METRICS[goal.metric].title
-    written = re.fullmatch(r"([\d.eE+-]*\d\.?)(.*)", goal.text.partition(goal.op)[2])
+    title = OF_A_RUN.get(slo.metric) or METRICS[slo.metric].title
+    written = re.fullmatch(r"([\d.eE+-]*\d\.?)(.*)", slo.text.partition(slo.op)[2])
     value, unit = written.groups() if written else ("", "")
     unit = f" {unit}" if unit and unit != "%" else unit
-    if not unit and goal.metric in WHOLE_RUN:
-        unit = UNITS.get(WHOLE_RUN[goal.metric][2], "")
-    sign = "≤" if goal.op == "<=" else "≥"
-    return f"{' '.join(filter(None, (title, goal.statistic)))} {sign} {value}{unit}"
+    if not unit and slo.metric in WHOLE_RUN:
+        unit = UNITS.get(WHOLE_RUN[slo.metric][2], "")
+    sign = "≤" if slo.op == "<=" else "≥"
+    return f"{' '.join(filter(None, (title, slo.statistic)))} {sign} {value}{unit}"
 
 
 def slos_words(texts: Iterable[str]) -> str:
     """SLOs as they were written, in words."""
-    return " and ".join(slo_words(parse_goal(text)) for text in texts)
+    return " and ".join(slo_words(parse_slo(text)) for text in texts)
 
 
 def best_loads(sweep: Sweep) -> str:
@@ -56,20 +56,20 @@ def best_loads(sweep: Sweep) -> str:
     known = _best(sweep)
     without = [label for label in sweep.labels if sweep.of(label) and label not in {at.label for at in known}]
     if not known:
-        return say("sweep.none", labels=" or ".join(without)) if sweep.goals else ""
+        return say("sweep.none", labels=" or ".join(without)) if sweep.slos else ""
     first, *others = known
     parts = [f"{_told(first, sweep)} with {first.label}"]
     for at in others:
         times = f"{number(first.output_point / at.output_point)}x higher than " if at.output_point else ""
         parts.append(f"{times}{at.label} ({_told(at, sweep)})")
-    what = say("sweep.best") if sweep.goals else _of_which_loads(sweep, known)
-    lacking = f"; {' and '.join(without)} at no load" if without and sweep.goals else ""
+    what = say("sweep.best") if sweep.slos else _of_which_loads(sweep, known)
+    lacking = f"; {' and '.join(without)} at no load" if without and sweep.slos else ""
     return f"{what}: {', '.join(parts)}{lacking}."
 
 
 def _best(sweep: Sweep) -> list[Point]:
     """The best point of each contender that has one, most output first."""
-    best = (best_within(own) if sweep.goals else _highest(own) for own in map(sweep.of, sweep.labels))
+    best = (best_within(own) if sweep.slos else _highest(own) for own in map(sweep.of, sweep.labels))
     return sorted(filter(None, best), key=lambda at: -at.output_point)
 
 
@@ -93,7 +93,7 @@ def next_loads(sweep: Sweep) -> str:
     if all(at.doubts for at in sweep.points):
         return ""
     top = sweep.loads[-1]
-    if not sweep.goals:
+    if not sweep.slos:
         ends = (knee([at for at in sweep.of(label) if not at.doubts]) for label in sweep.labels)
         rising = any(bend is not None and bend.load == top for bend in ends)
         return say("sweep.next-rising", load=top) if rising else say("sweep.next-slo")
@@ -123,7 +123,7 @@ def _limit(label: str, sweep: Sweep) -> str:
             return f"{label} first misses {slos_words(at.missed)} at {at.load}"
         if at.overloaded:
             return f"{label} did not keep up with {at.load}: requests in flight kept growing"
-    if sweep.goals:
+    if sweep.slos:
         if all(at.doubts for at in points):
             met = [at for at in points if at.result == "pass"]
             doubtful = f"; the unreliable numbers meet the SLOs at {_loads(met)}" if met else ""
@@ -254,7 +254,7 @@ def hollow(sweep: Sweep) -> str:
 
 def remarks(sweep: Sweep) -> list[str]:
     """The SLOs, what is hollow in the figures, and what is not in them, with the reasons."""
-    lines = [f"SLOs: {slos_words(goal.text for goal in sweep.goals)}."] if sweep.goals else []
+    lines = [f"SLOs: {slos_words(slo.text for slo in sweep.slos)}."] if sweep.slos else []
     lines += filter(None, [hollow(sweep)])
     for cost in costs_of(sweep):
         figures = [(at, cost.of(at)) for at in sweep.points if not cost.is_drawn(at)]
@@ -273,7 +273,7 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
     columns = [KINDS[sweep.kind][0], "Contender", f"{sweep.output_title} ↑"]
     columns += [f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}" for cost, scale in costs]
     words = (0, 1, len(columns), len(columns) + 1)
-    columns += ["SLOs", "Reliable?"] if sweep.goals else ["Reliable?"]
+    columns += ["SLOs", "Reliable?"] if sweep.slos else ["Reliable?"]
     rows = []
     for at in sorted(sweep.points, key=lambda at: at.load):
         load = str(at.load)
@@ -283,7 +283,7 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
             figure_cell(at.output, Scale(1.0, "tok/s"), output_key(at, sweep)),
         ]
         cells += [figure_cell(cost.of(at), scale, cost.path(at, sweep)) for cost, scale in costs]
-        if sweep.goals:
+        if sweep.slos:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
             cells.append(Cell(result, detail=slos_words(at.missed)))
         rows.append([*cells, Cell(", ".join(at.doubts) or "yes")])
@@ -297,7 +297,7 @@ def sweep_json(sweep: Sweep) -> dict[str, Any]:
         "name": sweep.name,
         "load": sweep.kind,
         "per_device": sweep.per_device,
-        "targets": [goal.text for goal in sweep.goals],
+        "targets": [slo.text for slo in sweep.slos],
         "points": [
             {
                 "contender": at.label,

@@ -20,7 +20,6 @@ from burstline.roofline.model.families import read_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The process that measures."""
     parser = argparse.ArgumentParser(prog="burstline.roofline.calibrate.calibrate")
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)

@@ -317,7 +317,6 @@ def _lines(tables: Iterable[tuple[str, Mapping[str, Any]]], digits: int) -> Iter
 
 
 def _toml(value: object, digits: int) -> str:
-    """A value in TOML, numbers to so many digits."""
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     if isinstance(value, Mapping):

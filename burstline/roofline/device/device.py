@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from burstline.errors import RooflineError, read_toml
-from burstline.suggest import hint
+from burstline.roofline.model.shapes import ELEMENT_BYTES
+from burstline.wording import hint
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """The resource of a device that bounds an op."""
-
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +158,9 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
             raise RooflineError(f"device {id_}: {key} is missing; see {BUNDLED} for the shape of a device")
     peaks = table["peak_flops_per_s"]
     for dtype in peaks:
-        if dtype not in DTYPES:
-            raise RooflineError(
-                f"device {id_}: unknown dtype {dtype!r} in peak_flops_per_s; known: {', '.join(DTYPES)}"
-            )
+        if dtype not in ELEMENT_BYTES:
+            known = ", ".join(ELEMENT_BYTES)
+            raise RooflineError(f"device {id_}: unknown dtype {dtype!r} in peak_flops_per_s; known: {known}")
     try:
         levels = tuple(
             Level(lv["name"], lv["capacity_bytes"], lv.get("bytes_per_s")) for lv in table["levels"]

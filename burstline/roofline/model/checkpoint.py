@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError, read_small
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
 MOST_BYTES = 32 << 20
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Number formats as checkpoints and engines name them, and our names."""
 _Group = tuple[Quant, Sequence[str]]
 
@@ -86,12 +86,12 @@ def quant_of(raw: Mapping[str, Any], model: ModelShape | None = None) -> Quant:
     scheme = part.get("quantization_config")
     dtype = str(part.get("torch_dtype") or part.get("dtype") or "bfloat16").removeprefix("torch.")
     if not scheme:
-        if dtype not in DTYPES:
-            raise RooflineError(f"config.json has torch_dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-        return QUANTS[DTYPES[dtype]]
+        if dtype not in FLOATS:
+            raise RooflineError(f"config.json has torch_dtype {dtype!r}; expected one of {', '.join(FLOATS)}")
+        return QUANTS[FLOATS[dtype]]
     try:
         scheme = {**scheme, **(scheme.get("quantization") or {})}
-        groups = _groups(scheme, DTYPES.get(dtype, "fp16"))
+        groups = _groups(scheme, FLOATS.get(dtype, "fp16"))
         kv = str(scheme.get("kv_cache_quant_algo") or scheme.get("kv_cache_scheme"))
         if "'num_bits': 8" in kv or kv == "FP8":
             groups = [(replace(quant, kv="fp8"), names) for quant, names in groups]

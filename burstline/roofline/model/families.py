@@ -18,18 +18,16 @@ from burstline.roofline.model.shapes import (
     Moe,
     Quant,
 )
-from burstline.suggest import hint
+from burstline.wording import hint
 
 _FOLDER = Path(__file__).parent / "configs"
 
 
 def bundled_models() -> list[str]:
-    """The names of the bundled configs, in alphabetical order."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 def bundled_config(name: str) -> dict[str, Any]:
-    """A bundled model's config.json, parsed."""
     return json_object(_FOLDER / f"{name}.json")
 
 

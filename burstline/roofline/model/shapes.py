@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from burstline.dtypes import DTYPES
 from burstline.errors import RooflineError
 
-# Stored bytes of one element, scales apart.
-ELEMENT_BYTES: Mapping[str, float] = {
-    "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "fp4": 0.5,
-}  # fmt: skip
+ELEMENT_BYTES: Mapping[str, float] = {dtype.short: dtype.n_bytes for dtype in DTYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from burstline.errors import RooflineError
 from burstline.roofline.device.calibration import Calibration, Constants
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
-from burstline.roofline.predict.capacity import BLOCK_TOK, Room, kv_bytes, room
+from burstline.roofline.predict.capacity import Room, kv_bytes, room
 from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes, ceiling
-from burstline.roofline.predict.simulate import Asked, Limits, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,6 @@ class UniformBatch:
 def phase_bounds(
     deployment: Deployment, asked: UniformBatch, calibration: Calibration | None = None
 ) -> dict[str, StepTimes]:
-    """Each phase of `asked`, op by op."""
     return {
         name: replace(deployment.predict(step, calibration), n_steps=n_steps)
         for name, (step, n_steps) in asked.steps(deployment.parallel.pp).items()
@@ -113,8 +109,6 @@ def ridge_tok(deployment: Deployment) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The memory that is left, and the times of each phase."""
-
     room: Room
     phases: Mapping[str, StepTimes]
 
@@ -140,15 +134,9 @@ class Question:
 
 
 def facts(
-    question: Question,
-    shipped: Calibration,
-    others: Sequence[tuple[Device, Calibration]],
-    burst: tuple[int, int] | None = None,
+    question: Question, shipped: Calibration, others: Sequence[tuple[Device, Calibration]]
 ) -> dict[str, Any]:
-    """The whole answer. `shipped` are the constants without the user's, `others` devices for what-ifs.
-
-    `burst`: how many requests to simulate, and how many of them are decoded at once.
-    """
+    """The whole answer. `shipped` are the constants without the user's, `others` devices for what-ifs."""
     on, batch, answer = question.on, question.batch, question.answer()
     phases, kv_room = answer.phases, answer.room
     latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
@@ -179,7 +167,6 @@ def facts(
             "fits": kv_room.fits(batch.batch, batch.n_tok),
             "windows": any(layer.attention.window or layer.attention.chunk for layer in on.model.layers),
         },
-        "burst": _burst(question, kv_room, *burst) if burst else None,
         "assumed": [*_assumed(question, kv_room), *_of_calibration(on.quant, question.known)],
     }
 
@@ -253,30 +240,6 @@ def _by_batch(question: Question, kv_room: Room) -> dict[str, list[tuple[int, fl
     }
 
 
-def _burst(question: Question, kv_room: Room, n_requests: int, max_num_seqs: int) -> dict[str, Any]:
-    """A burst of such requests through vLLM's scheduling rules, at the ceiling and as predicted."""
-    batch = question.batch
-    limits = Limits(max_num_seqs, batch.budget_tok, kv_room.kv_tok)
-    one_tok = BLOCK_TOK * math.ceil(batch.n_tok / BLOCK_TOK)
-    most = kv_room.largest_batch(one_tok)
-    if most != kv_room.kv_tok // one_tok:  # windows keep fewer tokens than all, linear attention its state
-        limits = replace(limits, max_num_seqs=min(max_num_seqs, most), kv_tok=most * one_tok)
-    requests = [Asked(0.0, batch.n_prompt_tok, batch.n_output_tok)] * n_requests
-    found = {}
-    for name, by in {"ceiling": None, "predicted": question.known}.items():
-        outcome = simulate(requests, limits, Clock(question.on, by))
-        found[name] = {
-            "makespan_s": outcome.makespan_s,
-            "output_tok_per_s": len(requests) * batch.n_output_tok / outcome.makespan_s,
-            "ttft_p50_s": float(np.median(outcome.ttft_s)),
-            "ttft_p99_s": float(np.quantile(outcome.ttft_s, 0.99)),
-            "tpot_mean_s": float(np.mean(outcome.tpot_s)) if batch.n_output_tok > 1 else None,
-            "most_running": int(outcome.steps.n_running.max()),
-            "n_preemptions": outcome.n_preemptions,
-        }
-    return {"n_requests": n_requests, **asdict(limits), "by": found}
-
-
 def device_facts(device: Device) -> dict[str, Any]:
     return {
         **_named(device, "id", "name"),
@@ -333,7 +296,7 @@ def _assumed(question: Question, kv_room: Room) -> list[str]:
     elif batch.batch > 1:
         said.append("the whole batch is prefilled at once, then decodes together")
     if parallel.pp > 1:
-        said.append("each pipeline stage decodes a micro-batch; prompts and bursts pass one at a time")
+        said.append("each pipeline stage decodes a micro-batch; prompts pass one at a time")
     if parallel.tp * parallel.ep > 1:
         said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
     return said

@@ -338,8 +338,6 @@ def simulate(
 
 
 class _Run:
-    """Arrivals and ends of steps in the order of time."""
-
     def __init__(
         self,
         requests: Sequence[Asked],

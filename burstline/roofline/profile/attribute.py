@@ -65,8 +65,6 @@ class ProfiledStep:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The steps of the slowest rank, and what to know of them."""
-
     steps: tuple[ProfiledStep, ...]
     notes: tuple[str, ...]
 

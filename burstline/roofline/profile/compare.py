@@ -23,6 +23,7 @@ from burstline.roofline.reconcile.impossible import Check, judged
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import device_facts, look, phase_row, timed_products
 from burstline.roofline.reconcile.reconciliation import PhaseRow, Profiled
+from burstline.wording import time_text
 
 N_TYPICAL: Final = 30
 """Steps of a phase that count: those whose number of tokens is nearest the median."""
@@ -111,10 +112,6 @@ def _shared(group: Group, context_tok: int) -> Iterator[tuple[int, int]]:
         yield group.n_tok // n + (i < group.n_tok % n), tok // n + (i < tok % n)
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 def _sentences(phase: PhaseRow) -> Iterator[str]:
     """What is lost where, most first; then where the model itself errs."""
     step_s, told = phase.step_s, list[str]()
@@ -122,16 +119,16 @@ def _sentences(phase: PhaseRow) -> Iterator[str]:
     for op, took_s in sorted(timed, key=lambda pair: pair[0].ideal_s - pair[1])[:3]:
         lost_s = max(0.0, took_s - op.ideal_s)
         ceiling = f"the {op.limit} ceiling" if op.limit in ("memory", "compute") else "its ceiling"
-        lost = f"{_time(lost_s)} of the step ({lost_s / step_s:.0%}) are lost there"
+        lost = f"{time_text(lost_s)} of the step ({lost_s / step_s:.0%}) are lost there"
         told.append(f"{op.label} reaches {op.ideal_s / took_s:.0%} of {ceiling}: {lost}")
     if (gap_s := phase.rest[NO_OPERATOR]) > 0.03 * step_s:
-        told.append(f"no operator runs for {_time(gap_s)} ({gap_s / step_s:.0%})")
+        told.append(f"no operator runs for {time_text(gap_s)} ({gap_s / step_s:.0%})")
     if phase.after_s:
-        told.append(f"the next step begins {_time(phase.after_s)} later")
+        told.append(f"the next step begins {time_text(phase.after_s)} later")
     begin = phase.phase.capitalize()
     yield f"{begin}: {'; '.join(told)}."
     missed = [
-        f"{op.label} took {_time(took_s)} ({_time(op.low_s)} to {_time(op.high_s)})"
+        f"{op.label} took {time_text(took_s)} ({time_text(op.low_s)} to {time_text(op.high_s)})"
         for op, took_s in timed
         if not op.low_s <= took_s <= op.high_s
     ]

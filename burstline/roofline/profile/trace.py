@@ -15,6 +15,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
+from burstline.dtypes import SHORT
 from burstline.errors import RooflineError
 
 MOST_STEPS: Final = 400
@@ -95,7 +96,6 @@ def _read(path: Path) -> ProfilerTrace:
 KINDS: Final = frozenset({"cpu_op", "kernel", "cuda_runtime", "cuda_driver"})
 COMPILED: Final = "## Call CompiledFxGraph"
 """The annotation of a graph that torch.compile made, whose own kernels are no operators on a CPU."""
-_DTYPES: Final = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16", "c10::Float8_e4m3fn": "fp8"}
 
 
 def _event(row: dict[str, Any]) -> TraceEvent | None:
@@ -105,7 +105,8 @@ def _event(row: dict[str, Any]) -> TraceEvent | None:
     args = row["args"] if isinstance(row.get("args"), dict) else {}
     sizes = [size for size in args.get("Input Dims") or () if isinstance(size, list)]
     dims = tuple(tuple(size) for size in sizes if all(isinstance(n, int) for n in size))
-    types = [_DTYPES.get(word, word) for word in args.get("Input type") or () if word] if dims else []
+    said = (args.get("Input type") or ()) if dims else ()
+    types = [SHORT.get(word.removeprefix("c10::").lower(), word) for word in said if word]
     name, kind = str(row.get("name")), str(row.get("cat"))
     words = sys.intern("cpu_op" if name.startswith(COMPILED) else kind), sys.intern(name)
     times, join = (float(row["ts"]), float(row.get("dur") or 0.0)), args.get("correlation")
@@ -176,8 +177,6 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """A request as the client's record has it."""
-
     prompt_tok: int
     output_tok: int
 

@@ -65,7 +65,9 @@ Check = tuple[str, Bound, float]
 def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
     """Rates that no consistent set-up could reach, and rates that only an unstated one could."""
     known = setup.calibration is not None and setup.calibration.measured_spread is not None
-    lenient = _with_bars(setup, *BARS["measured" if known else "specified"])
+    of_peak, of_bandwidth = BARS["measured" if known else "specified"]
+    fast = setup.deployment.device.times(1 + of_peak, 1 + of_bandwidth)
+    lenient = replace(setup, deployment=replace(setup.deployment, device=fast))
     unknown = [part for part in _EXPLANATIONS if not getattr(setup.known, part)]
 
     def reach(measured_s: float, bound: Bound, *loose: str) -> bool:
@@ -87,12 +89,6 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
     return impossible, explained
 
 
-def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
-    """A device faster by what is allowed above its ceilings."""
-    on = setup.deployment
-    return replace(setup, deployment=replace(on, device=on.device.times(1 + of_peak, 1 + of_bandwidth)))
-
-
 _EXPLANATIONS = {  # by a field of `Known`
     "devices": "more devices than assumed (state them: `burstline report RUN --tp N`, --pp, --dp)",
     "weights": "fewer bits than assumed (state them: `burstline report RUN --quant NAME`)",
@@ -109,7 +105,7 @@ def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:
     if "weights" in loose:
         device, quant = _fewest_bits(device, quant)
     if "compute" in loose:
-        device = _with_any_peak(device)
+        device = device.times(math.inf, 1)
     if "kv" in loose:
         quant = replace(quant, kv="fp4")
     n_all, n_one = on.parallel.n_devices, on.parallel.n_for_one_request
@@ -125,15 +121,11 @@ def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:
 def _fewest_bits(device: Device, quant: Quant) -> tuple[Device, Quant]:
     """4-bit weights and the fastest peak; a device measured in one dtype may have a faster one."""
     if device.arch == "measured":
-        return _with_any_peak(device), replace(quant, weights="fp4", group=None)
+        return device.times(math.inf, 1), replace(quant, weights="fp4", group=None)
     fastest = max(
         (dtype for dtype in device.peaks if dtype not in ("int4", "tf32")), key=device.peaks.__getitem__
     )
     return device, Quant("fp4", fastest, quant.kv)
-
-
-def _with_any_peak(device: Device) -> Device:
-    return device.times(math.inf, 1)
 
 
 def _joined(device: Device, n: int) -> Device:

@@ -180,7 +180,6 @@ class TrainingStep:
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """The step's seconds by what takes them."""
         return {
             "compute": self.compute_s,
             "tensor-parallel collectives": self.tensor_s,
@@ -331,7 +330,6 @@ def _slower(recipe: Recipe, op: Op) -> float:
 
 
 def _backward(recipe: Recipe, op: Op) -> Iterator[tuple[Op, float]]:
-    """The ops of `op`'s backward pass, and how many times each runs."""
     if op.kind == "attention":
         yield op, FUSED_BACKWARD
     elif op.kind == "collective" or op.name in ("unpack", "loss"):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from burstline.dtypes import FLOATS
 from burstline.servers.host.installation import PackagedEngine
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.introspection import (
@@ -64,7 +65,7 @@ class Lightllm(PackagedEngine):
         "max_num_seqs": valued("--running_max_req_size"),
         "max_num_batched_tokens": valued("--batch_max_tokens"),
         "max_model_len": valued("--max_req_total_len"),
-        "dtype": among("--data_type", {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}),
+        "dtype": among("--data_type", FLOATS),
         "kv_cache_dtype": among("--llm_kv_type", _KV_TYPES | {"fp8_e4m3": "fp8kv_sph"}),
         "quantization": valued("--quant_type"),
         "tensor_parallel_size": valued("--tp"),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from burstline.dtypes import DTYPES, FLOAT_NAMES, FLOATS
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Identity, Sign
@@ -37,8 +38,6 @@ _PAD_TOK = 256
 """A slot's context is a multiple of this."""
 _MAX_HTTP_THREADS = 4096
 _CONTEXT_FLAGS = ("-c", "--ctx-size", "--kv-unified-per-slot")
-_DTYPES = {"all F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_CACHE_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _STOPS = {"limit": "length", "eos": "eos", "word": "word"}
 
 
@@ -46,7 +45,7 @@ _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_
 
 
 def _kv(kind: object) -> tuple[str, ...] | None:
-    word = next((own for own, name in _CACHE_TYPES.items() if name == kind), str(kind))
+    word = DTYPES[str(kind)].stored.lower() if kind in FLOATS else str(kind)
     return ("-ctk", word, "-ctv", word) if word in _KV_TYPES else None
 
 
@@ -122,7 +121,7 @@ class LlamaCpp(ProgramEngine):
             # What the command line settles and the server never says.
             fixed=Identity(
                 engine=self.name,
-                kv_cache_dtype=_CACHE_TYPES.get(cache_type, cache_type),
+                kv_cache_dtype=FLOAT_NAMES.get(cache_type, cache_type),
                 max_num_batched_tokens=number(value_of(argv, "-b", "--batch-size")) or 2048,
                 prefix_cache="--no-cache-prompt" not in argv,
                 tensor_parallel_size=1,
@@ -174,14 +173,15 @@ class LlamaCpp(ProgramEngine):
         n_slots = props.get("total_slots")
         n_ctx = (props.get("default_generation_settings") or {}).get("n_ctx")
         file_type = props.get("model_ftype")
+        dtype = FLOAT_NAMES.get((file_type or "").lower())
         pools = {"true": 1, "false": n_slots}.get(logged(log, r"kv_unified = '(\w+)'") or "")
         return Identity(
             engine=self.name,
             version=props.get("build_info"),
             model=props.get("model_path") or model.get("id"),
             max_model_len=n_ctx,
-            dtype=_DTYPES.get(file_type or ""),
-            quantization="none" if file_type in _DTYPES else file_type,
+            dtype=dtype,
+            quantization="none" if dtype else file_type,
             kv_tok=pools * n_ctx if pools and n_ctx else None,
             kv_bytes=logged_bytes(log, r"KV buffer size = +([\d.]+) MiB", MIB),
             weight_bytes=meta.get("size") or logged_bytes(log, r"model buffer size = +([\d.]+) MiB", MIB),

@@ -149,7 +149,6 @@ class Child(AbstractContextManager["Child", None]):
         return how_it_ended(self.exit_code) + (f": {words[-1]}" if words and self.exit_code else "")
 
     def last_words(self) -> str:
-        """The end of what it printed."""
         if self._output.closed:
             return self._said
         output = self._output.fileno()

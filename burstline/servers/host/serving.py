@@ -145,7 +145,6 @@ def _plain(address: Any) -> tuple[str, int]:
 
 
 def _below(pid: int) -> set[int]:
-    """The process and its descendants, where it lives."""
     with suppress(psutil.Error):
         return {pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))}
     return set()

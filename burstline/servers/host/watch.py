@@ -129,8 +129,6 @@ class Watcher(AbstractContextManager["Watcher", None]):
 
 
 class Watch:
-    """The watching itself, in the watching process."""
-
     def __init__(self, task: WatchTask, write: Callable[[Iterable[Row]], None]) -> None:
         self._write = write
         self._task = task

@@ -160,8 +160,6 @@ class Transformer:
 
 
 class _Clock:
-    """One core's time inside each operation."""
-
     def __init__(self) -> None:
         self.spent_ns = Counter[str]()
 

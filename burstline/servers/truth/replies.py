@@ -188,7 +188,6 @@ def token(wanted: Wanted, script: Script, portion: Portion) -> Json:
 
 
 def plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
-    """A whole reply that is not streamed."""
     text = script.text * n_tok
     content: Json = {"text": text, "logprobs": None}
     if wanted.chat:

@@ -3,17 +3,15 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from multiprocessing.connection import Connection
-from urllib.request import ProxyHandler, build_opener
 
 from burstline.servers.host.child import Child, ChildLostError
-from burstline.servers.messages import EngineError
+from burstline.servers.host.ready import getter
+from burstline.servers.messages import EngineError, Target
 from burstline.servers.truth.router import Router, TruthSetup
 from burstline.servers.truth.serve import Served, TruthServer, from_jsonl, prepare_process
 
 _TIMEOUT_S = 10.0
-_opener = build_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,6 @@ class TruthRig:
     pid: int | None = None
 
     def log(self) -> tuple[Served, ...]:
-        """The truth of every request so far, in the order of arrival."""
         return from_jsonl(self.get("/log"))
 
     def reset(self) -> None:
@@ -37,9 +34,8 @@ class TruthRig:
     def get(self, path: str) -> bytes:
         """The body at a path; ChildLostError where nothing answers."""
         try:
-            with _opener.open(self.url + path, timeout=_TIMEOUT_S) as reply:
-                return bytes(reply.read())
-        except (OSError, HTTPException) as error:
+            return getter(Target(self.url, ""), timeout_s=_TIMEOUT_S)(path).body
+        except EngineError as error:
             raise ChildLostError(f"the known-truth server is lost: {error}") from None
 
 
@@ -60,7 +56,6 @@ def truth_server(setup: TruthSetup, module: str = __name__) -> Iterator[TruthRig
 
 
 def main(home: Connection, setup: TruthSetup) -> None:
-    """Play the setup in this child process."""
     serve(home, TruthServer(Router(setup)))
 
 

@@ -134,7 +134,6 @@ class Served:
 
 
 def served(exchange: Serving) -> Served:
-    """The row of one exchange, as far as it went."""
     reply, wanted = exchange.answer.reply, exchange.answer.wanted
     sent = zip(reply.writes, reply.offsets_ns, exchange.stamps_ns, strict=False)
     events = [(mark, offset_ns, at_ns) for write, offset_ns, at_ns in sent for mark in write.marks]

@@ -1,4 +1,4 @@
-"""What to write instead of an unknown word: the nearest known one, or ours for another tool's flag."""
+"""Counted nouns and times in words, and what to write instead of an unknown word or another tool's flag."""
 
 from __future__ import annotations
 
@@ -28,6 +28,16 @@ THEIRS: Final = {
 """Our flags, or why none is needed, by those of vllm bench, guidellm, aiperf, genai-perf, inference-perf."""
 OTHERS: Final = {name: ours for ours, names in THEIRS.items() for name in names.split()}
 VERBS_OF_OTHERS: Final = {"bench": "run", "benchmark": "run", "profile": "run", "sweep": "run --rate 1,2"}
+
+
+def counted(n: float, noun: str) -> str:
+    """`1 request`, `1,000 requests`."""
+    return f"{n:,.0f} {noun}{'' if n == 1 else 's'}"
+
+
+def time_text(seconds: float) -> str:
+    """`136 ms`, `1.26 s`: three digits at most."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def hint(word: str, known: Iterable[str]) -> str:
