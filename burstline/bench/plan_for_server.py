@@ -54,7 +54,13 @@ def server_for(load: Load, site: Site, model: str | None, say: Say) -> Server:
     if load.has_sessions and not site.engine.returns_ids:
         takes_ids = False  # a conversation of ids goes on with the ids of the reply
     vocabulary = vocabulary_for(tokenizer, load.spec.vocab_size, model, site) if takes_ids else ASSUMED
-    counter = tokenizer_for(tokenizer, model, site) if load.needs_text or not takes_ids else None
+    counter = None
+    try:
+        counter = tokenizer_for(tokenizer, model, site) if load.needs_text or not takes_ids else None
+    except WorkloadError:
+        if tokenizer is not None or site.engine.speaks != "chat" or not load.is_all_chats:
+            raise
+        say("No tokenizer is known: only the server counts; rows without output_tokens get --output-tokens")
     words = None if takes_ids or counter is None else words_of(counter)
     n_extra_tok = 0 if words is None else _extra_tokens(site, words, say, tokenizer)
     template = None

@@ -70,6 +70,12 @@ class Load:
         return isinstance(self.work, Written | Sessions) and self.work.data is not None
 
     @property
+    def is_all_chats(self) -> bool:
+        """Whether a chat server can be sent every row as it is, so that no tokenizer need be known."""
+        rows = self.work.items if isinstance(self.work, Written | Sessions) else ()
+        return bool(rows) and all(row.messages for row in rows) and not self.spec.warmup
+
+    @property
     def name(self) -> str:
         pattern = f"closed{self.spec.concurrency}" if self.spec.concurrency else self.arrivals.pattern
         if self.until_s is not None:
@@ -122,9 +128,11 @@ class Load:
     def plan(self, server: Server = NO_SERVER) -> Plan:
         """The plan for a server.
 
-        Without a tokenizer, as where it never came up, texts become random prompts of about such lengths.
+        Without a tokenizer, as where it never came up, texts become random prompts of about such lengths, if
+        they are no chats that the server takes as they are.
         """
-        work = Synthetic(self.shape) if self.needs_text and server.tokenizer is None else self.work
+        takes_rows = server.tokenizer is not None or (server.speaks_chat and self.is_all_chats)
+        work = self.work if takes_rows or not self.needs_text else Synthetic(self.shape)
         plan = work.plan(self.arrivals, server, self.spec.seed)
         if self.sampling != work.shape.sampling:
             plan = asking(plan, sampling=self.sampling)
