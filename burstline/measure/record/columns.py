@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from burstline.measure.record.record import Outcome
+from burstline.measure.record.record import NO_TEXT, Outcome
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -100,6 +100,11 @@ class Columns:
         follows = np.ones(len(self.event_s), dtype=bool)
         follows[self.starts[:-1][self.n_events > 0]] = False
         return follows
+
+    @property
+    def text_s(self) -> Floats:
+        """When the first text arrived; NaN where the server sent none."""
+        return np.where(self.having("split", [NO_TEXT]), np.nan, self.first_s)
 
     def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(values, self.n_events)
