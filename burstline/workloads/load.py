@@ -128,11 +128,11 @@ class Load:
     def plan(self, server: Server = NO_SERVER) -> Plan:
         """The plan for a server.
 
-        Without a tokenizer, as where it never came up, texts become random prompts of about such lengths, if
-        they are no chats that the server takes as they are.
+        Where texts can neither be counted nor sent as chats, as to a server that never came up, they become
+        random prompts of about such lengths.
         """
-        takes_rows = server.tokenizer is not None or (server.speaks_chat and self.is_all_chats)
-        work = self.work if takes_rows or not self.needs_text else Synthetic(self.shape)
+        is_unknown = server.tokenizer is None and not server.speaks_chat
+        work = Synthetic(self.shape) if self.needs_text and is_unknown else self.work
         plan = work.plan(self.arrivals, server, self.spec.seed)
         if self.sampling != work.shape.sampling:
             plan = asking(plan, sampling=self.sampling)

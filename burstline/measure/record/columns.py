@@ -158,7 +158,10 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
         lengths.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
         for name, values in events.items():
             flat = _flat(part, name)
-            values.append(flat / 1e9 if name == "token_ns" else flat if name == "token_n" else _narrow(flat))
+            if name not in ("token_ns", "token_n"):
+                least = np.min_scalar_type(flat.max(initial=0))
+                flat = flat.clip(-1).astype(np.promote_types(least, np.int8))
+            values.append(flat / 1e9 if name == "token_ns" else flat)
         rows.append(part.drop_columns(_LISTS))
     table, n_events = pa.concat_tables(rows), _joined(lengths)
     event_s, event_n, lag_ns, error_ns = map(_joined, events.values())
@@ -209,10 +212,6 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     parts.clear()
     return np.broadcast_to(whole[0], len(whole)) if len(whole) and (whole == whole[0]).all() else whole
-
-
-def _narrow(lags_ns: NDArray[Any]) -> NDArray[Any]:
-    return lags_ns.clip(-1).astype(np.promote_types(np.min_scalar_type(lags_ns.max(initial=0)), np.int8))
 
 
 def _having(table: pa.Table, column: str, values: Iterable[str]) -> NDArray[np.bool_]:
