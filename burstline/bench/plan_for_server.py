@@ -54,15 +54,19 @@ def server_for(load: Load, site: Site, model: str | None, say: Say) -> Server:
     if load.has_sessions and not site.engine.returns_ids:
         takes_ids = False  # a conversation of ids goes on with the ids of the reply
     vocabulary = vocabulary_for(tokenizer, load.spec.vocab_size, model, site) if takes_ids else ASSUMED
-    counter = tokenizer_for(tokenizer, model, site) if load.needs_text or not takes_ids else None
+    counter = None
+    try:
+        counter = tokenizer_for(tokenizer, model, site) if load.needs_text or not takes_ids else None
+    except WorkloadError:
+        if tokenizer is not None or site.engine.speaks != "chat" or not load.is_all_chats:
+            raise
+        say("No tokenizer is known: only the server counts; rows without output_tokens get --output-tokens")
     words = None if takes_ids or counter is None else words_of(counter)
     n_extra_tok = 0 if words is None else _extra_tokens(site, words, say, tokenizer)
     template = None
     if load.needs_text and counter is not None:
         from burstline.workloads.chat import template_of  # here: it takes jinja2
 
-        counter.no_truncation()
-        counter.no_padding()
         places = [folder for folder in (tokenizer, Path(model) if model else None) if folder is not None]
         template = next(filter(None, map(template_of, places)), None)
     return Server(
@@ -158,7 +162,10 @@ def _extra_tokens(site: Site, words: Words, say: Say, given: Path | None) -> int
     """Tokens that the server adds to a text, equal for two lengths. `given` is the user's tokenizer."""
     texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
     short, long = PROBES_TOK
-    first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
+    asked = (Request(0, None, text, n, 1) for text, n in zip(texts, PROBES_TOK, strict=True))
+    calls = (site.engine.encode(each, site.target) for each in asked)
+    replies = (site.engine.decode(send(site.target, call, ASK_TIMEOUT_S)) for call in calls)
+    first, second = (reply.n_prompt_tok for reply in replies)
     if first is None or second is None:
         say("The server does not report prompt lengths: they come from the tokenizer only")
         return 0
@@ -169,11 +176,6 @@ def _extra_tokens(site: Site, words: Words, say: Say, given: Path | None) -> int
         say(f"{counts}: only by {given} are prompts as long as asked")
         return 0
     return first - short
-
-
-def _counted(site: Site, text: str, n_tok: int) -> int | None:
-    call = site.engine.encode(Request(0, None, text, n_tok, 1), site.target)
-    return site.engine.decode(send(site.target, call, ASK_TIMEOUT_S)).n_prompt_tok
 
 
 # Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary.

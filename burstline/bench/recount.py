@@ -25,6 +25,7 @@ from burstline.measure.record.tables import COUNTS
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
 from burstline.servers.openai import count_in, tokenize_call
+from burstline.workloads.data_sets import Server
 from burstline.workloads.model_files import local_tokenizer
 
 if TYPE_CHECKING:
@@ -109,11 +110,5 @@ def _local(site: Site, folder: Path | None, model: str | None, say: Say) -> Coun
         say(f"The local tokenizer cannot be read: {error}")
     if found is None:
         return lambda texts: [None] * len(texts)
-    tokenizer = found
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def count(texts: Sequence[str]) -> list[int | None]:
-        return [len(got.ids) for got in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-
-    return count
+    server = Server(tokenizer=found)
+    return lambda texts: [len(ids) for ids in server.ids_of(texts)]

@@ -194,7 +194,8 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     logged = _logged(run, replies)
     steps = logged
     # It must be known for every reply which of its events carries how many tokens.
-    if logged is None and not set(run.request_table.column("split").to_pylist()) & {"spread", "unknown"}:
+    splits = {"spread", "no-text", "unknown"}
+    if logged is None and splits.isdisjoint(run.request_table.column("split").to_pylist()):
         steps = steps_seen(replies, limits.max_num_batched_tokens)
         assumed.append("steps are inferred from the stream: each gap in a chain of long replies is one step")
     due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))

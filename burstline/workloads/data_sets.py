@@ -79,11 +79,11 @@ class Server:
     block_tok: int = BLOCK_TOK
     max_tok: int | None = None
 
-    @property
-    def counter(self) -> Tokenizer:
-        """The tokenizer, where text must be counted."""
-        assert self.tokenizer is not None
-        return self.tokenizer
+    def ids_of(self, texts: Sequence[str], *, whole: bool = False) -> list[list[int]]:
+        """The ids of each text, `whole` with those that begin and end it; none without a tokenizer."""
+        if self.tokenizer is None:
+            return [[] for _ in texts]
+        return [each.ids for each in self.tokenizer.encode_batch(texts, add_special_tokens=whole)]
 
 
 NO_SERVER: Final = Server()
@@ -148,12 +148,11 @@ def data_requests(
     for start in range(0, len(items), _N_AT_ONCE):
         part = items[start : start + _N_AT_ONCE]
         drawn = output_tok.draw(len(part), outputs)
-        texts = [item.reply or "" for item in part]
-        replies = server.counter.encode_batch(texts, add_special_tokens=False)
+        replies = server.ids_of([item.reply or "" for item in part])
         for item, ids, reply, n_drawn in zip(part, _prompts(part, server), replies, drawn, strict=True):
             if len(requests) == n_wanted:
                 return requests, used, dropped
-            n_output = item.output_tok or len(reply.ids) or int(n_drawn)
+            n_output = item.output_tok or len(reply) or int(n_drawn)
             made = _request(len(requests), item, ids, n_output, server, kind)
             if isinstance(made, str):
                 dropped[made] += 1
@@ -174,8 +173,8 @@ def as_plain_text(item: Item) -> Item:
 def _prompts(items: Sequence[Item], server: Server) -> list[list[int] | str | None]:
     """The token ids of each prompt; None of a chat that only the server can count, or why there are none."""
     known = [item.prompt for item in items if item.prompt is not None]
-    encoded = iter(server.counter.encode_batch(known, add_special_tokens=True))
-    return [_chat_ids(item, server) if item.prompt is None else next(encoded).ids for item in items]
+    encoded = iter(server.ids_of(known, whole=True))
+    return [_chat_ids(item, server) if item.prompt is None else next(encoded) for item in items]
 
 
 def _chat_ids(item: Item, server: Server) -> list[int] | str | None:
@@ -186,7 +185,7 @@ def _chat_ids(item: Item, server: Server) -> list[int] | str | None:
     except WorkloadError:
         return "refused by the model's chat template"
     # A template writes the special tokens itself.
-    return server.counter.encode(text, add_special_tokens=False).ids
+    return server.ids_of([text])[0]
 
 
 def _request(
@@ -197,7 +196,7 @@ def _request(
     if kind is RequestKind.RERANK:
         if not item.documents or item.prompt is None:
             return "no documents to rank"
-        n_tok = sum(len(e.ids) for e in server.counter.encode_batch([item.prompt, *item.documents]))
+        n_tok = sum(map(len, server.ids_of([item.prompt, *item.documents], whole=True)))
         return Request(index, None, item.prompt, n_tok, 1, kind=kind, verbatim=True, documents=item.documents)
     n_output = 1 if kind is RequestKind.EMBED else n_output
     as_text = item.prompt is not None and not server.takes_ids

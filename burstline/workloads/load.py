@@ -71,6 +71,12 @@ class Load:
         return isinstance(self.work, Written | Sessions) and self.work.data is not None
 
     @property
+    def is_all_chats(self) -> bool:
+        """Whether a chat server can be sent every row as it is, so that no tokenizer need be known."""
+        rows = self.work.items if isinstance(self.work, Written | Sessions) else ()
+        return bool(rows) and all(row.messages for row in rows) and not self.spec.warmup
+
+    @property
     def name(self) -> str:
         pattern = f"closed{self.spec.concurrency}" if self.spec.concurrency else self.arrivals.pattern
         if self.until_s is not None:
@@ -123,9 +129,11 @@ class Load:
     def plan(self, server: Server = NO_SERVER) -> Plan:
         """The plan for a server.
 
-        Without a tokenizer, as where it never came up, texts become random prompts of about such lengths.
+        Where texts can neither be counted nor sent as chats, as to a server that never came up, they become
+        random prompts of about such lengths.
         """
-        work = Synthetic(self.shape) if self.needs_text and server.tokenizer is None else self.work
+        is_unknown = server.tokenizer is None and not server.speaks_chat
+        work = Synthetic(self.shape) if self.needs_text and is_unknown else self.work
         plan = work.plan(self.arrivals, server, self.spec.seed)
         if self.sampling != work.shape.sampling:
             plan = asking(plan, sampling=self.sampling)

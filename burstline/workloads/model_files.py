@@ -51,6 +51,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(read_text(path) or "")
+        tokenizer = Tokenizer.from_str(read_text(path) or "")
     except Exception as error:  # the library has no type of its own
         raise WorkloadError(f"{path} is no tokenizer: {str(error)[:300]}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

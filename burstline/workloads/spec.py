@@ -349,8 +349,7 @@ def check_goals(goals: Goals) -> None:
 
 
 SETS_ITSELF: Final = {
-    "trace": ("data", "prompt_tokens", "output_tokens", "arrival", "rate", "duration_s", "shared_prefix",
-              "sessions", "turns"),
+    "trace": ("data", "prompt_tokens", "output_tokens", "arrival", "rate", "duration_s", "shared_prefix"),
     "data": ("prompt_tokens", "shared_prefix"),
     "sessions": ("shared_prefix",),
 }  # fmt: skip
@@ -377,6 +376,8 @@ def _contradictions(spec: LoadSpec) -> Iterator[str]:
         for name in names:
             if there and name in own:
                 yield f"{flag_of(source)} sets {flag_of(name)}; drop one of them"
+    if spec.trace is not None and spec.of_sessions:
+        yield "--trace keeps recorded times: it has no think times to make turns of; drop --sessions, --turns"
     if spec.cancel_share and spec.of_sessions:
         yield "--cancel-share is for single requests: turns after an abandoned one cannot follow"
     for name in ("turns", "turn_tokens", "think_s") if spec.data is None and spec.sessions is None else ():

@@ -105,10 +105,10 @@ def written_sessions(
             turns = [as_plain_text(item) for item in turns]
         first, n_context = len(requests), 0
         for number, item in enumerate(turns):
-            ids, encode = None, server.counter.encode
+            ids = None
             if item.prompt is not None:
-                ids = encode(item.prompt, add_special_tokens=number == 0).ids
-            n_reply = len(encode(item.reply or "", add_special_tokens=False).ids)
+                ids = server.ids_of([item.prompt], whole=number == 0)[0]
+            n_reply = len(server.ids_of([item.reply or ""])[0])
             n_output = item.output_tok or n_reply or int(shape.output_tok.draw(1, think)[0])
             n_context += len(ids or ())
             if server.max_tok is not None and n_context + n_output > server.max_tok:

@@ -1,3 +1,4 @@
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ from burstline.servers.registry import ENGINES
 from burstline.workloads.load import Load, load_of
 from burstline.workloads.plan import Plan
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import LoadSpec
+from burstline.workloads.spec import DataSource, LoadSpec
 from burstline.workloads.text_prompts import words_of
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
@@ -172,3 +173,46 @@ def test_no_sampling_is_asked_for_that_the_first_request_would_undo(
         with pytest.raises(WorkloadError, match="--no-continuous") if refused else nullcontext():
             plan_for(warm, started, None, lambda words: None)
         plan_for(warm, site, None, lambda words: None)
+
+
+CHAT = [{"role": "user", "content": "Say it."}]
+SEEN = [
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}
+]
+SAID = {"role": "assistant", "content": "It."}
+ROWS: dict[str, tuple[list[dict[str, object]], dict[str, object], list[int] | None]] = {
+    "chats with lengths": ([{"messages": CHAT, "output_tokens": n} for n in (3, 7)], {}, [3, 7]),
+    "chats without": ([{"messages": CHAT}], {}, [5]),
+    "chats with replies, which nobody can count": ([{"messages": [*CHAT, SAID]}], {}, [5]),
+    "images": ([{"messages": SEEN, "output_tokens": 3}], {}, [3]),
+    "conversations": ([{"messages": [*CHAT, SAID, *CHAT, SAID]}], {"sessions": 1}, [5, 5]),
+    "rows of one session": ([{"messages": CHAT, "session": 1}] * 2, {}, [5, 5]),
+    "a prompt among them": ([{"messages": CHAT}, {"prompt": "a"}], {}, None),
+    "prompts of random words before them": ([{"messages": CHAT}], {"warmup": 2}, None),
+}
+
+
+@pytest.mark.parametrize(("rows", "options", "n_output"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("name", ["openai-chat", "openai"])
+def test_chats_need_no_tokenizer_at_a_server_that_counts_them(
+    rows: list[dict[str, object]],
+    options: dict[str, Any],
+    n_output: list[int] | None,
+    name: str,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = DataSource(str(tmp_path / "rows.jsonl"))
+    chats, told = load_of(LoadSpec(data=data, output_tokens="5", **options)), list[str]()
+    engine = ENGINES[name]
+    with counting(None) as site:
+        site = replace(site, engine=engine, capabilities=engine.capabilities)
+        if n_output is None or name == "openai":
+            with pytest.raises(WorkloadError, match="pass --tokenizer DIR"):
+                plan_for(chats, site, None, told.append)
+            return
+        plan, _ = plan_for(chats, site, None, told.append)
+    assert sorted(request.n_output_tok for request in plan.requests) == n_output
+    assert {request.n_prompt_tok for request in plan.requests} == {0}
+    assert all(json.loads(request.messages or "")[0]["role"] == "user" for request in plan.requests)
+    assert [words for words in told if words.startswith("No tokenizer is known")]

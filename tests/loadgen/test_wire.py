@@ -242,6 +242,20 @@ def test_a_request_that_lost_an_idle_connection_gets_a_fresh_one_though_others_a
     asyncio.run(scenario())
 
 
+def test_what_lost_a_used_connection_never_gets_another_used_one() -> None:
+    """A server whose connections serve one request each, unsaid: the second finds them closed."""
+
+    async def only_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        if asked.nth == 0:
+            await asyncio.sleep(0.001 * (asked.at_ns % 5))
+            await stream(writer, asked)
+        else:
+            writer.close()
+
+    captures, _, _ = shoot(only_first, [0.0] * 200, concurrency=8)
+    assert [c.failure for c in captures] == [None] * 200
+
+
 def test_a_closed_loop_never_exceeds_its_concurrency_and_keeps_it_full() -> None:
     in_flight = most = 0
 

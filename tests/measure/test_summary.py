@@ -248,6 +248,16 @@ def test_tokens_spread_over_chunks_are_never_passed_off_as_measured():
     assert "chunks" in {warning["code"] for warning in summary["verdict"]["warnings"]}
 
 
+@pytest.mark.parametrize("is_burst", [True, False])
+def test_replies_without_text_have_an_e2e_and_rates_and_nothing_else(is_burst: bool) -> None:
+    rows = [replace(ok(i, 0.2, []), split="no-text", token_n=[8], output_tok=8) for i in range(40)]
+    summary = summarized(record_table([replace(row, due_ns=0) for row in rows] if is_burst else rows))
+    metrics, rates = summary["metrics"], summary["throughput"]
+    assert metrics["e2e"]["p50"]["point"] is not None
+    assert [metrics[name]["p50"]["point"] for name in ("ttft", "tpot", "itl")] == [None] * 3
+    assert rates["output_tok_per_s"]["point"] == pytest.approx(8 * rates["requests_per_s"]["point"])
+
+
 def test_a_server_that_works_on_for_clients_that_have_gone_is_named():
     table = record_table(
         [*(ok(i, 0.2, [0.01]) for i in range(20)), *(failed(i, "abandoned") for i in (20, 21))]

@@ -158,7 +158,7 @@ def reasons() -> Iterator[Reason]:
         output_mismatches=at(7),
         hidden_tok=at(7),
         cut_behind=at(7),
-        splits={"spread": 7},
+        splits={"spread": 7, "no-text": 3},
         output_sources={"tokenizer": 7},
     )
     yield from caveats(warned(lengths=lengths), MANIFEST)

@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.measure.metrics.definitions import METRICS, latencies
+from burstline.measure.metrics.slo import missed, parse_goal
+from burstline.measure.record.columns import columns_of
 from burstline.measure.record.record import Counts, Record, record_of
+from burstline.measure.record.tables import record_table
 from burstline.servers.messages import Read
 from burstline.servers.registry import ENGINES
 from tests.measure.making import DONE, MS, capture, chunk, request
@@ -258,8 +263,32 @@ def test_no_heartbeat_anywhere_changes_a_record(noise: list[tuple[int, bytes]], 
     assert replace(noisy, **own) == replace(quiet, **own)
 
 
-def test_tokens_without_text_are_named() -> None:
-    case = Case([(END_MS, said({"content": ""}, "length", usage=use(32)))], outcome="empty")
-    record = record_(replace(case, asked={"n_output_tok": 32}))
-    assert record.outcome == "empty"
-    assert record.error == "the server counted 32 tokens and sent no text"
+USED = said({}, "length", usage=use(32))
+WITHOUT_TEXT = {
+    "one final event": [(END_MS, said({"content": ""}, "length", usage=use(32)))],
+    "a role, the end, and then usage": [ROLE, (END_MS, said({}, "length")), (900, last(32)[1])],
+    "an empty event now and then": [*((t, said({"content": ""})) for t in TIMES_MS[:-1]), (END_MS, USED)],
+    "an empty event for each token": [
+        *((END_MS * k // 32, said({"content": None})) for k in range(1, 33)),
+        (END_MS, USED),
+    ],
+    "reasoning that is counted apart": [
+        (END_MS, said({}, "length", usage=use(32, completion_tokens_details={"reasoning_tokens": 32})))
+    ],
+    "usage alone": [ROLE, last(32)],
+}
+
+
+@pytest.mark.parametrize("events", WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
+def test_tokens_without_text_have_an_end_and_no_beginning(events: list[Timed]) -> None:
+    record = record_(Case(events, asked={"n_output_tok": 32}))
+    assert (record.outcome, record.error, record.output_tok) == ("ok", None, 32)
+    assert (record.token_ns, record.token_n, record.split) == ([END_MS * MS], [32], "no-text")
+    c = columns_of(record_table([record]))
+    figures = {name: latencies(METRICS[name], c)[0] for name in ("ttft", "ttft_service", "ttfa", "tpot")}
+    assert np.isnan([*figures.values()]).all(), figures
+    assert latencies(METRICS["e2e"], c)[0] == (END_MS * MS - record.due_ns) / 1e9
+    assert missed(c, [parse_goal("ttft<=9s")]) is None
+    within = missed(c, [parse_goal("e2e<=9s")])
+    assert within is not None
+    assert within < 1

@@ -228,6 +228,8 @@ class Dispatcher:
     def serve_waiting(self) -> None:
         """Give connections that have become free to those who wait for one."""
         while self._waiting and self._pool.idle:
+            if self._waiting[0].resent and next(reversed(self._pool.idle)).used and not self._pool.is_settled:
+                return  # a fresh one comes: the used may be as stale as the one that was lost
             exchange = self._waiting.popleft()
             if exchange.failure is None:
                 self._send(self._pool.idle.popitem()[0], exchange)
@@ -395,5 +397,5 @@ class Dispatcher:
         exchange.sent_ns = None
         self.n_resent += 1
         self._in_flight[exchange] = None
-        self._waiting.append(exchange)
+        self._waiting.appendleft(exchange)
         self._pool.open_another()

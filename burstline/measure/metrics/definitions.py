@@ -45,11 +45,11 @@ class Metric:
 
 
 def ttft(c: Columns) -> Floats:
-    return c.first_s - c.origin_s
+    return c.text_s - c.origin_s
 
 
 def ttft_service(c: Columns) -> Floats:
-    return c.first_s - c.sent_s
+    return c.text_s - c.sent_s
 
 
 def connect(c: Columns) -> Floats:

@@ -253,8 +253,10 @@ def _tests(c: Columns, window: Window) -> list[_Test]:
     if n < LEAST_REQUESTS or window.length_s <= 0:
         return [_Test(name) for name in LEAST_CHANGE]
     edges = np.linspace(window.start_s, window.end_s, int(np.clip(n // 20, 8, 40)) + 1)
+    over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)
+    in_flight = [(over_s.clip(a, b) - c.due_s.clip(a, b)).sum() / (b - a) for a, b in pairwise(edges)]
     return [
-        _test("in_flight", _mean_in_flight(c, edges)),
+        _test("in_flight", np.array(in_flight)),
         _test("ttft", _medians(c, np.where(c.ok, ttft(c), np.inf), edges)),
         _test("tpot", _medians(c, tpot(c), edges)),
     ]
@@ -278,12 +280,6 @@ def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:
     own = np.searchsorted(edges, c.due_s, side="right") - 1
     groups = [values[(own == k) & ~np.isnan(values)] for k in range(len(edges) - 1)]
     return np.array([np.median(group) if len(group) else np.nan for group in groups])
-
-
-def _mean_in_flight(c: Columns, edges: Floats) -> Floats:
-    over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)
-    spent_s = [(over_s.clip(a, b) - c.due_s.clip(a, b)).sum() / (b - a) for a, b in pairwise(edges)]
-    return np.array(spent_s)
 
 
 def _drifts(tests: Iterable[_Test]) -> tuple[Reason, ...]:
@@ -390,7 +386,7 @@ def cold_start(
     queue. In a closed loop the first wave is left out, whose prompts are all computed at once. Of sessions
     only the `opening` turns are alike.
     """
-    use = c.ok if opening is None else c.ok & opening
+    use = (c.ok if opening is None else c.ok & opening) & ~np.isnan(c.text_s)
     due_s = c.due_s if opening is None else c.due_s[opening]
     if concurrency is None and (not len(due_s) or not np.ptp(due_s)):
         return None

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from burstline.measure.record.record import Outcome
+from burstline.measure.record.record import NO_TEXT, Outcome
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -101,6 +101,11 @@ class Columns:
         follows[self.starts[:-1][self.n_events > 0]] = False
         return follows
 
+    @property
+    def text_s(self) -> Floats:
+        """When the first text arrived; NaN where the server sent none."""
+        return np.where(self.having("split", [NO_TEXT]), np.nan, self.first_s)
+
     def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(values, self.n_events)
 
@@ -153,12 +158,10 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
         lengths.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
         for name, values in events.items():
             flat = _flat(part, name)
-            if name == "token_ns":
-                flat = flat / 1e9
-            elif name != "token_n":  # lags, in as few bytes as hold them
-                kind = np.promote_types(np.min_scalar_type(flat.max(initial=0)), np.int8)
-                flat = flat.clip(-1).astype(kind)
-            values.append(flat)
+            if name not in ("token_ns", "token_n"):
+                least = np.min_scalar_type(flat.max(initial=0))
+                flat = flat.clip(-1).astype(np.promote_types(least, np.int8))
+            values.append(flat / 1e9 if name == "token_ns" else flat)
         rows.append(part.drop_columns(_LISTS))
     table, n_events = pa.concat_tables(rows), _joined(lengths)
     event_s, event_n, lag_ns, error_ns = map(_joined, events.values())

@@ -82,6 +82,8 @@ RECOUNTS: Final = ("tokenize", "tokenizer")
 MOST_TIMES: Final = 16
 MOST_MORE_TOK: Final = 16_384
 """Counts above 16x the planned tokens plus 16,384 are rejected."""
+NO_TEXT: Final = "no-text"
+"""The split of a reply whose tokens the server counted and sent no text of: when each came is not known."""
 HUNG_UP: Final = "hung_up"
 """A capture's failure where the client had all planned tokens and ended a stream that would go on."""
 
@@ -127,10 +129,10 @@ class Record:
     end of its HTTP body came. `beyond_tok` is how many tokens came after all that were asked for, of a server
     that goes on; they count nowhere else. `output_gap_tok` is what the next most trusted count says more,
     None where there is only one. `split` says how `token_n` is known: "counted" by the server, "one-each"
-    from as many events as tokens, "spread" evenly as the server did not say, "unknown" (each 1, a
-    placeholder) where not even the total is known. `server_queue_s`, `server_prefill_s` and
-    `server_first_token_s` are the server's own times of this request (see
-    `burstline.servers.messages.ServerTimes`), None where it does not report them.
+    from as many events as tokens, "spread" evenly as the server did not say, "no-text" all at the reply's
+    end where it sent none of their text, "unknown" (each 1, a placeholder) where not even the total is known.
+    `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times of this request
+    (see `burstline.servers.messages.ServerTimes`), None where it does not report them.
     """
 
     index: int
@@ -234,8 +236,6 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     heard = _Heard(reply, tokens, *times, arrivals.headers_ns, first, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
-    if outcome == Outcome.EMPTY and tokens.total:
-        why = f"the server counted {tokens.total:,} tokens and sent no text"
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
         why = None if is_whole else capture.detail or capture.failure
@@ -339,6 +339,9 @@ def _tokens(reply: Reply, recounts: Counts, n_asked: int) -> _Tokens:
     text is never more than was asked, and exactly that where the server stopped for the length.
     """
     events = [event for event in reply.events if event.kind in WITH_TOKENS]
+    if has_no_text := not events and bool(reply.n_output_usage):
+        ends = [event for event in reply.events if event.kind in (Kind.FINISH, Kind.EMPTY)]
+        events = [replace((ends or reply.events)[-1], n_tok=None)]  # all had come by then
     counts = [event.n_tok for event in events]
     known = [n for n in counts if n is not None]
     by_events = sum(known) if events and len(known) == len(counts) else None
@@ -348,10 +351,11 @@ def _tokens(reply: Reply, recounts: Counts, n_asked: int) -> _Tokens:
     gap = known_totals[1][1] - known_totals[0][1] if len(known_totals) > 1 else None
     if source in RECOUNTS and total is not None and len(events) <= n_asked:
         total = n_asked if reply.finish_reason == "length" and 2 * total >= n_asked else min(total, n_asked)
-    shown = None if total is None else total - _n_hidden(reply, events, total)
+    shown = total if total is None or has_no_text else total - _n_hidden(reply, events, total)
     if (silent := _silent_tokens(reply, events, shown)) is not None:
         events, counts = silent, [None] * len(silent)
     split, n = _split(counts, known, shown)
+    split = NO_TEXT if has_no_text else split
     if 0 in n:
         events = [event for event, k in zip(events, n, strict=True) if k]
         n = [k for k in n if k]

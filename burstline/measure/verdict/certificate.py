@@ -249,6 +249,8 @@ def _lengths(rows: Rows, n_tok_of: Count) -> list[int] | None:
 
 def _offered(load: Rows, rows: Rows, asked: Measured, n_before: int, n_tok_of: Count) -> Offered:
     at_s = np.array([row.arrival_ns for row in load]) / 1e9
+    steps = [(row.arrival_ns, 1) for row in load]
+    steps += [(row.ended_ns, -1) for row in load if row.ended_ns is not None]
     is_burst = asked.due_s is not None and float(np.ptp(asked.due_s)) == 0.0
     due_s = None if is_burst or asked.due_s is None else np.array(asked.due_s)
     lengths = _lengths(load, n_tok_of)
@@ -263,7 +265,7 @@ def _offered(load: Rows, rows: Rows, asked: Measured, n_before: int, n_tok_of: C
         n_hung_up=sum(row.ended in (None, "client_closed") for row in load),
         n_distinct=len({row.body_hash for row in load}),
         n_connections=len({row.connection for row in load}),
-        most_in_flight=_most_in_flight(load),
+        most_in_flight=max(accumulate(step for _, step in sorted(steps, key=itemgetter(0))), default=0),
         n_as_ids=sum(row.text is None for row in load),
         prompt_tok=(min(lengths), int(np.median(lengths)), max(lengths)) if lengths else None,
         spread_s=float(at_s.max()) - began_ns / 1e9 if is_burst and load else None,
@@ -272,12 +274,6 @@ def _offered(load: Rows, rows: Rows, asked: Measured, n_before: int, n_tok_of: C
         planned_gap_cv=None if due_s is None else gap_cv(due_s),
         unserved={**asked.refused, **Counter(f"POST {row.path}" for row in rows if row.status == 404)},
     )
-
-
-def _most_in_flight(load: Rows) -> int:
-    steps = [(row.arrival_ns, 1) for row in load]
-    steps += [(row.ended_ns, -1) for row in load if row.ended_ns is not None]
-    return max(accumulate(step for _, step in sorted(steps, key=itemgetter(0))), default=0)
 
 
 def _readings(good: Rows, load: Rows, printed: Printed, n_tok_of: Count) -> Iterator[Reading]:

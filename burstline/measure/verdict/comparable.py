@@ -245,8 +245,13 @@ def comparability(
     settings = [_judge_setting(setting, works) for setting in listed if setting.key not in varied]
     facts = tuple(fact for fact, _ in [*numbers, *settings])
     differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
-    reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
-    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *_unforced(works))
+    cached = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
+    truths = (Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in cached.items())
+    reasons = (*unlike, *_workload(works), *differing, *truths)
+    free = dict.fromkeys(work.label for work in works if not work.lengths_forced)
+    advice = "Its output lengths were only checked."
+    unforced = (Reason("unforced", f"{name} did not force the output length.", advice) for name in free)
+    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *unforced)
     # A difference in failures says already why a run is FAILED.
     is_said = any(reason.code == "failures" for reason in differing)
     unbelievable = _unbelievable(works, UNUSABLE[1:] if is_said else UNUSABLE)
@@ -415,12 +420,6 @@ def _alike(one: ServedWork, other: ServedWork) -> bool:
     return all(abs(x - y) <= allowed * max(x, y, 1e-9) for x, y in pairs)
 
 
-def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
-    """Cache hits that the plan does not explain, once per contender."""
-    first = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
-    return [Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in first.items()]
-
-
 def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
     """Settings that an engine does not report: one sentence per contender."""
     silent: dict[str, list[str]] = {}
@@ -433,12 +432,6 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
         Reason("unchecked", f"{label} does not report: {', '.join(names)}.", advice)
         for label, names in silent.items()
     ]
-
-
-def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
-    labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
-    advice = "Its output lengths were only checked."
-    return [Reason("unforced", f"{label} did not force the output length.", advice) for label in labels]
 
 
 def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple[Reason, ...]:

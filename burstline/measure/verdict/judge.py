@@ -11,6 +11,7 @@ from burstline.measure.metrics.server import disagreement
 from burstline.measure.record.manifest import Manifest, Status
 from burstline.measure.record.record import (
     CUT_OFF,
+    NO_TEXT,
     OVERLOADED,
     RECOUNTS,
     Outcome,
@@ -349,6 +350,11 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
             "a special token that the server adds, or a reply that is tokenized differently in the next turn"
         )
         yield Reason("prompt-length", text, f"The usual causes: {causes}.")
+    if n_silent := lengths.splits.get(NO_TEXT, 0):
+        text = f"The server counted the tokens of {n_silent:,} replies and sent no text of them."
+        yield Reason(
+            "no-text", text, "Their E2E is to the end of the reply; their TTFT and TPOT are not known."
+        )
     if n_guessed := sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")):
         text = f"The server did not report how many tokens each event of {n_guessed:,} replies carries."
         yield Reason("chunks", text, "Their ITL assumes an even spread: use ICL and TPOT instead.")

@@ -158,7 +158,11 @@ def calibrate(
     timed = _time_products(probe, timer, shapes, rows_of)
     rest = _time_rest(model, probe, timer, swept_bytes)
     measured_spread = timer.again()
-    looked_at = ("peak", _fastest(probe, timed)), ("bandwidth", [(reads[-1].make, float(sizes[-1]))])
+    fastest = sorted(timed, key=lambda each: math.prod(each[:3]) / each[3].seconds)[-N_FASTEST:]
+    peak: list[tuple[Callable[[], Kernel], float]] = [
+        (partial(probe.product, m, n, k, 1), 2.0 * m * n * k) for m, n, k, _ in fastest
+    ]
+    looked_at = ("peak", peak), ("bandwidth", [(reads[-1].make, float(sizes[-1]))])
     ceilings = []
     for (what, kernels), most in zip(looked_at, AGREES, strict=True):
         ceiling, apart = timer.ceiling(kernels, most)
@@ -240,14 +244,6 @@ def _time_products(
             flops_per_s = max(flops_per_s, 2 * m * n * k / timed.seconds)
             found.append((m, n, k, timed))
     return found
-
-
-def _fastest(
-    probe: Probe, timed: Sequence[tuple[int, int, int, Timed]]
-) -> list[tuple[Callable[[], Kernel], float]]:
-    """The products with the highest rates, each with one weight, and their FLOPs."""
-    fastest = sorted(timed, key=lambda each: math.prod(each[:3]) / each[3].seconds)[-N_FASTEST:]
-    return [(partial(probe.product, m, n, k, 1), 2.0 * m * n * k) for m, n, k, _ in fastest]
 
 
 def _fitted(

@@ -69,7 +69,10 @@ def reconcile(
         ahead = ahead or (served, predicted_s)
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
     looked = look(steps or simulated, setup, measured=bool(steps))
-    ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
+    tok = run.limits.block_tok
+    blocks = sum(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
+    limits = replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
+    ideal = simulate(run.requests, limits, replace(setup, calibration=None).clock())
     of_phases: dict[Phase, list[Looked]] = {"prefill": [], "decode": []}
     for one in looked:
         of_phases[one.seen.step.phase].append(one)
@@ -96,12 +99,6 @@ def reconcile(
         model=ModelFacts(on.model.name, on.model.params(), on.quant),
         by=str(setup.calibration) if setup.calibration else "ceilings",
     )
-
-
-def _without_cache_limit(run: MeasuredRun) -> Limits:
-    tok = run.limits.block_tok
-    blocks = sum(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
-    return replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
 
 
 def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:

@@ -137,14 +137,10 @@ def start(launch: Launch, log_path: Path) -> Server:
     """Starts the server; its output goes to `log_path`. EngineError where its command cannot be run."""
     is_ours = tuple(launch.argv[1:3]) == command("")[1:3]
     ours = {"PYTHONPATH": import_path()} if is_ours else {}
-    return Server(launch, {**os.environ, "PATH": _path_of(launch), **ours, **launch.env}, log_path)
-
-
-def _path_of(launch: Launch) -> str:
-    """Our PATH behind the folder of the engine's own scripts: engines run their commands by bare name."""
-    folder = launch.scripts or (Path(launch.argv[0]).parent if os.sep in launch.argv[0] else None)
-    paths = [str(folder)] if folder is not None else []
-    return os.pathsep.join([*paths, *filter(None, [os.environ.get("PATH")])])
+    # Engines run their commands by bare name: the folder of their own scripts is first.
+    scripts = launch.scripts or (Path(launch.argv[0]).parent if os.sep in launch.argv[0] else "")
+    path = os.pathsep.join(filter(None, [str(scripts), os.environ.get("PATH")]))
+    return Server(launch, {**os.environ, "PATH": path, **ours, **launch.env}, log_path)
 
 
 OUR_PORTS: Final = range(18_000, 30_000)
