@@ -25,7 +25,7 @@ class TruthRig:
 
     def log(self) -> tuple[Served, ...]:
         """The truth of every request so far, in the order of arrival."""
-        return from_jsonl(self.get("/log"))
+        return from_jsonl(self.get("/log").splitlines())
 
     def reset(self) -> None:
         self.get("/reset")
