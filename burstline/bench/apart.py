@@ -112,7 +112,7 @@ def check_audit(where: ServerOptions) -> None:
     if len(where.urls) > 1:
         raise WorkloadError("--audit compares the replies of one server: give one --url")
     for name in ("temperature", "do_sample", "top_p", "top_k"):
-        if f'"{name}"' in (where.extra_body or ""):
+        if where.extra_body and f'"{name}"' in where.extra_body.reveal():
             raise WorkloadError(
                 f"--audit compares greedy replies: {name} in --extra-body sets the sampling; drop one of them"
             )

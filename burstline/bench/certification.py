@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from tokenizers import Tokenizer
 
 from burstline.console.stdout import json_text
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
@@ -38,8 +37,10 @@ from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
 from burstline.servers.truth.serve import from_jsonl, to_jsonl
 from burstline.workloads.load import Load
+from burstline.workloads.model_files import read_json, read_tokenizer
 from burstline.workloads.options import given, words_of
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.rows import lines
 
 EVENTS_PER_S: Final = 20_000
 """As many tokens a second as a fast GPU streams; our truth server sends so many on time."""
@@ -112,11 +113,13 @@ def certified(
 def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certificate:
     """The certificate of a client that has run, from the files in `out`."""
     try:
-        measured = from_json(Measured, json.loads((out / "measured.json").read_bytes()))
-        rows = from_jsonl((out / "truth.jsonl").read_bytes())
+        measured = from_json(Measured, read_json(out / "measured.json"))
+        if (out / "truth.jsonl").stat().st_size > 1 << 30:
+            raise ValueError("truth.jsonl has over 1024 MB")
+        rows = from_jsonl(line for _, line in lines(out / "truth.jsonl", "--again"))
     except (OSError, ValueError, TypeError) as error:
         raise WorkloadError(f"--again {out}: expected the folder of `certify --client`: {error}") from None
-    count = Tokenizer.from_file(measured.tokenizer) if measured.tokenizer else None
+    count = read_tokenizer(Path(measured.tokenizer)) if measured.tokenizer else None
     counted = (lambda text: len(count.encode(text, add_special_tokens=False))) if count else None
     ours = [path.parent for path in out.glob("*/summary.json")] if measured.tool == "burstline" else []
     printed = _ours(*ours) if len(ours) == 1 else _printed_by(name or measured.tool, reads, out)

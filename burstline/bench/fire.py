@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Final
 
 from burstline.bench.progress import Snapshot
@@ -35,7 +34,6 @@ from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
 from burstline.servers.introspection import log_message
 from burstline.servers.messages import EngineError
-from burstline.workloads.plan import Plan
 
 LEAD_S = 0.05
 """From the last driver's "ready" to the run's start: time for every driver to hear of it."""
@@ -104,20 +102,13 @@ def fire(
         job.counters.unlink(missing_ok=True)
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
     for each in load.lost:
-        k = each.worker
-        account_for(parts[k], job.captures, Outcome.DRIVER_LOST, each.why, n_workers + k, captured)
+        part, how = parts[each.worker], (None, None, None, None, (), Outcome.DRIVER_LOST, each.why)
+        spool = CaptureWriter(job.captures, n_workers + each.worker)
+        for request, due_ns in zip(part.requests, part.due_ns, strict=True):
+            if request.index not in captured:
+                spool.put(partial(Capture, request.index, due_ns, *how))
+        spool.close()
     return load
-
-
-def account_for(
-    of: Job | Plan, folder: Path, outcome: str, why: str, n_file: int = 0, captured: Set[int] = frozenset()
-) -> None:
-    """A capture with this outcome of every request but those that were `captured`."""
-    spool = CaptureWriter(folder, n_file)
-    for request, due_ns in zip(of.requests, of.due_ns, strict=True):
-        if request.index not in captured:
-            spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), outcome, why))
-    spool.close()
 
 
 class _DriverControl:

@@ -24,7 +24,7 @@ from burstline.bench.apart import (
     send_stages,
 )
 from burstline.bench.calibration import may_calibrate, measure_again, note_measured
-from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, account_for, fire
+from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
@@ -345,7 +345,7 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int, ended_ns: int) -
 
 
 def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
-    """A record of every planned request, "not_sent" where the server never got one."""
+    """Keep what was planned: of what has no capture the records say "not_sent"."""
     why = str(error) or _interrupted(run)
     status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     run.save_manifest(replace(run.manifest, error=why, status=status))
@@ -353,7 +353,6 @@ def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
         plan = load.plan()
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
-        account_for(plan, run.captures, "not_sent", why)
 
 
 def _interrupted(run: RunDir) -> str:

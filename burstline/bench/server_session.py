@@ -36,13 +36,13 @@ from burstline.servers.introspection import first_model
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.openai import COMPLETION_LIMIT
-from burstline.servers.redact import can_be_known, learn_from, redacted
+from burstline.servers.redact import can_be_known, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
 from burstline.wording import hint
 from burstline.workloads.model_files import read_json
-from burstline.workloads.options import flag_of, words_of
+from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 
 ATTACH_TIMEOUT_S = 15.0
@@ -80,7 +80,7 @@ def with_options(target: Target, where: ServerOptions) -> Target:
     return replace(
         target,
         extra_body=where.extra_body,
-        headers=tuple(map(_header, where.header)),
+        headers=where.header,
         loras=where.lora,
         replicas=tuple(target_at(url).url for url in where.urls[1:]),
         ca_bundle=where.ca_bundle,
@@ -92,28 +92,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no header may have."""
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not name.strip().isascii() or _CONTROL.search(text):
-        raise WorkloadError(f"--header {redacted(text)!r}: expected 'NAME: VALUE'")
-    return name.strip(), value.strip()
-
-
 def check_requests(where: ServerOptions) -> None:
-    """Extra fields, headers and certificates are the user's errors, reported before anything is started.
-
-    From here on the secrets in them are known.
-    """
-    learn_from(words_of(where), {})
+    """Extra fields, headers and certificates are the user's errors, reported before anything is started."""
     if where.url is not None and not where.urls:
         raise WorkloadError("--url is empty; expected http://HOST:PORT, or leave it out to start an engine")
     if where.extra_body is not None:
         try:
-            extra = json.loads(where.extra_body)
+            extra = json.loads(where.extra_body.reveal())
         except ValueError as error:
             raise WorkloadError(f"--extra-body is not JSON: {error}") from None
         if not isinstance(extra, dict):
-            raise WorkloadError(f"--extra-body {where.extra_body}: expected a JSON object, such as {{}}")
+            raise WorkloadError(f"--extra-body {where.extra_body.shown}: expected a JSON object like {{}}")
         _check_own(extra)
     if where.ca_bundle is not None and not Path(where.ca_bundle).is_file():
         raise WorkloadError(f"--ca-bundle {where.ca_bundle} is not a file; expected certificates in PEM")
@@ -123,7 +112,9 @@ def check_requests(where: ServerOptions) -> None:
         flag = "--insecure" if where.insecure else "--ca-bundle"
         raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
-        _header(header)
+        name, colon, _ = (text := header.reveal()).partition(":")
+        if not colon or not name.strip() or not name.strip().isascii() or _CONTROL.search(text):
+            raise WorkloadError(f"--header {header.shown!r}: expected 'NAME: VALUE'")
     if where.api_key and _CONTROL.search(where.api_key.reveal()):
         raise WorkloadError(
             f"{API_KEY_VARIABLE} has a line break or another control character; expected a key of one line: "

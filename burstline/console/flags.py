@@ -38,7 +38,7 @@ def _argument(row: Option) -> dict[str, Any]:
     if row.is_switch:
         return {"action": "store_true"}
     if row.many:
-        return {"action": "append", "default": [], "metavar": row.metavar}
+        return {"action": "append", "default": [], "metavar": row.metavar, "type": parser_of(row.parse)}
     how: dict[str, Any] = {"default": row.default, "metavar": row.metavar}
     how["type"] = parser_of(row.parse, swept=row.swept)
     if row.once:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from burstline.console.flags import add_options, read_options
 from burstline.servers.redact import Secret
@@ -18,7 +19,11 @@ START: Final = ("port", "engine_python", "container")
 """The options of an engine that is started here."""
 
 
-@dataclass(frozen=True, slots=True)
+def _hides(flag: str) -> dict[str, Any]:
+    return {"parse": partial(Secret.within, flag), "write": Secret.reveal}
+
+
+@dataclass(frozen=True, slots=True, repr=False)  # a URL has a login, an engine's argument a key
 class ServerOptions:
     """The server's options, as flags and as keys of a suite's [[engine]].
 
@@ -56,11 +61,13 @@ class ServerOptions:
         "which API to use: the engine's own or one of OpenAI's (default: the one that counts tokens best)",
         choices=("native", "completions", "chat"),
     )
-    extra_body: str | None = option(
-        "JSON object to merge into the body of each request, e.g. '{\"min_p\": 0.1}'", metavar="JSON"
+    extra_body: Secret | None = option(
+        "JSON object to merge into the body of each request, e.g. '{\"min_p\": 0.1}'",
+        metavar="JSON",
+        **_hides("--extra-body"),
     )
-    header: tuple[str, ...] = option(
-        "HTTP header of each request (repeatable)", (), many=True, metavar="'NAME: VALUE'", secret=True
+    header: tuple[Secret, ...] = option(
+        "HTTP header of each request (repeatable)", (), many=True, metavar="'NAME: VALUE'", **_hides("-H")
     )
     lora: tuple[str, ...] = option(
         "LoRA adapters, used in turn; a name given twice gets twice the share",

@@ -120,7 +120,8 @@ class Destination:
             fields["authorization"] = f"Basic {base64.b64encode(login.reveal().encode()).decode()}"
         if key := self.target.api_key:
             fields["authorization"] = f"Bearer {key.reveal()}"
-        return fields | {name.lower(): value for name, value in self.target.headers}
+        own = (header.reveal().partition(":") for header in self.target.headers)
+        return fields | {name.strip().lower(): value.strip() for name, _, value in own}
 
 
 @functools.cache
@@ -168,7 +169,7 @@ def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str] | N
         return call
     body = orjson.loads(call.body)
     if target.extra_body is not None:
-        body = merged(body, orjson.loads(target.extra_body))
+        body = merged(body, orjson.loads(target.extra_body.reveal()))
     if target.loras and lora_path:
         node = body
         for key in lora_path[:-1]:

@@ -19,7 +19,7 @@ class Image:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LaunchOptions:
     """The user's options for a server that Burstline starts. `model` is a folder or a name the engine knows.
 
@@ -42,7 +42,7 @@ class LaunchOptions:
     profile_dir: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Launch:
     """How to start a server as a local process.
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -160,10 +160,10 @@ class Target:
     `url` holds no secret: `login` is the "user:password" that stood in the user's URL, `api_key` comes from
     the environment.
 
-    `extra_body` is a JSON object laid over each request's body, `headers` go with each request, `loras` are
-    adapters that requests name in turn. `replicas` are further base URLs of the same server, one for each
-    load driver in turn: requests take turns, those of one session go to one. `ca_bundle` is a file of
-    certificates to trust besides, `insecure` trusts any.
+    `extra_body` is a JSON object laid over each request's body, `headers` ("NAME: VALUE") go with
+    it, `loras` are adapters that requests name in turn. `replicas` are further base URLs of the same server,
+    one for each load driver in turn: requests take turns, those of one session go to one. `ca_bundle` is a
+    file of certificates to trust besides, `insecure` trusts any.
 
     `takes` names the extras that this server was seen to take; only adapters that probe for them look at it.
     """
@@ -173,8 +173,8 @@ class Target:
     api_key: Secret | None = None
     takes: tuple[str, ...] = ()
     login: Secret | None = None
-    extra_body: str | None = None
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    extra_body: Secret | None = None
+    headers: tuple[Secret, ...] = ()
     loras: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
     ca_bundle: str | None = None

@@ -27,10 +27,11 @@ OF_PROTOCOL: Final = frozenset(
         *("abort", "array", "assistant", "basic", "bearer", "chunk", "content", "default", "dummy", "empty"),
         *("error", "event", "false", "finish_reason", "function", "index", "input", "length", "model"),
         *("object", "output", "prompt", "retry", "string", "system", "token", "tokens", "usage"),
+        *("lightllm", "llamacpp", "openai", "openai-chat", "reference", "sglang", "transformers", "trtllm"),
+        *("truth", "complete", "failed", "interrupted", "running"),
     }
 )
-"""Words of the protocols, in lower case: as a key they are removed by their names only, since replies are
-read by them."""
+"""Words by which replies and runs are read, in lower case: as a key they are removed by their names only."""
 _OF_TEXT: Final = re.sub(
     r"\w+",
     r"(?<!\g<0>)",
@@ -62,9 +63,8 @@ URL_LOGIN: Final = re.compile(
     r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})(?=@)"
 )
 _FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, URL_LOGIN)
-_HINTS: Final = (
-    *("key", "secret", "pass", "pwd", "auth", "credential", "cookie", "sig", "jwt", "bearer", "_pat", "-pat"),
-    *("webhook", "token", "basic", "://"),
+_HINTS: Final = re.findall(
+    r"\S+", "key secret pass pwd auth credential cookie sig jwt bearer _pat -pat webhook token basic ://"
 )
 """Each form has one of them, in lower case: they are found a hundred times as fast."""
 
@@ -161,9 +161,7 @@ def secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator
             yield from re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
             if form is URL_LOGIN:
                 user, colon, password = secret.partition(":")
-                yield password if colon else user
-                yield unquote(secret)
-                yield unquote(password)
+                yield from (password if colon else user, unquote(secret), unquote(password))
 
 
 def _encodings(secret: str) -> set[str]:
@@ -183,12 +181,20 @@ def names_secret(name: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A text that nothing shows, and that is known from now on; `reveal` it to a server or a child alone."""
+    """A text whose secrets are known from now on and not `shown`; only a server or a child is told it."""
 
     _text: str = field(repr=False)
+    shown: str = REMOVED
 
     def __post_init__(self) -> None:
-        learn(self._text)
+        if self.shown == REMOVED:
+            learn(self._text)
+
+    @classmethod
+    def within(cls, option: str, text: str) -> Secret:
+        """The value of an option, such as a header or JSON: names in it say what of it is secret."""
+        learn_from((option, text), {})
+        return cls(text, without_secrets((option, text))[1])
 
     def reveal(self) -> str:
         return self._text

@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import orjson
-
 from burstline.bench.limit import CODES
 from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
@@ -30,6 +28,7 @@ from burstline.console.terminal import show
 from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
+from burstline.measure.record.run_writer import json_of
 from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
@@ -310,7 +309,7 @@ def _report(folder: Path) -> bool:
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
     """Each finished run of a suite's folder once, one case for each model and workload; None without any."""
-    suite = orjson.loads((folder / MANIFEST).read_bytes())
+    suite = json_of(folder / MANIFEST)
     members: dict[str, list[Member]] = {}
     missing = []
     found = {slot["id"]: finished_in(folder / slot["id"]) for slot in suite["slots"]}
@@ -357,7 +356,7 @@ def limit_in(folder: Path) -> tuple[str, LimitResult] | None:
     """The place of a finished search's page in the suite's folder, and what it found."""
     for path in folder.glob(f"*/{RESULT}"):
         href = f"{folder.name}/{path.parent.name}/report.html"
-        return href, LimitResult.from_json(orjson.loads(path.read_bytes()))
+        return href, LimitResult.from_json(json_of(path))
     return None
 
 

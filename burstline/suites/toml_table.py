@@ -42,7 +42,7 @@ class TomlTable:
     def _option(self, row: Option) -> Any:
         value = self.raw[row.name]
         if row.many:
-            return tuple(self.get(row.name, list, []))
+            return tuple(map(row.parse, self.get(row.name, list, [])))
         if row.bare is not None and isinstance(value, bool):
             return row.bare if value else row.default
         if row.parse in (int, float, bool):

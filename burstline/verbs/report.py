@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import orjson
 import pyarrow as pa
 
 from burstline.bench.report import keep_profile, write_report
@@ -15,11 +14,10 @@ from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
-from burstline.errors import read_small
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.run_writer import RunDir, json_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.comparison import alone, view_of
@@ -31,8 +29,6 @@ from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = tuple(FILES)
-MOST_SEARCH: Final = 1 << 24
-"""Bytes of a search's file: a hundred probes take a hundredth of it."""
 OF_PAGE: Final = (
     "profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode"
 )  # fmt: skip
@@ -115,8 +111,7 @@ def _of_search(args: argparse.Namespace) -> int:
             f"{flag_of(given[0])} is for a run, and {args.run} is a search; its runs are in {args.run.parent}"
         )
     try:
-        row = orjson.loads(read_small(args.run / RESULT, MOST_SEARCH, "a search's file"))
-        result = LimitResult.from_json(row)
+        result = LimitResult.from_json(json_of(args.run / RESULT))
     except (AttributeError, TypeError, ValueError) as error:
         raise WorkloadError(f"{args.run / RESULT} cannot be read: {error}; was it changed?") from None
     runs = [open_run(args.run.parent / name) for name in result.runs]

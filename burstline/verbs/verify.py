@@ -87,7 +87,7 @@ def _plan(run: Run) -> PartCheck:
 
 def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
     """How many captures can be read, and the records of all planned requests, made of them."""
-    requests, due_ns = run.asked, run.plan.due_ns
+    requests = run.asked
     captures = read_captures(
         run.path / "captures", max_bytes=capture_limit_bytes(requests), on_damage=damage.append
     )
@@ -97,7 +97,7 @@ def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
     batches = decoded_batches(captures, requests, decode, counts, damage.append)
     parts = [record_table(records) for records in batches]
     seen = pa.concat_tables(parts) if parts else RECORDS.empty_table()
-    return len(seen), with_cancelled(seen, requests, due_ns, was_killed=were_killed(run.path / "captures"))
+    return len(seen), with_cancelled(seen, requests, was_killed=were_killed(run.path / "captures"))
 
 
 def _records(run: Run, records: pa.Table) -> PartCheck:
@@ -132,13 +132,14 @@ def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck
         yield ("summary and page", f"they cannot be recomputed from these files: {_why(error)}")
         return
     for name in MADE_AGAIN[1:]:
-        kept, made = run.path / name, beside / name
-        there = kept.exists()
-        differs = _first_difference(kept.read_bytes(), made.read_bytes()) if there else f"there is no {name}"
+        kept, made = run.path / name, (beside / name).read_bytes()
+        differs = _first_difference(kept, made) if kept.exists() else f"there is no {name}"
         yield (f"{name} follows from the records", differs)
 
 
-def _first_difference(kept: bytes, made: bytes) -> str | None:
+def _first_difference(path: Path, made: bytes) -> str | None:
+    with path.open("rb") as file:
+        kept = file.read(len(made) + 40)
     if kept == made:
         return None
     pairs = enumerate(zip(kept, made, strict=False))

@@ -19,7 +19,7 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `parse` makes a value of a word and raises ValueError where it cannot.
+    """One option. `parse` makes a value of a word, ValueError where it cannot; `write` makes the word again.
 
     `bare` is the value where the flag stands without one. `choices` are all words that it takes; `many`: it
     may be given several times, and its value is a tuple; `once`: a second one is refused, for it would win
@@ -28,6 +28,7 @@ class Option:
 
     help: str
     parse: Callable[[str], Any] = str
+    write: Callable[[Any], str] = lambda value: as_text(value)
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     many: bool = False
@@ -49,22 +50,15 @@ class Option:
         if self.is_switch:
             return (self.flag,)
         if self.many:
-            return tuple(word for each in value for word in (self.flag, each))
+            return tuple(word for each in value for word in (self.flag, self.write(each)))
         if self.bare is not None and value == self.bare:
             return (self.flag,)
-        return self.flag, as_text(value)
+        return self.flag, self.write(value)
 
 
-def option(
-    help: str,  # noqa: A002
-    default: Any = None,
-    *,
-    parse: Callable[[str], Any] = str,
-    secret: bool = False,
-    **rest: Any,
-) -> Any:
-    """A dataclass's field that is an option; a `secret` one is left out of its repr."""
-    return field(default=default, repr=not secret, metadata={_KEY: Option(help, parse, **rest)})
+def option(help: str, default: Any = None, **rest: Any) -> Any:  # noqa: A002
+    """A dataclass's field that is an option."""
+    return field(default=default, metadata={_KEY: Option(help, **rest)})
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -47,6 +48,7 @@ PLAN: Final = pa.schema(
     }
 )
 WITHOUT_PROMPTS: Final = ["due_ns", *_COLUMNS]
+_N_OF_PART = 1000
 
 
 def plan_tables(plan: Plan, n_at_once: int = 10_000) -> Iterator[pa.Table]:
@@ -97,10 +99,26 @@ def plan_of_table(table: pa.Table) -> Plan:
     )
 
 
-def requests_without_prompts(table: pa.Table) -> list[Request]:
-    """All planned requests, for judging replies: empty `prompt_ids` stand for ids, None for other prompts."""
-    texts, chats = (table.column(name).is_valid().to_pylist() for name in ("prompt_text", "messages"))
-    return list(_made(table, (None if text or chat else () for text, chat in zip(texts, chats, strict=True))))
+class PlannedRequests(Sequence[Request]):
+    """The requests of a table, for judging replies: empty `prompt_ids` stand for ids, None for other prompts.
+
+    They are made some at a time when they are looked at: of a long plan most may never have been sent.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self._part = lru_cache(64)(self._of_part)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, k: Any) -> Any:
+        return self._part(k // _N_OF_PART)[k % _N_OF_PART]
+
+    def _of_part(self, part: int) -> list[Request]:
+        table = self.table.slice(part * _N_OF_PART, _N_OF_PART)
+        texts, chats = (table.column(name).is_valid().to_pylist() for name in ("prompt_text", "messages"))
+        return list(_made(table, (None if any(one) else () for one in zip(texts, chats, strict=True))))
 
 
 def _is_drawn(plan: Plan) -> bool:

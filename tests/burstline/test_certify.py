@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -14,8 +17,8 @@ import pytest
 from burstline import cli
 from burstline.bench import certification
 from burstline.bench.certification import setup_of, tool_of
-from burstline.measure.record.typed_json import from_json
-from burstline.measure.verdict.certificate import Certificate
+from burstline.measure.record.typed_json import from_json, to_json
+from burstline.measure.verdict.certificate import Certificate, Measured
 from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.load import load_of
 from burstline.workloads.spec import LoadSpec
@@ -104,6 +107,23 @@ def test_what_cannot_be_certified_is_refused_in_a_line(
     load = [] if "--sessions" in argv else ["--requests", "3"]
     assert cli.main(["certify", *load, *argv]) == 2
     assert words in capsys.readouterr().err
+
+
+MEASURED = Measured("x", "a load", "fixed", 1, (1, 1), None, 1, "", {}, None, 0.0, None, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["measured.json", "truth.jsonl", "tokenizer.json"])
+def test_a_file_that_is_too_long_to_certify_again_is_refused_before_it_is_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = replace(MEASURED, tokenizer=str(tmp_path / "tokenizer.json"))
+    (tmp_path / "measured.json").write_bytes(orjson.dumps(to_json(measured)))
+    (tmp_path / "truth.jsonl").write_bytes(b"\n")
+    with (tmp_path / name).open("ab") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    assert cli.main(["certify", "--again", str(tmp_path)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"has over \d+ MB", said), said
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from burstline.console.server_options import ServerOptions
 from burstline.measure.record.rundir import open_run
 from burstline.servers.destination import Destination, dressed
 from burstline.servers.messages import Call, Target
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request, Sampling, WorkloadError
 from tests.burstline.answering import answering
@@ -89,9 +90,8 @@ def test_the_endpoint_chooses_the_dialect(engine: str, endpoint: str | None, nam
 
 
 def test_extra_fields_are_laid_over_the_body_and_adapters_take_turns() -> None:
-    target = Target(
-        "http://x", "m", extra_body='{"min_p": 0.1, "parameters": {"top_n": 2}}', loras=("a", "b")
-    )
+    extra = Secret.within("--extra-body", '{"min_p": 0.1, "parameters": {"top_n": 2}}')
+    target = Target("http://x", "m", extra_body=extra, loras=("a", "b"))
     call = Call("POST", "/", orjson.dumps({"model": "m", "parameters": {"max": 4}}))
     bodies = [body_of(dressed(call, target, index, ("model",))) for index in range(3)]
     assert [body["model"] for body in bodies] == ["a", "b", "a"]
@@ -117,7 +117,7 @@ def test_adapters_are_named_where_the_dialect_reads_them() -> None:
 
 
 def test_headers_go_with_every_request_and_replace_those_of_the_client() -> None:
-    target = Target("http://x", "m", headers=(("X-Team", "blue"), ("User-Agent", "mine")))
+    target = Target("http://x", "m", headers=(Secret("X-Team: blue"), Secret("User-Agent: mine")))
     sent = Destination.of_target(target).serialised(Call("POST", "/v1/completions", b"{}"))
     assert b"x-team: blue\r\n" in sent
     assert b"user-agent: mine\r\n" in sent

@@ -128,6 +128,37 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.mark.parametrize("verb", ["report", "verify"])
+@pytest.mark.parametrize("name", ["manifest.json", "device.toml", "forecast.json"])
+def test_a_file_that_is_too_long_is_refused_before_it_is_read(
+    name: str, verb: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (copied / name).open("ab") as file:
+        os.truncate(file.fileno(), 1 << 40)  # reading it would need a tebibyte of memory
+    assert main([verb, str(copied)]) in (2, 4)  # 4: `verify` names what does not follow
+    said = capsys.readouterr()
+    assert "over 64 MB" in said.out + said.err
+    assert len(said.err.strip().splitlines()) <= 1, said.err
+
+
+@pytest.mark.parametrize("name", ["summary.json", "report.html"])
+def test_what_is_too_long_and_can_be_made_again_is_made_again(
+    name: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.truncate(copied / name, 1 << 40)
+    assert main(["verify", str(copied)]) == 4
+    assert f"BAD  {name} follows" in capsys.readouterr().out
+    assert main(["report", str(copied)]) == 0
+    assert (copied / name).stat().st_size < 64 << 20
+
+
+def test_of_a_log_that_is_too_long_the_end_is_read(copied: Path) -> None:
+    with (copied / "server.log").open("ab") as log:
+        os.truncate(log.fileno(), 1 << 40)
+        log.write(b"the last line\n")
+    assert open_run(copied).server_log.endswith("\0the last line\n")
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_show_tells_a_damaged_folder_in_one_line(
     name: str, copied: Path, capsys: pytest.CaptureFixture[str]

@@ -32,6 +32,8 @@ from burstline.servers.host.child import Failed
 from burstline.servers.messages import Call, Target
 from burstline.servers.openai import encode_completion
 from burstline.servers.registry import ENGINES
+from burstline.workloads.plan import Plan
+from burstline.workloads.plan_table import PlannedRequests, plan_tables
 from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
 from burstline.workloads.request import Request
 from tests.measure.making import conditions, records_of, summarized
@@ -141,7 +143,8 @@ def fired(
         by_index = [asked[i] for i in range(len(asked))]
         batches = decoded_batches(read_captures(files[0]), by_index, CHAIN_ENGINES[engine].decode)
         seen = pa.concat_tables([record_table(records) for records in batches])
-    return Played(with_cancelled(seen, by_index, due_ns), truth.log(), report)
+    planned = pa.concat_tables(plan_tables(Plan(tuple(asked), due_ns, 0, "")))
+    return Played(with_cancelled(seen, PlannedRequests(planned)), truth.log(), report)
 
 
 def driven(job: Job, meanwhile: Callable[[Connection], None]) -> DriveReport:

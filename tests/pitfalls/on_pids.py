@@ -19,6 +19,7 @@ from burstline.servers.host.ready import send
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from burstline.workloads.load import Load
+from burstline.workloads.plan_table import PlannedRequests, plan_tables
 from burstline.workloads.prompts import ASSUMED
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -62,7 +63,7 @@ def fired(load: Load, script: Script, on_pids: OnPids = lambda _: None) -> Fired
 
         done = fire(job, n_drivers(load.spec.workers, load.n_connections), started, lambda _: None)
         assert (done.error, done.interrupted, list(done.lost)) == (None, False, [])
-        requests = list(plan.requests)
+        requests = PlannedRequests(pa.concat_tables(plan_tables(plan)))
         batches = decoded_batches(read_captures(job.captures), requests, engine.decode)
         seen = pa.concat_tables([RECORDS.empty_table(), *map(record_table, batches)])
-        return Fired(columns_of(with_cancelled(seen, requests, plan.due_ns)), truth.log(), done.reports)
+        return Fired(columns_of(with_cancelled(seen, requests)), truth.log(), done.reports)

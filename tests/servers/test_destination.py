@@ -66,7 +66,9 @@ def test_a_key_goes_into_each_request_and_counts_more_than_a_login() -> None:
 
 
 def test_a_header_that_the_user_gives_counts_more_than_the_key_of_the_environment() -> None:
-    target = Target("http://h", "m", Secret("sk-0f-th1s-test"), headers=(("Authorization", "Bearer sk-own"),))
+    target = Target(
+        "http://h", "m", Secret("sk-0f-th1s-test"), headers=(Secret("Authorization: Bearer sk-own"),)
+    )
     _, head, _ = fields(Destination.of_target(target).serialised(Call("GET", "/")))
     assert head["authorization"] == "Bearer sk-own"
 

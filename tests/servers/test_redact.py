@@ -1,5 +1,6 @@
 """What is taken for a secret, and what only sounds like one."""
 
+import argparse
 import base64
 import html
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import get_args
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -16,11 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.bench.server_session import WITHOUT_MASK, Site, _probed
+from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions
+from burstline.measure.record.manifest import Status
 from burstline.servers import redact
 from burstline.servers.host.keeper import _keep_log
+from burstline.servers.launch import Launch
 from burstline.servers.messages import Target, target_at
 from burstline.servers.redact import Secret, learn_from, printable, without_secrets
+from burstline.servers.registry import ENGINES
+from burstline.workloads.options import words_of
 
 LEARN = """
 import json, os, sys
@@ -135,12 +142,47 @@ def test_a_command_is_shown_without_its_secrets_however_short_they_are(argv, sho
 def test_nothing_shows_a_secret_and_it_is_known_from_then_on():
     secret = Secret("open-sesame")
     target = target_at("http://me:pa55word@h", "m", secret)
-    for text in (repr(secret), str(secret), f"{secret:}", repr(target), repr(ServerOptions(api_key=secret))):
+    where = ServerOptions(
+        url="http://me:pa55word@h", api_key=secret, engine_args=("--api-key", "open-sesame")
+    )
+    launch = Launch(("vllm", "--api-key", "open-sesame"), {"HF_TOKEN": "open-sesame"})
+    for text in (repr(secret), str(secret), f"{secret:}", repr(target), repr(where), repr(launch)):
         assert "open-sesame" not in text
         assert "pa55word" not in text
     assert redact.redacted("open-sesame pa55word") == "(removed) (removed)"
     assert (secret.reveal(), target.login.reveal()) == ("open-sesame", "me:pa55word")
     assert pickle.loads(pickle.dumps(secret)) == secret
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("option", "text", "shown"),
+    [
+        ("--header", "X-Pin: 77", "X-Pin: (removed)"),
+        ("--header", "Accept: text/html", "Accept: text/html"),
+        ("--extra-body", '{"user_token": "v4lue-1", "n": 1}', '{"user_token": "(removed)", "n": 1}'),
+        ("--extra-body", "[", "["),
+    ],
+)
+def test_an_option_shows_all_but_what_is_secret_in_it(option, text, shown):
+    where = read_options_of(option, text)
+    assert (where.shown, where.reveal()) == (shown, text)
+    assert "77" not in repr(where) + str(where)
+    assert "v4lue-1" not in repr(where) + str(where)
+
+
+def read_options_of(option, text):
+    """The value as it is after the command line was parsed, and no later."""
+    parser = argparse.ArgumentParser()
+    add_options(parser, ServerOptions)
+    read = read_options(ServerOptions, parser.parse_args([f"{option}={text}"]))
+    assert words_of(read) == (option, text)
+    return read.extra_body or read.header[0]
+
+
+def test_no_key_is_a_word_by_which_our_own_files_are_read():
+    words = (*ENGINES, *get_args(Status))
+    assert [word for word in words if redact.can_be_known(word)] == []
 
 
 @pytest.mark.usefixtures("fresh")

@@ -9,7 +9,7 @@ import pytest
 from burstline.workloads import plan as plan_module
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Plan, Shape, Stage, fingerprint, make_plan
-from burstline.workloads.plan_table import plan_of_table, plan_tables, requests_without_prompts
+from burstline.workloads.plan_table import PlannedRequests, plan_of_table, plan_tables
 from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
 from burstline.workloads.request import Request, RequestKind, Sampling, Turn
 from burstline.workloads.spec import Sharing
@@ -38,9 +38,17 @@ def test_text_prompts_and_id_prompts_may_stand_side_by_side():
 def test_without_prompts_a_request_still_tells_ids_from_text():
     requests = (Request(0, None, "hello", 2, 3), Request(1, array("I", [4]), None, 1, 3))
     table = pa.concat_tables(plan_tables(Plan(requests, array("q", [0, 1]), 0, "x")))
-    light = requests_without_prompts(table.drop_columns(["prompt_ids"]))
+    light = PlannedRequests(table.drop_columns(["prompt_ids"]))
     assert [request.prompt_ids for request in light] == [None, ()]
     assert [request.n_prompt_tok for request in light] == [2, 1]
+
+
+def test_of_a_long_plan_only_what_is_looked_at_is_made():
+    requests = tuple(Request(k, array("I", [k]), None, 1, k + 1) for k in range(3001))
+    table = pa.concat_tables(plan_tables(Plan(requests, array("q", range(3001)), 0, "x")))
+    light = PlannedRequests(table)
+    assert (len(light), light[2500].n_output_tok, light._part.cache_info().currsize) == (3001, 2501, 1)
+    assert [request.index for request in light] == list(range(3001))
 
 
 def test_sessions_chats_documents_and_stages_come_back():
@@ -54,7 +62,7 @@ def test_sessions_chats_documents_and_stages_come_back():
     before = Plan(requests, array("q", [0, 0, 0, 1]), 0, "x", (warm,))
     after = plan_of_table(pa.concat_tables(plan_tables(before)))
     assert after == before
-    assert [r.index for r in requests_without_prompts(pa.concat_tables(plan_tables(before)))] == [
+    assert [r.index for r in PlannedRequests(pa.concat_tables(plan_tables(before)))] == [
         0,
         1,
         2,

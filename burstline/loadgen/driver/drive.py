@@ -87,7 +87,7 @@ class _Drive:
         self._destination = Destination.of_target(job.target)
         self._t0_ns: int | None = None
         self._stopped = False
-        self._n_prepared = self._n_ended = self._n_unprepared = 0
+        self._n_prepared = self._n_ended = 0
         self._canary = CanaryErrors()
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
@@ -146,7 +146,6 @@ class _Drive:
             self._listen(1.0)
         while batch := list(islice(due, self._await_room(ahead))):
             if self._is_over and self._sessions is None:  # what has no capture was not sent
-                self._n_unprepared = len(batch) + sum(1 for _ in due)
                 break
             self._prepare(batch)
             self._converse()
@@ -323,6 +322,7 @@ class _Drive:
 
     def _report(self, before: Usage) -> DriveReport:
         wire, used = self._wire, Usage.now() - before
+        n_unprepared = 0 if self._sessions else len(self._job.requests) - self._n_prepared
         connect = DurationHistogram()
         connect.add(wire.pool.connect_ns)
         return DriveReport(
@@ -331,7 +331,7 @@ class _Drive:
             n_planned=len(self._job.requests),
             n_sent=wire.traffic.n_sent,
             n_resent=wire.traffic.n_resent,
-            failures=dict(self._failures + Counter(not_sent=self._n_unprepared)),
+            failures=dict(self._failures + Counter(not_sent=n_unprepared)),
             late=self._late.spread(),
             read_lag=self._lag.spread(),
             connect=connect.spread(),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from burstline.servers.host.child import Child, ChildLostError
 from burstline.servers.host.kernel import usable_cores
 from burstline.servers.messages import EngineError, HttpReply
 from burstline.servers.replies import answers_in, understood
-from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
+from burstline.workloads.plan_table import WITHOUT_PROMPTS, PlannedRequests
 from burstline.workloads.request import Request
 
 _N_AT_ONCE = 500
@@ -56,7 +55,7 @@ class Share:
 
         Each process walks the whole file: that costs a tenth of decoding, and only records cross.
         """
-        requests, _ = _read_asked(self.directory)
+        requests = _read_asked(self.directory)
         captures = read_captures(self.directory / "captures", max_bytes=capture_limit_bytes(requests))
         share = islice(captures, self.k, None, self.n)
         path = self.directory / "counts.parquet"
@@ -72,17 +71,16 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
     unless given; each holds the raw bytes of one reply and the records of one batch. What the server did not
     count is read from `counts.parquet`, where it was counted afterwards. Raises DamagedCapturesError.
     """
+    planned = _read_asked(directory).table
     if n_processes is None:
-        n_processes = min(usable_cores(), 1 + n_planned(directory) // 2000)
+        n_processes = min(usable_cores(), 1 + len(planned) // 2000)
     if n_processes == 1:
         tables = list(Share(directory, decode).tables())
     else:
         tables = _by_children([Share(directory, decode, k, n_processes) for k in range(n_processes)])
-    requests, due_ns = _read_asked(directory)
+    measured = PlannedRequests(planned.slice(0, planned.column("stage").null_count))
     seen = pa.concat_tables([RECORDS.empty_table(), *tables])
-    n = sum(request.stage is None for request in requests)
-    killed = were_killed(directory / "captures")
-    return with_cancelled(seen, requests[:n], due_ns[:n], was_killed=killed)
+    return with_cancelled(seen, measured, was_killed=were_killed(directory / "captures"))
 
 
 def _by_children(shares: list[Share]) -> list[pa.Table]:
@@ -119,9 +117,7 @@ def main(home: Connection, share: Share) -> None:
     home.send(None)
 
 
-def with_cancelled(
-    seen: pa.Table, requests: Sequence[Request], due_ns: array[int], *, was_killed: bool = True
-) -> pa.Table:
+def with_cancelled(seen: pa.Table, requests: PlannedRequests, *, was_killed: bool = True) -> pa.Table:
     """One row per request, in order: those of `seen`, and one without a reply for each of the rest.
 
     A driver captures all that it has sent. One that was killed leaves no capture of what it had in flight
@@ -130,35 +126,30 @@ def with_cancelled(
     # A request that was captured twice is a bug elsewhere; the first capture stands.
     _, first = np.unique(seen.column("index").to_numpy(), return_index=True)
     seen = seen.take(first)
-    index = np.array([request.index for request in requests], dtype=np.int64)
+    index, due_ns = (requests.table.column(name).to_numpy() for name in ("index", "due_ns"))
     is_missing = ~np.isin(index, seen.column("index").to_numpy())
     if not is_missing.any():
         return seen
     closed_ns = seen.column("closed_ns").drop_null().to_numpy()
     last_ns = closed_ns.max() if len(closed_ns) else np.inf
-    due = np.frombuffer(due_ns, dtype=np.int64)
-    is_sent = was_killed & (due <= last_ns)
+    is_sent = was_killed & (due_ns <= last_ns)
     rest = [
-        _without_capture([requests[i] for i in rows.tolist()], due[rows], sent=sent)
+        _without_capture(requests, rows, sent=sent)
         for sent in (True, False)
         if len(rows := np.flatnonzero(is_missing & (is_sent == sent)))
     ]
     return pa.concat_tables([seen, *rest]).sort_by("index")
 
 
-def _without_capture(requests: Sequence[Request], due_ns: NDArray[np.int64], *, sent: bool) -> pa.Table:
-    """Their rows by column: they may be most of a million."""
-    one = record_without_capture(requests[0], 0, sent=sent)
-    own = {
-        "index": [request.index for request in requests],
-        "due_ns": due_ns,
-        "planned_prompt_tok": [request.n_prompt_tok for request in requests],
-        "planned_output_tok": [request.n_output_tok for request in requests],
-    }
+def _without_capture(requests: PlannedRequests, rows: NDArray[np.int64], *, sent: bool) -> pa.Table:
+    """The records of these rows by column: they may be most of a million."""
+    one = record_without_capture(requests[int(rows[0])], 0, sent=sent)
+    planned = requests.table.select(["index", "due_ns", "n_prompt_tok", "n_output_tok"]).take(rows)
+    own = dict(zip(("index", "due_ns", "planned_prompt_tok", "planned_output_tok"), planned, strict=True))
     columns = [
-        pa.array(own[field.name], field.type)
+        own[field.name]
         if field.name in own
-        else pa.repeat(pa.scalar(getattr(one, field.name), field.type), len(requests))
+        else pa.repeat(pa.scalar(getattr(one, field.name), field.type), len(rows))
         for field in RECORDS
     ]
     return pa.table(columns, RECORDS)
@@ -171,7 +162,7 @@ def were_killed(captures: Path) -> bool:
 
 def decoded_batches(
     captures: Iterable[Capture],
-    requests: list[Request],
+    requests: Sequence[Request],
     decode: Decode,
     counts: Mapping[int, Counts] = MappingProxyType({}),
     on_damage: OnDamage = refuse,
@@ -191,10 +182,11 @@ def decoded_batches(
         yield batch
 
 
-def capture_limit_bytes(requests: Iterable[Request]) -> int:
+def capture_limit_bytes(requests: PlannedRequests) -> int:
     """The largest that a capture of one of these can be: its reply, and its read times at a read a byte."""
-    replies = (reply_limit_bytes(request.n_prompt_tok, request.n_output_tok) for request in requests)
-    return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
+    columns = (requests.table.column(name).to_numpy() for name in ("n_prompt_tok", "n_output_tok"))
+    longest = (int(n_tok.max(initial=0)) for n_tok in columns)
+    return (1 << 20) + (1 + _BYTES_PER_READ) * reply_limit_bytes(*longest)
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -203,17 +195,12 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         return file.read(columns=columns)
 
 
-def n_planned(directory: Path) -> int:
-    """How many requests the plan of a run has, those of its stages included."""
-    return int(pq.read_metadata(directory / "plan.parquet").num_rows)
-
-
-def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
-    """The plan's requests without their prompts, and when each was due."""
+def _read_asked(directory: Path) -> PlannedRequests:
+    """The plan's requests without their prompts, those of its stages last."""
     table = _read_table(directory / "plan.parquet", WITHOUT_PROMPTS)
     if table.column("stage").null_count < len(table):
         table = table.sort_by("index")  # stages stand in the order in which they are sent
-    return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())
+    return PlannedRequests(table)
 
 
 GLANCE: Final = 32

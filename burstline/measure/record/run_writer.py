@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from burstline.errors import read_small
 from burstline.loadgen.capture.files import disk_errors, renamed, write_json
 from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock, Status
 from burstline.measure.record.typed_json import MismatchError
@@ -27,6 +28,7 @@ from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
 from burstline.workloads.request import WorkloadError
 
+MOST_BYTES: Final = 64 << 20  # of a file of a run that is read whole
 FORECAST: Final = "forecast.json"
 """What the run was expected to measure, written before its first request."""
 PROFILE: Final = "profile.json"
@@ -133,8 +135,8 @@ def read_manifest(run: Path) -> Manifest:
 
 def json_of(path: Path) -> Any:
     try:
-        return orjson.loads(path.read_bytes())
-    except (orjson.JSONDecodeError, OSError) as error:
+        return orjson.loads(read_small(path, MOST_BYTES, "what `burstline` wrote"))
+    except (ValueError, OSError) as error:
         raise WorkloadError(f"{path} is not JSON ({error}); was it cut or changed?") from error
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,15 +20,15 @@ import pyarrow.parquet as pq
 from burstline.measure.record.columns import Columns, columns_of, joined_columns
 from burstline.measure.record.decode import decode_run
 from burstline.measure.record.manifest import Manifest, Status
-from burstline.measure.record.run_writer import json_of, read_manifest
+from burstline.measure.record.run_writer import MOST_BYTES, json_of, read_manifest
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import ADDED, COUNTS, PER_REQUEST, RECORDS, TELEMETRY
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.typed_json import MismatchError
 from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
-from burstline.workloads.plan_table import PLAN, WITHOUT_PROMPTS, plan_of_table, requests_without_prompts
-from burstline.workloads.request import Request, WorkloadError
+from burstline.workloads.plan_table import PLAN, WITHOUT_PROMPTS, PlannedRequests, plan_of_table
+from burstline.workloads.request import WorkloadError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,15 +64,14 @@ class Run:
         return plan_of_table(self._read("plan.parquet"))
 
     @cached_property
-    def asked(self) -> list[Request]:
+    def asked(self) -> PlannedRequests:
         """The plan's requests, empty `prompt_ids` standing for ids: a large plan is mostly those."""
         self._need_plan()
-        table = self._read("plan.parquet", WITHOUT_PROMPTS)
-        return [request for request in requests_without_prompts(table) if request.stage is None]
+        return PlannedRequests(self.plan_columns(*WITHOUT_PROMPTS))
 
     def plan_columns(self, *names: str) -> pa.Table | None:
         """Columns of the plan's own requests, in order; None where its plan was never written."""
-        table = self._read("plan.parquet", ["stage", *names])
+        table = self._read("plan.parquet", [*{"stage", *names}])
         return None if table is None else table.filter(table.column("stage").is_null()).select(names)
 
     @property
@@ -134,8 +134,11 @@ class Run:
 
     @property
     def server_log(self) -> str:
+        """Its end, where it is long."""
         path = self.path / "server.log"
-        return path.read_text("utf-8", errors="replace") if path.exists() else ""
+        with path.open("rb") if path.exists() else io.BytesIO() as file:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - MOST_BYTES))
+            return file.read(MOST_BYTES).decode("utf-8", "replace")
 
     @cached_property
     def decoded(self) -> pa.Table:
@@ -209,6 +212,9 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
     for part in path.iterdir():
         if not (part.is_file() or part.is_dir()):
             raise WorkloadError(f"{part} is neither a file nor a folder; expected what `burstline run` wrote")
+        is_kept = part.suffix in (".json", ".toml") and part.name != "summary.json"
+        if is_kept and part.stat().st_size > MOST_BYTES:
+            raise WorkloadError(f"{part} has over {MOST_BYTES >> 20} MB; expected what `burstline run` wrote")
     n_planned = _n_planned(path, manifest)
     parts = {"telemetry": TELEMETRY, "counts": COUNTS} | ({"records": RECORDS} if check_records else {})
     for file, expected in ((path / f"{name}.parquet", schema) for name, schema in parts.items()):

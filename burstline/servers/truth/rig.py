@@ -22,7 +22,7 @@ class TruthRig:
     pid: int | None = None
 
     def log(self) -> tuple[Served, ...]:
-        return from_jsonl(self.get("/log"))
+        return from_jsonl(self.get("/log").splitlines())
 
     def reset(self) -> None:
         self.get("/reset")

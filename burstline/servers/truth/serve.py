@@ -161,8 +161,8 @@ def to_jsonl(rows: Iterable[Served]) -> bytes:
     return b"".join(orjson.dumps(asdict(row)) + b"\n" for row in rows)
 
 
-def from_jsonl(text: bytes) -> tuple[Served, ...]:
-    return tuple(Served(**orjson.loads(line)) for line in text.splitlines())
+def from_jsonl(lines: Iterable[str | bytes]) -> tuple[Served, ...]:
+    return tuple(Served(**orjson.loads(line)) for line in lines)
 
 
 class TruthServer:
