@@ -5,7 +5,10 @@ import importlib
 __version__ = "0.1.0"
 
 _FROM = {
-    **dict.fromkeys(("Bound", "Figure", "LoadedRun", "bound", "load", "run"), "api"),
+    **dict.fromkeys(
+        ("Bound", "Compared", "Figure", "LoadedRun", "bound", "compare", "limit", "load", "run"), "api"
+    ),
+    "LimitResult": "reports.page.limit_page",
     "Snapshot": "bench.progress",
     "Engine": "servers.engine",
     "EngineError": "servers.messages",

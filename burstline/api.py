@@ -1,4 +1,5 @@
-"""The Python API: `run` sends a load, `load` opens a run that has ended, `bound` asks the roofline.
+"""The Python API: `run` sends a load, `load` opens a run that has ended, `compare` ranks runs, `limit`
+searches for the highest load, `bound` asks the roofline.
 
 Options have the names of the command's flags with `_` for `-`, and a suite's types: `requests=200`,
 `arrival="poisson"`, `slo=["ttft.p99<=2s"]`. WorkloadError and RooflineError (both ValueError) say what is
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from burstline.bench.limit import check_limit, searched
 from burstline.bench.progress import Called, Progress, Snapshot
 from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings as RunSettings
@@ -28,15 +30,18 @@ from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Verdict
 from burstline.reports.formats.bound_text import told
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page.files import figure_files, request_frame
+from burstline.reports.page.digest import comparison_json
+from burstline.reports.page.files import figure_files, request_frame, written
+from burstline.reports.page.limit_page import LimitResult
 from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check
+from burstline.verbs.compare import compared
 from burstline.verbs.run import checked_load
 from burstline.workloads.options import as_text, options_of
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import Goals, LoadSpec
+from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 
 Value = str | float | bool | PathLike[str] | Sequence[str] | None
 """The value of an option; None leaves it unset."""
@@ -153,13 +158,56 @@ def run(
     Raises WorkloadError where the options make no sense, EngineError where the server does not start or ends
     early; KeyboardInterrupt where it is interrupted. What was sent until then is kept and reported.
     """
+    table = _table("burstline.run", _OF_A_RUN, options)
+    settings = replace(_settings(table, out, engine_args), canary=canary, calibrate=calibrate)
+    ended = carry_out(settings, Progress() if progress is None else Called(progress))
+    if ended.error is not None:
+        raise ended.error
+    if ended.interrupted:
+        raise KeyboardInterrupt(f"what was sent is kept in {ended.run.path}")
+    return load(ended.run.path)
+
+
+def limit(
+    *,
+    out: str | PathLike[str] = "runs",
+    calibrate: bool = True,
+    engine_args: Sequence[str] = (),
+    **options: Value,
+) -> LimitResult:
+    """Search the highest load within the SLOs; every probe is kept as a run below `out`, with a page.
+
+    `options` are the flags of `burstline limit`: of the server, of the load, `slo`, and of the search.
+    `found` of the result has the load that holds, as `low`, and the lowest that is too much, as `high`;
+    `runs` are the names of the probes' folders. Raises as `run` does, and KeyboardInterrupt likewise.
+    """
+    table = _table("burstline.limit", (*_OF_A_RUN, LimitOptions), options)
+    asked = LimitOptions(**table.options(LimitOptions))
+    settings = _settings(table, out, engine_args, lambda spec, goals: check_limit(spec, goals, asked))
+    result, folder, interrupted = searched(replace(settings, quiet=True, calibrate=calibrate), asked)
+    if interrupted:
+        raise KeyboardInterrupt(f"what was found is kept in {folder}")
+    return result
+
+
+for _function, _kinds in ((run, _OF_A_RUN), (limit, (*_OF_A_RUN, LimitOptions))):
+    for _row in (row for kind in _kinds for row in options_of(kind).values()):
+        _function.__doc__ = f"{_function.__doc__}\n    {_row.name}: {_row.help.replace('%%', '%')}"
+
+
+def _settings(
+    table: TomlTable,
+    out: str | PathLike[str],
+    engine_args: Sequence[str],
+    checked: Callable[[LoadSpec, Goals], LoadSpec] = lambda spec, _: spec,
+) -> RunSettings:
+    """What a run is made of; `checked` makes the load of a search."""
     if not isinstance(out, str | PathLike):
-        raise WorkloadError(f"burstline.run: out must be a folder, not {type(out).__name__} {out!r}")
+        raise WorkloadError(f"{table.where}: out must be a folder, not {type(out).__name__} {out!r}")
     if not isinstance(engine_args, list | tuple) or not all(isinstance(word, str) for word in engine_args):
         raise WorkloadError(
-            f"burstline.run: engine_args must be a list of strings, e.g. ['--flag', '4'], not {engine_args!r}"
+            f"{table.where}: engine_args must be a list of strings, e.g. ['--flag', '4'], not {engine_args!r}"
         )
-    table = _table("burstline.run", _OF_A_RUN, options)
     goals, hints = Goals(**table.options(Goals)), Hints(**table.options(Hints))
     where = ServerOptions(
         **table.options(ServerOptions),
@@ -170,20 +218,36 @@ def run(
     asked = LoadSpec(**table.options(LoadSpec))
     argv = words_of_run(where, Path(out), asked, goals, hints)
     learn_from(argv, os.environ)
-    checked = checked_load(asked, goals, where)
-    settings = RunSettings(
-        where, checked, goals, Path(out), canary=canary, calibrate=calibrate, hints=hints, argv=argv
-    )
-    ended = carry_out(settings, Progress() if progress is None else Called(progress))
-    if ended.error is not None:
-        raise ended.error
-    if ended.interrupted:
-        raise KeyboardInterrupt(f"what was sent is kept in {ended.run.path}")
-    return load(ended.run.path)
+    load = checked_load(checked(asked, goals), goals, where)
+    return RunSettings(where, load, goals, Path(out), hints=hints, argv=argv)
 
 
-for _row in (row for kind in _OF_A_RUN for row in options_of(kind).values()):
-    run.__doc__ = f"{run.__doc__}\n    {_row.name}: {_row.help.replace('%%', '%')}"
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Runs side by side. Its text is that of `burstline compare`, `document` that of its `--format json`.
+
+    `comparable`: whether they did the same work, so that they may be ranked.
+    """
+
+    comparable: bool
+    document: Mapping[str, Any] = field(repr=False)
+    text: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def compare(
+    *runs: str | PathLike[str] | LoadedRun, vary: Sequence[str] = (), anyway: bool = False
+) -> Compared:
+    """Rank runs that did the same work: their folders, or runs that are loaded.
+
+    `vary` names the intended differences, such as `["max-num-seqs"]`; `anyway` compares runs that differ or
+    were disturbed, and says so. Raises WorkloadError where there are fewer than two, or no run.
+    """
+    paths = [run.path if isinstance(run, LoadedRun) else Path(run) for run in runs]
+    comparison = compared(paths, Path(), vary, anyway)
+    return Compared(comparison.comparable, comparison_json(comparison), written("text", comparison))
 
 
 @dataclass(frozen=True, slots=True)

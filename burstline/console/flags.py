@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from burstline.workloads.options import Option, as_text, flag_of, options_of
 from burstline.workloads.request import WorkloadError
@@ -27,11 +27,22 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+NAMED: Final = {"engine": "engines", "device": "devices", "model_config": "models"}
+"""Options whose values a shell completes, by what they name."""
+
+
+def completed(action: argparse.Action, names: str) -> None:
+    """Let a shell complete its value by the names that `burstline/completion.py` lists."""
+    action.complete = dict.fromkeys(("bash", "zsh"), f"_burstline_{names}")  # type: ignore[attr-defined]
+
+
 def add_options(group: argparse._ActionsContainer, kind: type, *names: str, about: str = "") -> None:
     """The flags of a dataclass of options, all or some of them; `about` stands before their help."""
     for row in options_of(kind).values():
         if not names or row.name in names:
-            group.add_argument(row.flag, **_argument(row), help=about + row.help)
+            action = group.add_argument(row.flag, **_argument(row), help=about + row.help)
+            if row.name in NAMED:
+                completed(action, NAMED[row.name])
 
 
 def _argument(row: Option) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burstline.console import exit_codes
-from burstline.console.flags import add_options, read_options
+from burstline.console.flags import add_options, completed, read_options
 from burstline.errors import RooflineError
 from burstline.machine.hardware import config_at, device_text
 from burstline.reports.formats.bound_text import compared, told
@@ -55,13 +55,14 @@ class BoundOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     models = f"a bundled model ({', '.join(bundled_models())}) or a folder or file with a config.json"
-    add("--model", required=True, help=models)
-    add(
+    completed(add("--model", required=True, help=models), "models")
+    device = add(
         "--device",
         required=True,
         nargs="+",
         help="one device, or several to compare: an id, the driver's name, your own .toml file, or cpu",
     )
+    completed(device, "devices")
     add_options(parser, BoundOptions)
     add(
         "--trace",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from burstline.console import exit_codes
 from burstline.measure.record.rundir import open_run, originals
 from burstline.measure.record.tables import keep_pandas_out
+from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.foreign import foreign_results
 from burstline.reports.page.files import written
@@ -52,21 +54,26 @@ def runs_in(path: Path) -> list[Path]:
     return below or [path] * (not (path / "comparison.json").is_file())
 
 
-def run(args: argparse.Namespace) -> int:
-    keep_pandas_out()
-    others = [each for path in args.runs if path.is_file() for each in foreign_results(path)]
-    runs = [open_run(folder) for path in args.runs if not path.is_file() for folder in runs_in(path)]
+def compared(paths: Sequence[Path], folder: Path, vary: Sequence[str], anyway: bool) -> Comparison:
+    """The runs and other tools' results at these paths; links of its page lead from `folder`."""
+    others = [each for path in paths if path.is_file() for each in foreign_results(path)]
+    runs = [open_run(found) for path in paths if not path.is_file() for found in runs_in(path)]
     if not runs and others:
         raise WorkloadError("name at least one run of Burstline: results of other tools are read beside it")
     if len(runs) + len(others) < 2:
         raise WorkloadError("one run cannot be compared: name two or more")
     for copy, original in originals(runs)[1]:
         raise WorkloadError(f"{copy.path} is {original.path} again: compare different runs, such as repeats")
-    comparison = comparison_of(runs, (args.out or Path()).parent, varied=args.vary, anyway=args.anyway)
-    shown = written(args.format, replace(comparison, others=tuple(others)))
+    return replace(comparison_of(runs, folder, varied=vary, anyway=anyway), others=tuple(others))
+
+
+def run(args: argparse.Namespace) -> int:
+    keep_pandas_out()
+    comparison = compared(args.runs, (args.out or Path()).parent, args.vary, args.anyway)
+    shown = written(args.format, comparison)
     if args.out is None:
         print(shown)
     else:
         args.out.write_text(shown, "utf-8")
         print(f"Written: {args.out}")
-    return exit_codes.DONE if comparison.comparable and not others else exit_codes.INCONCLUSIVE
+    return exit_codes.DONE if comparison.comparable else exit_codes.INCONCLUSIVE

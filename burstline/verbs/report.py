@@ -20,8 +20,9 @@ from burstline.machine.hints import Hints, Stated
 from burstline.measure.record.run_writer import RunDir, json_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import keep_pandas_out
+from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import FILES
 from burstline.reports.page.limit_page import RESULT, LimitResult, limit_page
 from burstline.workloads.options import flag_of, options_of
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text and json are printed; the others need --to. csv: one row per request; markdown: for a "
         "pull request; figures: SVG and PNG. Repeatable; --to alone writes all",
     )
+    add("--short", action="store_true", help="with --format markdown: print ten lines for an issue")
     add("--to", type=Path, metavar="DIR", help="folder for the other formats")
     add_options(parser, Hints)
     add_options(parser, Stated)
@@ -75,6 +77,12 @@ def run(args: argparse.Namespace) -> int:
         raise WorkloadError(f"{args.run} is a gate and keeps its page; expected one of the runs in it")
     if (args.run / RESULT).is_file():
         return _of_search(args)
+    if args.short:
+        if args.format != ["markdown"] or args.to:
+            raise WorkloadError("--short is printed, as Markdown: --format markdown --short, without --to")
+        comparison = alone(view_of(open_run(args.run)))
+        print(markdown(in_short(comparison, comparison.views[0])), end="")
+        return exit_codes.DONE
     of_page = [name for name in OF_PAGE if (given := getattr(args, name)) is not None and given is not False]
     if args.format or args.to:
         if of_page:

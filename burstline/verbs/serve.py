@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.bench.server_session import HOST, check_start, check_where, choose_engine, serving
-from burstline.console.flags import add_options
+from burstline.console.flags import add_options, completed
 from burstline.console.server_options import START, ServerOptions, add_settings, server_of
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.launch import LaunchOptions
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "burstline serve [--engine] ENGINE [--model NAME_OR_DIR] [--host ADDRESS] [--port N] "
         "[--container [IMAGE]] [-- ENGINE ARGS...]"
     )
-    parser.add_argument("name", nargs="?", metavar="ENGINE", help=f"the engine: {', '.join(ENGINES)}")
+    name = parser.add_argument("name", nargs="?", metavar="ENGINE", help=f"the engine: {', '.join(ENGINES)}")
+    completed(name, "engines")
     add_options(parser, ServerOptions, "engine", "model", *START)
     add_settings(parser)
     parser.add_argument(

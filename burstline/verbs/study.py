@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from burstline.console import exit_codes
+from burstline.console.flags import completed
 from burstline.errors import RooflineError
 from burstline.reports.formats.text import columns
 from burstline.roofline.device.calibration import load_calibration
@@ -89,8 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("what", choices=("training",), help="what to predict")
     models = f"a bundled model ({', '.join(bundled_models())}) or a path"
-    add("--model", default="llama-2-13b", help=models)
-    add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
+    completed(add("--model", default="llama-2-13b", help=models), "models")
+    device = add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
+    completed(device, "devices")
     add("--json", action="store_true", help="print JSON")
     add("--figures", type=Path, help="folder for the figures (SVG)")
     for name, (_, words, how) in _FLAGS.items():

@@ -131,6 +131,32 @@ def test_the_bound_is_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_runs_are_compared_and_a_limit_is_searched_as_the_commands_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = {"engine": "truth", "requests": 60, "prompt_tokens": 16, "output_tokens": "3", "calibrate": False}
+    with truth_server(Script(), thread=True) as truth:
+        runs = [burstline.run(url=truth.url, out=tmp_path / "runs", **load) for _ in range(2)]
+        found = burstline.limit(
+            engine="truth", url=truth.url, concurrency=4, prompt_tokens=16, output_tokens="3",
+            slo=["e2e.p50<=60s"], budget_s=10, out=tmp_path / "search", calibrate=False,
+        )  # fmt: skip
+    compared = burstline.compare(*runs)
+    capsys.readouterr()
+    code = cli.main(["compare", *(str(run.path) for run in runs)])
+    assert capsys.readouterr().out == f"{compared}\n"
+    assert compared.comparable == (code == 0)
+    assert len(compared.document["cells"]) == 1
+    assert found.state in ("open", "confirmed")
+    assert all((tmp_path / "search" / name / "report.html").is_file() for name in found.runs)
+    assert found.found.high is None  # no load misses an SLO of a minute
+    with pytest.raises(burstline.WorkloadError, match="name two or more"):
+        burstline.compare(runs[0])
+    with pytest.raises(burstline.WorkloadError, match="probes last as long as they must; drop --requests"):
+        burstline.limit(engine="truth", slo=["e2e.p50<=60s"], requests=5)
+
+
+@pytest.mark.slow
 def test_a_figure_is_the_reports_own() -> None:
     run = burstline.load(GOLDEN)
     figure = run.figure("ttft_cdf")

@@ -292,3 +292,18 @@ def test_bash_completes_a_flag_of_a_verb_and_the_choices_of_a_flag(tmp_path, cap
     assert completed("run", "--max-nu") == ["--max-num-seqs", "--max-num-batched-tokens"]
     assert completed("report", "--format", "mark") == ["markdown"]
     assert completed("cal") == ["calibrate"]
+    assert completed("run", "--engine", "llam") == ["llamacpp"]
+    assert completed("serve", "transf") == ["transformers"]
+    assert completed("run", "--device", "b200") == ["b200-sxm"]
+    assert completed("bound", "--model", "deepseek-v3.") == ["deepseek-v3.2"]
+    assert completed("study", "--device", "a100-sxm4-4") == ["a100-sxm4-40g"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells_have_a_script(shell, capsys):
+    with pytest.raises(SystemExit) as printed:
+        main(["--print-completion", shell])
+    assert not printed.value.code
+    said = capsys.readouterr().out
+    assert "--engine" in said if shell == "zsh" else "engine" in said
+    assert ("_burstline_engines() { compadd vllm" in said) == (shell == "zsh")

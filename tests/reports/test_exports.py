@@ -85,6 +85,26 @@ def test_markdown_says_verdict_targets_and_numbers(targeted):
     assert "| TTFT ↓ |" in text
 
 
+def test_short_markdown_has_answer_verdict_few_latencies_and_the_command(targeted, capsys):
+    assert main(["report", str(targeted.path), "--format", "markdown", "--short"]) == 0
+    said = capsys.readouterr().out
+    assert "**! VALID, SLO MISSED**" in said
+    assert "| Latency | Unit | p50 | p90 | p99 | n |" in said
+    assert [line.split()[1] for line in said.splitlines() if line.startswith(("| T", "| E", "| I"))] == [
+        "TTFT", "TPOT", "E2E",
+    ]  # fmt: skip
+    whole = markdown(digest(alone(view_of(targeted))))
+    assert len(said.splitlines()) < len(whole.splitlines()) * 0.7
+
+
+@pytest.mark.parametrize(
+    "flags", [["--short"], ["--short", "--format", "text"], ["--format", "markdown", "--short", "--to", "d"]]
+)
+def test_short_is_for_markdown_that_is_printed(flags, targeted, capsys):
+    assert main(["report", str(targeted.path), *flags]) == 2
+    assert "--format markdown --short" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("hopeless", "**✕ FAILED**"), ("single", "even a median needs 11")]
 )

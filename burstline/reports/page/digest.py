@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Summary
-from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note
+from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, Table, table
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.page.answer import answer
@@ -57,6 +57,27 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
         outcomes,
         *([Command("Reproduce this run", view.manifest.repeat)] if view.manifest.repeat else []),
     ]
+
+
+SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n"
+"""The rows and columns of latencies that an issue needs."""
+
+
+def in_short(comparison: Comparison, view: View) -> list[Block]:
+    """Some ten lines for an issue: answer, verdict, a few percentiles, versions, the command."""
+    whole = _of_run(comparison, view)
+    numbers = next((block for block in whole if isinstance(block, Table)), None)
+    if numbers is None:
+        return whole
+    kept = [k for k, column in enumerate(numbers.columns) if column.title in SHORT]
+    rows = [row.cells for row in numbers.rows if row.cells[0].text.split()[0] in SHORT]
+    cells = [[replace(row[k], note=None) for k in kept] for row in rows]
+    numbers = table("", [numbers.columns[k].title for k in kept], cells, text=(0, 1))
+    ours = [f"Burstline {view.manifest.version}"] if view.manifest.version else []
+    facts = Note(" · ".join((*ours, *comparison.facts)))
+    ends = [block for block in whole if isinstance(block, Command)]
+    said = replace(answer(comparison), details=())
+    return [whole[0], said, verdict_line(view.summary), numbers, facts, *ends]
 
 
 def verdict_line(summary: Summary) -> Banner:

@@ -61,9 +61,13 @@ def named(key: str, title: str = "") -> Cell:
 def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) -> Table:
     """One row a metric, one column a quantile, each number over its interval, then the instrument's error.
 
-    A note says what late reading did to a number (`graded`).
+    A note says what late reading did to a number (`graded`). A metric without any number is named below, with
+    the reason, unless none has one.
     """
-    figures = {key: {row.name: row.figure for row in section.rows()} for key, section in metrics.items()}
+    every = {key: {row.name: row.figure for row in section.rows()} for key, section in metrics.items()}
+    has_one = [key for key, row in every.items() if any(isinstance(each, Estimate) for each in row.values())]
+    figures = {key: every[key] for key in has_one or every}
+    lacking = [NamedFigure(key, title_of(key), every[key]["p50"]) for key in every if key not in figures]
     always = (*QUANTILES, "mean")
     columns = [
         p
@@ -78,7 +82,8 @@ def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) 
     ]
     titles = ["Latency", "Unit", *(COLUMNS[p] for p in columns), *("± instrument" for _ in errors), "n"]
     known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
-    remark = _of_intervals({figure.note or "" for figure in known})
+    remarks = _of_intervals({figure.note or "" for figure in known}), _absent(lacking)
+    remark = " ".join(filter(None, remarks))
     return table(caption, titles, rows, text=(0, 1), remark=remark, notes=tuple(notes))
 
 
