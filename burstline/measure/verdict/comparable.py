@@ -245,8 +245,15 @@ def comparability(
     settings = [_judge_setting(setting, works) for setting in listed if setting.key not in varied]
     facts = tuple(fact for fact, _ in [*numbers, *settings])
     differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
-    reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
-    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *_unforced(works))
+    hits = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
+    cache_truth = [Reason("cache-truth", f"{label}: {hit.text}", hit.advice) for label, hit in hits.items()]
+    reasons = (*unlike, *_workload(works), *differing, *cache_truth)
+    advice = "Its output lengths were only checked."
+    unforced = [
+        Reason("unforced", f"{label} did not force the output length.", advice)
+        for label in dict.fromkeys(work.label for work in works if not work.lengths_forced)
+    ]
+    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *unforced)
     # A difference in failures says already why a run is FAILED.
     is_said = any(reason.code == "failures" for reason in differing)
     unbelievable = _unbelievable(works, UNUSABLE[1:] if is_said else UNUSABLE)
@@ -332,7 +339,12 @@ def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, R
     if high - low <= allowed + 1e-12:
         return Fact(number.name, shown, True if len(known) == len(found) else None, tolerance), None
     ends = f"{number.shown.format(low)} at {low_label}, {number.shown.format(high)} at {high_label}"
-    detail = _why_failed(works) if number.code == "failures" else ""
+    by_contender = [
+        f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
+        for work in works
+        if work.failures
+    ]
+    detail = f" ({'; '.join(by_contender)})" if number.code == "failures" else ""
     return Fact(number.name, shown, False, tolerance), Reason(
         number.code,
         f"{number.name}: {ends}{detail}. To be ranked, these must lie within {tolerance} of each other.",
@@ -347,15 +359,6 @@ def _needed_by_all(works: Sequence[ServedWork]) -> Sequence[ServedWork]:
         return works
     sent = ~np.any([work.planned.having("outcome", [Outcome.NOT_SENT]) for work in works], axis=0)
     return [replace(work, columns=work.planned.where(sent)) for work in works]
-
-
-def _why_failed(works: Sequence[ServedWork]) -> str:
-    by_contender = [
-        f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
-        for work in works
-        if work.failures
-    ]
-    return f" ({'; '.join(by_contender)})"
 
 
 def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:
@@ -415,12 +418,6 @@ def _alike(one: ServedWork, other: ServedWork) -> bool:
     return all(abs(x - y) <= allowed * max(x, y, 1e-9) for x, y in pairs)
 
 
-def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
-    """Cache hits that the plan does not explain, once per contender."""
-    first = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
-    return [Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in first.items()]
-
-
 def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
     """Settings that an engine does not report: one sentence per contender."""
     silent: dict[str, list[str]] = {}
@@ -433,12 +430,6 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
         Reason("unchecked", f"{label} does not report: {', '.join(names)}.", advice)
         for label, names in silent.items()
     ]
-
-
-def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
-    labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
-    advice = "Its output lengths were only checked."
-    return [Reason("unforced", f"{label} did not force the output length.", advice) for label in labels]
 
 
 def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple[Reason, ...]:

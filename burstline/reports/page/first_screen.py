@@ -161,12 +161,6 @@ def is_burst(view: View) -> bool:
     return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
 
 
-def served_order(c: Columns) -> Ints:
-    """Positions in the order in which first tokens came; what has none last, in the order of sending."""
-    sent = sending_order(c)
-    return sent[np.argsort(c.first_s[sent], kind="stable")]
-
-
 def overtaken(c: Columns) -> int:
     """How many requests got their first token before one that was sent earlier and by more than chance."""
     sent = sending_order(c)
@@ -181,7 +175,9 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
     title, label, x = "Latency over time", "when the request was due (s)", c.due_s
     if is_burst(view):
         title, label = "Latency along the queue", "place in the server's order of first tokens"
-        x, n_late = np.argsort(served_order(c)).astype(np.float64) + 1, overtaken(c)
+        sent, n_late = sending_order(c), overtaken(c)
+        served = sent[np.argsort(c.first_s[sent], kind="stable")]  # what has no first token comes last
+        x = np.argsort(served).astype(np.float64) + 1
     late = counted(n_late, "request")
     finding = _trend(view, next(iter(latencies)))
     if n_late:

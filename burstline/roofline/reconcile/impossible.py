@@ -65,7 +65,9 @@ Check = tuple[str, Bound, float]
 def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
     """Rates that no consistent set-up could reach, and rates that only an unstated one could."""
     known = setup.calibration is not None and setup.calibration.measured_spread is not None
-    lenient = _with_bars(setup, *BARS["measured" if known else "specified"])
+    of_peak, of_bandwidth = BARS["measured" if known else "specified"]
+    on = setup.deployment  # on a device faster by what is allowed above its ceilings
+    lenient = replace(setup, deployment=replace(on, device=on.device.times(1 + of_peak, 1 + of_bandwidth)))
     unknown = [part for part in _EXPLANATIONS if not getattr(setup.known, part)]
 
     def reach(measured_s: float, bound: Bound, *loose: str) -> bool:
@@ -85,12 +87,6 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
         ]
         explained.append(Explained(what, excess, tuple(words)))
     return impossible, explained
-
-
-def _with_bars(setup: Setup, of_peak: float, of_bandwidth: float) -> Setup:
-    """A device faster by what is allowed above its ceilings."""
-    on = setup.deployment
-    return replace(setup, deployment=replace(on, device=on.device.times(1 + of_peak, 1 + of_bandwidth)))
 
 
 _EXPLANATIONS = {  # by a field of `Known`
