@@ -150,7 +150,16 @@ class _DriverControl:
                         self._hear(k)
                     self._check_limits()
                 if self._t0_ns is not None:
-                    now = _snapshot(self._counters, sum(self._shares), self._t0_ns)
+                    totals = self._counters.totals()
+                    now = Snapshot(
+                        planned=sum(self._shares),
+                        sent=totals["sent"],
+                        first_tokens=totals["begun"],
+                        done=totals["done"],
+                        failed=totals["failed"],
+                        n_bytes=totals["bytes"],
+                        elapsed_s=max(0.0, (time.monotonic_ns() - self._t0_ns) / 1e9),
+                    )
                     self._on_tick(now)
                     if self._ended_s is None and self._stopped_s is None and self._enough(now):
                         self._ended_s = (time.monotonic_ns() - self._t0_ns) / 1e9
@@ -191,7 +200,7 @@ class _DriverControl:
             raise ChildLostError(f"{why}; nothing was sent")
         n_sent = self._counters.row(k)[NAMES.index("sent")]
         why = f"{why}; {n_sent:,} of its {self._shares[k]:,} requests had been sent"
-        at_s = (time.monotonic_ns() - self._t0_ns) / 1e9 if self._t0_ns else 0.0
+        at_s = self._beats[k][1] - self._t0_ns / 1e9 if self._t0_ns else 0.0  # nothing is known of it since
         self._lost.append(LostDriver(k, max(0.0, at_s), why, self._shares[k] / sum(self._shares)))
         self._say(why)
 
@@ -218,19 +227,6 @@ class _DriverControl:
     def _tell(self, message: Go | End | Stop) -> None:
         for driver in self._pending.values():
             driver.send(message)
-
-
-def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:
-    totals = counters.totals()
-    return Snapshot(
-        planned=n_planned,
-        sent=totals["sent"],
-        first_tokens=totals["begun"],
-        done=totals["done"],
-        failed=totals["failed"],
-        n_bytes=totals["bytes"],
-        elapsed_s=max(0.0, (time.monotonic_ns() - t0_ns) / 1e9),
-    )
 
 
 SILENCE_S = 20.0

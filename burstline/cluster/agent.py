@@ -36,7 +36,7 @@ from burstline.loadgen.capture.drive_report import DriveReport, MachineUse
 from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockAnswers
 from burstline.loadgen.driver.job import STOP_S, Counters, Done, Driver, Go, Job, Stop, local_drivers
-from burstline.servers.host.child import Failed
+from burstline.servers.host.child import ChildLostError, Failed
 from burstline.servers.host.kernel import send_at_once
 from burstline.servers.host.sources import HostCpu
 from burstline.servers.redact import learn
@@ -100,6 +100,7 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
         self._last: object = None
         self._cpu: HostCpu | None = None
         self._begun_s = 0.0
+        self._left_alone = False
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
@@ -155,7 +156,9 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
             message = driver.receive()
         except Exception as error:
             message = Failed(error)
-        if isinstance(message, Done):
+        if isinstance(message, Done) and self._left_alone:
+            self._last = Failed(ChildLostError(f"it stopped itself: nothing was heard for {SILENCE_S:g} s"))
+        elif isinstance(message, Done):
             report = message.report
             self._last = Done(replace(report, machine=self._machine(report)))
         elif isinstance(message, Failed):
@@ -193,6 +196,7 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
         begun_s = time.monotonic()
         while min(self._clock.silent_s(), time.monotonic() - begun_s) < SILENCE_S:
             time.sleep(TAIL_S)
+        self._left_alone = True
         driver.send(Stop())
         end = time.monotonic() + STOP_S
         while time.monotonic() < end and not self._spool_path.exists():  # it has its name when it is whole

@@ -22,7 +22,8 @@ def of_error(error: Exception) -> int:
     """The code of an exception: OUR_BUG where it is neither the server's nor the user's."""
     if isinstance(error, EngineError):
         return ENGINE_FAILED
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+    full = isinstance(error, OSError) and error.errno in no_room
     return USAGE if full or isinstance(error, MemoryError | WorkloadError | RooflineError) else OUR_BUG
 
 

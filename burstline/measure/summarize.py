@@ -48,6 +48,7 @@ from burstline.measure.verdict.grades import (
     gathered,
     grades,
     held,
+    in_one_event,
     most_moved,
     moved_beyond,
     widened,
@@ -105,7 +106,7 @@ def summarize(
             State.NOT_COMPARABLE: not_comparable,
             State.COLD: slow_start if cold else (),
         },
-        warnings=(*filter(None, [gathering]), *warnings),
+        warnings=(*filter(None, [gathering, in_one_event(part.counted)]), *warnings),
     )
     summary = replace(summary, verdict=verdict)
     return replace(summary, targets=judge_slos(slos, summary, part.counted))

@@ -273,10 +273,12 @@ def _gathers_again(recipe: Recipe) -> bool:
 
 def _report(step: TrainingStep, others: list[tuple[str, TrainingStep]], trust: list[str]) -> Iterator[str]:
     yield "\n".join([_answer(step, others), *trust])
+    memory = {**asdict(step.memory), "total": step.memory.total}
+    gigabytes = [["kind", "GB"], *([name, f"{value / _GB:.2f}"] for name, value in memory.items())]
     tables = (
         ("Where a step's time goes", _time_rows(step), (0,)),
         ("What bounds each product (one micro-batch, all stages)", _op_rows(step), (0, 1, 5)),
-        ("Memory of the fullest device", _memory_rows(step), (0,)),
+        ("Memory of the fullest device", gigabytes, (0,)),
         ("The same with other methods", _method_rows(others), (0,)),
     )
     for i, (title, rows, left) in enumerate(tables, start=1):
@@ -340,11 +342,6 @@ def _op_rows(step: TrainingStep) -> list[list[str]]:
         cells = [op.name, each.during, size, str(op.count), f"{op.intensity:.0f}", each.prediction.limit]
         rows.append([*cells, f"{each.seconds:.4g}", f"{each.seconds / whole:.1%}"])
     return rows
-
-
-def _memory_rows(step: TrainingStep) -> list[list[str]]:
-    rows = [[name, f"{value / _GB:.2f}"] for name, value in asdict(step.memory).items()]
-    return [["kind", "GB"], *rows, ["total", f"{step.memory.total / _GB:.2f}"]]
 
 
 def _method_rows(others: list[tuple[str, TrainingStep]]) -> list[list[str]]:

@@ -20,9 +20,9 @@ from burstline.cluster import agent, placement, workers
 from burstline.cluster.placement import RayOptions
 from burstline.loadgen.capture.drive_report import ClockError
 from burstline.loadgen.driver import job
-from burstline.loadgen.driver.job import Job, Stop
+from burstline.loadgen.driver.job import Done, Job, Stop
 from burstline.servers import redact
-from burstline.servers.host.child import END_S, ChildLostError
+from burstline.servers.host.child import END_S, ChildLostError, Failed
 from burstline.servers.messages import EngineError
 from tests.sockets import full_queue
 
@@ -194,6 +194,9 @@ def test_an_agent_whose_home_is_silent_stops_its_driver_and_ends(monkeypatch, tm
     each._clock, each._spool_path = SimpleNamespace(silent_s=lambda: 99.0), tmp_path / "never"
     each._mind_home(SimpleNamespace(send=told.append))
     assert told == [Stop(), 1]
+    each._listen(SimpleNamespace(receive=lambda: Done(None)))  # home may be heard again by then
+    assert isinstance(each._last, Failed)
+    assert "it stopped itself" in str(each._last.error)
 
 
 def test_a_long_spool_goes_home_in_pieces(monkeypatch):

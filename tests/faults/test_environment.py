@@ -325,6 +325,37 @@ def test_behind_nginx_every_request_is_whole(name: str, trusting: Path, tmp_path
     assert all(len(record.token_ns) == 3 for record in shot.records)
 
 
+HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+@pytest.mark.parametrize(("option", "codes"), [("", {"held-by-time", "bunched"}), ("http-no-delay", {None})])
+def test_text_that_haproxy_holds_is_named(option: str, codes: set[str | None], tmp_path: Path) -> None:
+    """It holds text for 200 ms as it comes. Beside other work its end may come too unevenly to know that."""
+    assert HAPROXY is not None
+    port = free_port()
+    with truth_server(Script(ttft_s=0.05, gaps_s=(0.023,))) as truth:
+        (tmp_path / "haproxy.cfg").write_text(
+            f"defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
+            f"{f' option {option}' if option else ''}\n"
+            f"listen all\n bind 127.0.0.1:{port}\n server one {truth.url.removeprefix('http://')}\n"
+        )
+        with subprocess.Popen([HAPROXY, "-db", "-f", str(tmp_path / "haproxy.cfg")]) as running:
+            try:
+                for _ in range(200):
+                    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                        break
+                    time.sleep(0.02)
+                shot = shoot(f"http://127.0.0.1:{port}", tmp_path / "shot", 40, every_ms=29, n_output_tok=64)
+            finally:
+                running.terminate()
+    assert shot.outcomes == Counter(ok=40), shot.errors
+    reason = gathered(columns_of(record_table(shot.records)))
+    noted(f"behind HAProxy {option}", str(codes), str(reason and reason.code), shot.time_s)
+    assert (reason and reason.code) in codes
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @pytest.mark.parametrize(

@@ -204,6 +204,26 @@ def test_a_link_that_drops_costs_only_the_requests_of_that_time(
 
 @namespaces
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("tc") is None, reason="tc is not installed")
+def test_a_narrow_link_is_named_and_no_slo_on_tpot_is_judged(
+    other_machine: tuple[str, str], tmp_path: Path
+) -> None:
+    here, there = other_machine
+    narrow = f"ip netns exec {there} tc qdisc add dev v0 root tbf rate 4mbit burst 16kb latency 4s"
+    inside = f'[ -n "$INSIDE" ] || {{ {narrow}; INSIDE=1 exec ip netns exec {here} "$@"; }}'
+    load = ("--requests", "100", "--prompt-tokens", "8", "--output-tokens", "64", "--slo", "tpot.p50<=5s")
+    began_s = time.monotonic()
+    code, said = burstline(tmp_path, inside, "--url", "http://10.77.0.2:18500", *load)
+    noted("a link of 4 Mbit/s", "a full link is named", f"exit {code}", time.monotonic() - began_s)
+    assert outcomes(tmp_path) == Counter(ok=100), said
+    assert "a link is full" in said
+    (run,) = (tmp_path / "out").iterdir()
+    (target,) = open_run(run).summary.targets
+    assert "held on the way" in target.reason, said
+
+
+@namespaces
+@pytest.mark.slow
 def test_a_name_whose_first_address_is_silent_is_reached_at_its_second(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n2001:db8::99 dual.example\n10.77.0.1 dual.example\n")

@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 
 from burstline.loadgen.capture.capture import Capture
+from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.measure.metrics.slo import Slo
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.manifest import HostFacts, Manifest, ServerFacts
@@ -179,6 +180,7 @@ def judged(
     url: str | None = None,
     error_code: str | None = None,
     status: str = "complete",
+    drivers: tuple[DriveReport, ...] = (),
     **rest: Any,
 ) -> Verdict:
     """The verdict on a run with these facts."""
@@ -202,5 +204,6 @@ def judged(
         error_code=error_code,
         host=HostFacts(cores_allowed=cores_allowed),
         server=ServerFacts(attached=not server_here, url=url),
+        drivers=drivers,
     )
     return judge(summary, manifest, "failed" if death else status, **rest)

@@ -1,5 +1,6 @@
 """What held text on its way to the client is named, and nothing that an engine or a late client does."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -15,6 +16,7 @@ from burstline.measure.record.tables import record_table
 from burstline.measure.record.verdict import Grade, State
 from burstline.measure.stats.figure import Result
 from burstline.measure.summarize import summarize
+from burstline.measure.verdict import grades
 from burstline.measure.verdict.grades import gathered
 from tests.measure.making import DONE, HEAD, MS, capture, chunk, conditions, event, request
 from tests.servers.golden import decode_completion
@@ -58,6 +60,17 @@ def by_beat(pieces: Pieces, beat_ms: float) -> Pieces:
     return [pieces[0], *beats.items()]
 
 
+def by_timer(pieces: Pieces, hold_ms: float) -> Pieces:
+    """Forwarded so long after the first that waits, and at the reply's end."""
+    made, held, until_ms = [pieces[0]], b"", math.inf
+    for at_ms, data in pieces[1:]:
+        if at_ms > until_ms:
+            made.append((until_ms, held))
+            held, until_ms = b"", math.inf
+        held, until_ms = held + data, min(until_ms, at_ms + hold_ms)
+    return [*made, (pieces[-1][0], held)]
+
+
 def to_end(pieces: Pieces) -> Pieces:
     return [pieces[0], (pieces[-1][0], b"".join(data for _, data in pieces[1:]))]
 
@@ -69,6 +82,40 @@ def in_groups(pieces: Pieces, *sizes: int, after: bytes = b"") -> Pieces:
         now, rest = rest[: (n := next(turns))], rest[n:]
         made.append((now[-1][0], b"".join(data for _, data in now) + after * bool(rest)))
     return made
+
+
+def in_one_event(share: float, first_share: float = 1.0) -> Columns:
+    """Replies of which so many have so much of their text in their first event, after all the time."""
+    replies = []
+    for k in range(20):
+        pieces = engine(20)
+        if k < 20 * share:
+            head, *rest = pieces
+            n_first = round(20 * first_share)
+            first = (rest[-1][0], chunk(event(n_first, text="x" * 99)))
+            pieces = [head, first, *((at + 500, data) for at, data in rest[n_first:])]
+        replies.append(reply(pieces, k, n_tok=20))
+    return columns_of(record_table(replies))
+
+
+@pytest.mark.parametrize(
+    ("share", "first_share", "said"),
+    [
+        (1.0, 1.0, "20 of 20 replies came in one event: their TTFT is of all text."),
+        (
+            0.2,
+            1.0,
+            "4 of 20 replies came in one event: their TTFT is of all text; without them TTFT p50 is 0.098 s",
+        ),
+        (0.2, 0.95, "4 of 20 replies came in one event"),
+        (0.2, 0.5, ""),
+        (0.0, 1.0, ""),
+    ],
+)
+def test_replies_in_one_event_are_counted(share: float, first_share: float, said: str) -> None:
+    reason = grades.in_one_event(in_one_event(share, first_share))
+    assert (reason.text if reason else "").startswith(said)
+    assert bool(reason) == bool(said)
 
 
 SILENT = event(0, text="")
@@ -105,6 +152,9 @@ HELD: dict[str, tuple[Make, str]] = {
     "a full link": (lambda n: by_size(engine(n), 1448, every_ms=110), "held-by-size"),
     "all at the end": (lambda n: to_end(engine(n)), "held-to-end"),
     "more than the reply has": (lambda n: by_size(engine(n), 1 << 20), "held-to-end"),
+    "a timer of 45 ms": (lambda n: by_timer(engine(n), 45), "held-by-time"),
+    "a timer of 205 ms": (lambda n: by_timer(engine(n), 205), "held-by-time"),
+    "a timer of 50 ms, a faster engine": (lambda n: by_timer(engine(n, gap_ms=17), 50), "held-by-time"),
     "a beat of 50 ms": (lambda n: by_beat(engine(n), 50), "bunched"),
     "a beat of 200 ms": (lambda n: by_beat(engine(n), 200), "bunched"),
     "three whole events at once": (lambda n: in_groups(engine(n), 3), "bunched"),
@@ -123,6 +173,29 @@ def test_what_held_text_on_its_way_is_named(make: Make, code: str) -> None:
         "X-Accel-Buffering",
     ):
         assert remedy in reason.advice
+
+
+def through_link(n_replies: int, events_per_ms: float) -> Columns:
+    """Replies over one link that sends all that one of them has waiting, the longest waiting first."""
+    waiting = {k: [(at + 7 * k, data) for at, data in engine()] for k in range(n_replies)}
+    came: list[Pieces] = [[waiting[k].pop(0)] for k in range(n_replies)]
+    now_ms = 0.0
+    while left := {k: pieces for k, pieces in waiting.items() if pieces}:
+        k, pieces = min(left.items(), key=lambda each: each[1][0][0])
+        now_ms = max(now_ms, pieces[0][0])
+        n = sum(at <= now_ms for at, _ in pieces)
+        now_ms += n / events_per_ms
+        came[k].append((now_ms, b"".join(data for _, data in pieces[:n])))
+        waiting[k] = pieces[n:]
+    return columns_of(record_table([reply(pieces, k, slept_ms=0) for k, pieces in enumerate(came)]))
+
+
+@pytest.mark.parametrize(
+    ("events_per_ms", "code"), [(0.5, "held-by-link"), (0.25, "held-by-link"), (50.0, None)]
+)
+def test_a_full_link_is_named(events_per_ms: float, code: str | None) -> None:
+    reason = gathered(through_link(30, events_per_ms))
+    assert (reason and reason.code) == code
 
 
 def test_short_replies_at_once_and_longer_ones_in_buffers_are_one_finding() -> None:

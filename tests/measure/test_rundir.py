@@ -8,6 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from burstline.console import exit_codes
 from burstline.loadgen.capture.capture import CaptureWriter
 from burstline.loadgen.capture.drive_report import DriveReport, DurationSpread
 from burstline.loadgen.capture.files import write_json
@@ -234,18 +235,25 @@ def test_no_secret_reaches_the_manifest(run):
     assert manifest.server.url == "http://host"
 
 
-def test_a_full_disk_is_told_with_path_and_room_and_leaves_the_old_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk is full"),
+        (errno.EFBIG, r"a file may not be so large \(ulimit -f\)"),
+    ],
+)
+def test_a_full_disk_is_told_with_path_and_room_and_leaves_the_old_file(tmp_path, monkeypatch, number, why):
     path = tmp_path / "summary.json"
     write_json(path, {"old": 1})
 
     def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        OSError, match=r"the disk is full: cannot write .*summary\.json, [\d,]+ bytes are free"
-    ):
+    with pytest.raises(OSError, match=why + r": cannot write .*summary\.json, [\d,]+ bytes are free") as told:
         write_json(path, {"new": 2})
+    assert exit_codes.of_error(told.value) == exit_codes.USAGE
     assert orjson.loads(path.read_bytes()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from burstline.loadgen.capture.drive_report import DriveReport, DurationSpread, MachineUse, NetworkReport
 from burstline.measure.record.record import lost_a_part
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, worst
@@ -219,3 +222,32 @@ def test_what_is_unavailable_beside_broken_streams_is_a_lost_worker(
     advice = judged(counts).reasons[0].advice.lower()
     assert ("lower the load" in advice) == (refuses and not is_lost)
     assert ("read the server's log" in advice) == (is_lost or "truncated" in failures)
+
+
+def a_machine(host: str | None, others: float = 0.0, n_resent: int = 0) -> DriveReport:
+    some = DurationSpread(5, 1, 2, 3)
+    known = DriveReport(0, 240, 4, 4, 0, {}, some, None, some, 9, 2, 0, 8, 99, 0.5, 1.0, 77, 4)
+    use = MachineUse(2, 0.5, others, 0.0, 1 << 30) if host else None
+    return replace(
+        known, n_sent=240, host=host, machine=use, network=NetworkReport(240, 50_000, 90_000, n_resent)
+    )
+
+
+ELSEWHERE = {
+    "idle": ([a_machine("n1"), a_machine("n2", 0.2, 2)], []),
+    "full machines": ([a_machine("n1", 0.98), a_machine("n2", 1.0)], ["98% of n1's CPU, 100% of n2's CPU."]),
+    "a full machine, perhaps the server's": ([a_machine("n1", 0.98), a_machine("n2")], []),
+    "a network that loses": (
+        [a_machine("n1", n_resent=56), a_machine("n2")],
+        ["n1 sent 56 TCP segments again for 240 requests"],
+    ),
+    "one machine, to a server elsewhere": ([a_machine(None, n_resent=56)], []),
+}
+
+
+@pytest.mark.parametrize(("drivers", "said"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_disturbed_a_machine_of_the_load_is_named(drivers: list[DriveReport], said: list[str]) -> None:
+    verdict = judged({"ok": 480, "planned": 480}, drivers=tuple(drivers))
+    assert (verdict.state == State.DISTURBED) == bool(said)
+    for words in said:
+        assert words in verdict.reasons[0].text

@@ -217,6 +217,7 @@ def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(words: object, 
 HEADERS = {
     "nothing": ((), ""),
     "a proxy": (("via: 1.1 varnish",), "via: 1.1 varnish"),
+    "a proxy that names itself": (("server: nginx/1.22.1",), "server: nginx/1.22.1"),
     "LiteLLM": (("x-litellm-version: 1.2",), "x-litellm-version: 1.2"),
     "Envoy": (("x-envoy-upstream-service-time: 3",), "x-envoy-upstream-service-time"),
 }

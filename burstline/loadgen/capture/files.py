@@ -51,16 +51,17 @@ def renamed(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk into an OSError that says so, with the path and the bytes free."""
+    """Turns a full disk, or a file too large, into an OSError that says so: the path, the bytes free."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        why = "a file may not be so large (ulimit -f)" if error.errno == errno.EFBIG else "the disk is full"
         room = next(folder for folder in path.parents if folder.exists())
         free_bytes = shutil.disk_usage(room).free
         raise OSError(
             error.errno,
-            f"the disk is full: cannot write {path}, {free_bytes:,} bytes are free there; "
+            f"{why}: cannot write {path}, {free_bytes:,} bytes are free there; "
             "make room or choose another folder with --out",
         ) from error

@@ -83,7 +83,12 @@ def read_head(data: bytes | bytearray, start: int = 0) -> Head | int:
     for _ in range(_MAX_INTERIM_HEADS):
         end = data.find(b"\r\n\r\n", start)
         if end < 0:
-            _check_start(data, start)
+            if not b"HTTP/".startswith(bytes(data[start : start + 5])):
+                raise EngineError(f"expected an HTTP/1.1 reply, got {bytes(data[start : start + 80])!r}")
+            if len(data) > _MAX_HEAD_BYTES:
+                raise EngineError(
+                    f"the head of the reply is longer than {_MAX_HEAD_BYTES} bytes and still open"
+                )
             return start
         if end > _MAX_HEAD_BYTES:
             break
@@ -165,14 +170,6 @@ def _content_length(headers: Mapping[str, str]) -> int | None:
     if len(lengths) != 1 or not _CONTENT_LENGTH.fullmatch(digits := lengths.pop()):
         raise EngineError(f"the server sent Content-Length {text[:80]!r}; expected one number")
     return int(digits)
-
-
-def _check_start(data: bytes | bytearray, start: int) -> None:
-    seen = bytes(data[start : start + 5])
-    if not b"HTTP/".startswith(seen):
-        raise EngineError(f"expected an HTTP/1.1 reply, got {bytes(data[start : start + 80])!r}")
-    if len(data) > _MAX_HEAD_BYTES:
-        raise EngineError(f"the head of the reply is longer than {_MAX_HEAD_BYTES} bytes and still open")
 
 
 def _refuse_compression(head: Head) -> None:

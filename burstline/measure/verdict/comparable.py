@@ -337,7 +337,12 @@ def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, R
     if high - low <= allowed + 1e-12:
         return Fact(number.name, shown, True if len(known) == len(found) else None, tolerance), None
     ends = f"{number.shown.format(low)} at {low_label}, {number.shown.format(high)} at {high_label}"
-    detail = _why_failed(works) if number.code == "failures" else ""
+    by_contender = [
+        f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
+        for work in works
+        if work.failures
+    ]
+    detail = f" ({'; '.join(by_contender)})" if number.code == "failures" else ""
     return Fact(number.name, shown, False, tolerance), Reason(
         number.code,
         f"{number.name}: {ends}{detail}. To be ranked, these must lie within {tolerance} of each other.",
@@ -352,15 +357,6 @@ def _needed_by_all(works: Sequence[ServedWork]) -> Sequence[ServedWork]:
         return works
     sent = ~np.any([work.planned.having("outcome", [Outcome.NOT_SENT]) for work in works], axis=0)
     return [replace(work, columns=work.planned.where(sent)) for work in works]
-
-
-def _why_failed(works: Sequence[ServedWork]) -> str:
-    by_contender = [
-        f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
-        for work in works
-        if work.failures
-    ]
-    return f" ({'; '.join(by_contender)})"
 
 
 def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:

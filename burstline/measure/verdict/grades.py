@@ -22,7 +22,7 @@ from burstline.measure.metrics.definitions import (
     latencies,
     samples_of,
 )
-from burstline.measure.record.columns import Columns, Floats
+from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import (
     Grade,
     Grades,
@@ -207,15 +207,50 @@ def gathered(c: Columns) -> Reason | None:
     n_whole, n_cut, n_long = (np.count_nonzero(x) for x in (whole, cut, c.ok & (c.n_events >= _LONG)))
     n_agree, n_all = n_whole + n_cut, max(n_whole + np.count_nonzero(inner), n_long)
     text, use = f"{n_joined / n_gaps:.0%} of the events came with the one before", "TPOT instead of ITL"
+    spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
     if n_agree >= max(_LEAST, _SHARE * n_all) and 2 * n_long >= np.count_nonzero(c.ok):
-        spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
         if n_whole < n_cut:
             text = f"Text came {n[cut].mean():.3g} events at a time, cut within an event: a proxy fills"
             return Reason("held-by-size", f"{text} buffers, or a link is full. {spoilt}.", _ADVICE)
         text, use = f"All text of {n_whole:,} of {n_long:,} replies came at once", "E2E, not TPOT or ITL"
-        x, y = n[whole] - n[whole].mean(), wait_s[whole] - wait_s[whole].mean()
-        slope_s = (x * y).sum() / max((x * x).sum(), 1.0)
-        noise_s2 = ((y - slope_s * x) ** 2).sum() / (len(x) - 2) / max((x * x).sum(), 1.0)
-        if slope_s - 3 * noise_s2**0.5 > _TOGETHER_S:  # made one by one, then: something held them
+        slope_s, unsure_s = _slope(n[whole], wait_s[whole])
+        if slope_s - 3 * unsure_s > _TOGETHER_S:  # made one by one, then: something held them
             return Reason("held-to-end", f"{text}, longer ones later: {spoilt}.", _ADVICE)
+    # A timer holds all but the end of a reply: its last events come sooner than those before them did.
+    before = np.flatnonzero(sure & is_last & ~is_first) - 1
+    before = before[sure[before] & ~is_first[before]]
+    if len(before) >= _LEAST:
+        step_s = wait_s[before] / n[before]
+        low_s, early_s, high_s = np.quantile(n[before + 1] * step_s - wait_s[before + 1], (0.25, 0.5, 0.75))
+        if early_s > max(_OWN_SHARE * np.median(step_s), 3 * (high_s - low_s) / len(before) ** 0.5):
+            text = f"Text came {n[before].mean():.3g} events at a time, the last sooner: a timer holds it"
+            late = f"TTFT can be {np.median(wait_s[before]) * 1e3:.3g} ms late"
+            return Reason("held-by-time", f"{text}. {late}; {spoilt}.", _ADVICE)
+    # A full link sends one piece after another, of whichever reply: the time before each is as its size.
+    order = np.argsort(c.event_s[starts])
+    slope_s, unsure_s = _slope(n[order[1:]], np.diff(c.event_s[starts][order]))
+    if len(order) > 5 * _LEAST and unsure_s * len(order) ** 0.5 < _OWN_SHARE * slope_s:
+        text = f"Text came reply after reply at a constant {1 / slope_s:,.0f} events/s: a link is full"
+        return Reason("held-by-link", f"{text}. {spoilt}.", "Use a faster link, or lower the load.")
     return Reason(BUNCHED, f"{text}: the server or a proxy writes several at once.", f"Use {use}. {_ADVICE}")
+
+
+def _slope(x: Ints, y_s: Floats) -> tuple[float, float]:
+    """By how much y rises with x, and the standard error of that."""
+    x_off, y_off = x - x.sum() / max(len(x), 1), y_s - y_s.sum() / max(len(x), 1)
+    spread = max((x_off * x_off).sum(), 1.0)
+    slope = (x_off * y_off).sum() / spread
+    return float(slope), float((((y_off - slope * x_off) ** 2).sum() / max(len(x) - 2, 1) / spread) ** 0.5)
+
+
+def in_one_event(c: Columns) -> Reason | None:
+    """The replies of which one event brought all text, or nearly all: their TTFT is of the whole reply."""
+    is_one = c.ok & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
+    if not (n_one := np.count_nonzero(is_one)):
+        return None
+    text = f"{n_one:,} of {np.count_nonzero(c.ok):,} replies came in one event: their TTFT is of all text"
+    rest_s, all_s = ((c.first_s - c.origin_s)[of] for of in (c.ok & ~is_one, c.ok))
+    if len(rest_s):
+        p50_s, p90_s, with_s = quantile_of(rest_s, 0.5), quantile_of(rest_s, 0.9), quantile_of(all_s, 0.9)
+        text += f"; without them TTFT p50 is {p50_s:.3g} s and p90 {p90_s:.3g} s ({with_s:.3g} s with them)"
+    return Reason("in-one-event", f"{text}.", "No TPOT or ITL of theirs shows the engine: use their E2E.")

@@ -44,6 +44,8 @@ WAITING: Final = 0.1
 THROTTLED: Final = 0.01
 STOLEN: Final = 0.05
 """Of all CPU time: a server beside it was slower by about as much, and by more where both cores compute."""
+RESENT: Final = 0.01
+"""TCP segments sent again for each request: as many wait for a timer of 200 ms, which moves a p99."""
 SLOWED: Final = 0.05
 """The share of the readings in which a GPU may be slow from heat: a passing moment moves no median."""
 
@@ -234,7 +236,21 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
         text = f"Heat or a power fault lowered the clocks of a GPU in {slowed:.0%} of the readings."
         advice = "Cool the machine or lower its power limit (`nvidia-smi -q -d PERFORMANCE`), and run again."
         reasons.append(Reason("gpu-throttled", text, advice))
-    return reasons
+    return reasons + list(_elsewhere(manifest))
+
+
+def _elsewhere(manifest: Manifest) -> Iterator[Reason]:
+    """What disturbed machines of the load that no watcher sees; the server may be one of them."""
+    again = "Repair it, or leave the machine out; compare accepts this run only with --anyway."
+    used = {each.host: each.machine.others_fraction for each in manifest.drivers if each.machine}
+    busy = [f"{share:.0%} of {host}'s CPU" for host, share in used.items() if share > BUSY]
+    if len(busy) > 1:
+        yield Reason("busy-machine", f"Processes other than the client used {', '.join(busy)}.", again)
+    for each in manifest.drivers:
+        resent = each.network.retransmits if each.network and each.host else 0
+        if resent > RESENT * each.n_sent:
+            text = f"{each.host} sent {resent:,} TCP segments again for {each.n_sent:,} requests"
+            yield Reason("lossy-network", f"{text}: what its network lost is in their latency.", again)
 
 
 NOTABLE = 0.01

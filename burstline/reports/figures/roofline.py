@@ -73,7 +73,11 @@ def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Plot | None:
 
     `of` begins its name and that of the table with its numbers, where a page has two of a phase.
     """
-    dots = _dots(phase)
+    ops = [op for op in phase.ops if op.flops and op.predicted_flops_per_s]
+    dots = [
+        _Dot(op.label, op.intensity, op.predicted_flops_per_s, op.achieved_flops_per_s)
+        for op in sorted(ops, key=lambda op: op.intensity)
+    ]
     if not dots:
         return None
     name, numbers = f"{of}roofline-{phase.phase}", f"{of}bounds-{phase.phase}"
@@ -139,14 +143,6 @@ def _under_roofs(
 
 def _rate_scale(peak_flops_per_s: float) -> Scale:
     return Scale(1e12, "TFLOP/s") if peak_flops_per_s >= 1e12 else Scale(1e9, "GFLOP/s")
-
-
-def _dots(phase: PhaseRow) -> list[_Dot]:
-    ops = [op for op in phase.ops if op.flops and op.predicted_flops_per_s]
-    return [
-        _Dot(op.label, op.intensity, op.predicted_flops_per_s, op.achieved_flops_per_s)
-        for op in sorted(ops, key=lambda op: op.intensity)
-    ]
 
 
 def _memory_bytes_per_s(device: DeviceFacts) -> float:

@@ -148,7 +148,9 @@ def _parts(block: Block) -> Iterator[str]:
             yield from _markdown_banner(block)
         case Table():
             if block.rows or not block.remark:
-                yield _markdown_table(block)
+                rows = [[_cell(cell) for cell in row.cells] for row in block.rows]
+                numeric = [k for k, column in enumerate(block.columns) if column.numeric]
+                yield _grid([[column.title for column in block.columns], *rows], numeric)
             yield _plain(block.remark)
             yield "\n".join(f"{k}. {_plain(note)}" for k, note in enumerate(block.notes, 1))
         case Note():
@@ -181,12 +183,6 @@ def _markdown_banner(banner: Banner) -> Iterator[str]:
     yield from (
         f"Goodput: {_plain(t.text)} {_plain(t.measured)}." for t in banner.targets if t.result not in MARKS
     )
-
-
-def _markdown_table(table: Table) -> str:
-    rows = [[_cell(cell) for cell in row.cells] for row in table.rows]
-    numeric = [k for k, column in enumerate(table.columns) if column.numeric]
-    return _grid([[column.title for column in table.columns], *rows], numeric)
 
 
 def _cell(cell: Cell) -> str:

@@ -117,11 +117,8 @@ def _percentile(metric: str, cases: Sequence[Case], slos: Sequence[Slo]) -> str:
     if metric == "tpot":
         return "p50"
     contenders = [contender for case in cases for contender in case.contenders]
-
-    def n_known(p: str) -> int:
-        return sum(isinstance(each.figure("metrics", metric, p), Estimate) for each in contenders)
-
-    return max(PERCENTILES, key=n_known)
+    figures = {p: [each.figure("metrics", metric, p) for each in contenders] for p in PERCENTILES}
+    return max(PERCENTILES, key=lambda p: sum(isinstance(each, Estimate) for each in figures[p]))
 
 
 def _point(

@@ -58,10 +58,12 @@ def run_banner(summary: Summary) -> Banner:
         sentence = next((MEANT_BY[r.code] for r in verdict.reasons if r.code in MEANT_BY), sentence)
     elif state == State.VALID:
         others = summary.instrument.others_cpu_fraction
-        results = {target.result for target in summary.targets}
-        if results - {Result.PASS}:
+        results = [target.result for target in summary.targets]
+        if {*results} - {Result.PASS}:
             state = f"{state}, SLO {'MISSED' if Result.FAIL in results else 'INCONCLUSIVE'}"
-            tone, mark, sentence = "warn", "!", f"The numbers can be used. SLOs: {_slo_results(summary)}."
+            words = {Result.PASS: "met", Result.FAIL: "missed", Result.INCONCLUSIVE: "inconclusive"}
+            of_each = ", ".join(f"{results.count(r)} {word}" for r, word in words.items() if r in results)
+            tone, mark, sentence = "warn", "!", f"The numbers can be used. SLOs: {of_each}."
         if isinstance(others, Estimate) and others.point >= NOTABLE_CPU:
             used = f"{others.point:.0%} of this machine's CPU"
             sentence = f"{sentence} Processes that Burstline did not start used {used}."
@@ -152,13 +154,6 @@ def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
     n, percent = count(share.point * share.n), number(share.point * 100)
     met = f"met by {n} of {share.n:,} measured requests ({percent}%){per_s}"
     yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target"))
-
-
-def _slo_results(summary: Summary) -> str:
-    """`1 met, 2 missed`."""
-    words = {Result.PASS: "met", Result.FAIL: "missed", Result.INCONCLUSIVE: "inconclusive"}
-    results = [target.result for target in summary.targets]
-    return ", ".join(f"{results.count(r)} {word}" for r, word in words.items() if r in results)
 
 
 def instrument_error(instrument: Instrument) -> str:

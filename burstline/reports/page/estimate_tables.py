@@ -188,13 +188,9 @@ def _absent(rows: Iterable[NamedFigure]) -> str:
             continue  # the line before it says the same
         told_of.add((above, reason))
         name = f"{above} {row.title.removeprefix('… ')}" if follows else row.title
-        titles.setdefault(reason, []).append(_within_a_sentence(name))
+        titles.setdefault(reason, []).append(name[0].lower() + name[1:] if name[1:2].islower() else name)
     told = "; ".join(f"{'; '.join(dict.fromkeys(names))} ({why})" for why, names in titles.items())
     return f"Not available: {told}." if told else ""
-
-
-def _within_a_sentence(title: str) -> str:
-    return f"{title[0].lower()}{title[1:]}" if title[1:2].islower() else title
 
 
 def _group_cells(row: NamedFigure, key: str) -> Iterator[Cell]:

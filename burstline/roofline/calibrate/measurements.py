@@ -256,10 +256,11 @@ def _fitted(
     rates = {"peak": device.peak_flops_per_s(probe.dtype), "bytes_per_s": device.bytes_per_s}
     rates["bits"] = 8 * ELEMENT_BYTES[probe.dtype]
     moved, passes_s = np.array([(moved, timed.seconds) for moved, timed in rest[2]]).T
+    decode, prefill = _attention_rows(model, probe)
     rows = {
         "matmul": products,
-        "decode": (_decode_rows(model, probe), np.array([timed.seconds for timed in rest[0]])),
-        "prefill": (_prefill_rows(model), np.array([timed.seconds for timed in rest[1]])),
+        "decode": (decode, np.array([timed.seconds for timed in rest[0]])),
+        "prefill": (prefill, np.array([timed.seconds for timed in rest[1]])),
         "elementwise": (Work(bytes=moved), passes_s),
     }
     known = {kind: (seconds_of(kind, x._replace(**rates)), took_s) for kind, (x, took_s) in rows.items()}
@@ -270,6 +271,7 @@ def _fitted(
         (["elementwise"], {"passes": share, "pass_s": floor}),
     ):
         found = fitted(found, limits, [known[kind] for kind in kinds])
+    off = {kind: 1 / (of(found) / took_s) for kind, (of, took_s) in known.items()}
     names = (slot.name for slot in fields(Constants))
     own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
     return Calibration(
@@ -278,8 +280,8 @@ def _fitted(
         "measured by burstline calibrate",
         own,
         {
-            name if kind == "matmul" else kind: spread_of(of(found) / took_s)
-            for kind, (of, took_s) in known.items()
+            name if kind == "matmul" else kind: Spread(*np.quantile(ratio, (0.1, 0.9)).tolist())
+            for kind, ratio in off.items()
         },
         _tables(probe.dtype, *products),
     )
@@ -340,18 +342,15 @@ def _heads(model: ModelShape) -> tuple[int, int, int]:
     return attention.n_heads, attention.n_heads, size
 
 
-def _decode_rows(model: ModelShape, probe: Probe) -> Work:
+def _attention_rows(model: ModelShape, probe: Probe) -> tuple[Work, Work]:
+    """What decode and prefill do in each row that is measured."""
     n_heads, kv_heads, dim = _heads(model)
     batch, context = (np.array(column, dtype=float) for column in zip(*_DECODES, strict=True))
     one = 2.0 * batch * dim * probe.element_bytes
-    return Work(n=context, kv_bytes=one * context * kv_heads, activation_bytes=one * n_heads)
-
-
-def _prefill_rows(model: ModelShape) -> Work:
-    n_heads, _, dim = _heads(model)
+    decode = Work(n=context, kv_bytes=one * context * kv_heads, activation_bytes=one * n_heads)
     tok = np.array(_PREFILLS, dtype=float)
     seen = (tok + 1) / 2
-    return Work(flops=4 * n_heads * dim * tok * seen, keys=seen)
+    return decode, Work(flops=4 * n_heads * dim * tok * seen, keys=seen)
 
 
 def fitted(
@@ -380,9 +379,3 @@ def fitted(
     begin = np.clip((np.array([getattr(start, name) for name in names]) - low) / (high - low), 0.01, 0.99)
     options = {"maxfev": 800, "xatol": 1e-4, "fatol": 1e-6, "adaptive": True}
     return at(minimize(cost, begin, method="Nelder-Mead", options=options).x)  # type: ignore[call-overload]
-
-
-def spread_of(ratio: Amounts) -> Spread:
-    """Of predicted over measured, turned round: by what to multiply a prediction."""
-    low, high = np.quantile(1 / ratio, [0.1, 0.9])
-    return Spread(float(low), float(high))

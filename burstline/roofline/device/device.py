@@ -254,7 +254,9 @@ def _staged(
         if kind == "all_gather":
             times.append((_ring_s(link, share, ranks), link.kind))
         else:
-            by = {"ring": 2 * _ring_s(link, share, ranks), "tree": _tree_s(link, share, ranks)}
+            # A double binary tree: up and down again, every rank sends the buffer twice.
+            tree_s = 2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * share / link.bytes_per_s
+            by = {"ring": 2 * _ring_s(link, share, ranks), "tree": tree_s}
             if link.in_switch:
                 by["in_switch"] = 2 * link.latency_s + share / link.bytes_per_s
             times.append((by[algorithm] if algorithm else min(by.values()), link.kind))
@@ -265,11 +267,6 @@ def _staged(
 def _ring_s(link: Link, buffer_bytes: float, ranks: int) -> float:
     """A reduce-scatter or an all-gather: ranks - 1 hops, each of one rank's share of the buffer."""
     return (ranks - 1) * (link.latency_s + buffer_bytes / ranks / link.bytes_per_s)
-
-
-def _tree_s(link: Link, buffer_bytes: float, ranks: int) -> float:
-    """An all-reduce over a double binary tree: up and down again, every rank sends the buffer twice."""
-    return 2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * buffer_bytes / link.bytes_per_s
 
 
 def _all_to_all(sent_bytes: float, n_ranks: int, tiers: list[tuple[Link, int]]) -> list[tuple[float, str]]:

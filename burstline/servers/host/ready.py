@@ -163,11 +163,15 @@ def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.in
     return get
 
 
+_PROXIES = ("nginx", "openresty", "envoy", "istio-envoy", "caddy", "apache", "lighttpd", "cloudflare")
+
+
 def passed_through(target: Target, *, of_sessions: bool) -> tuple[str, ...]:
     """What the heads of replies say of who is between, and of what `of_sessions` is lost on the way."""
     with contextlib.suppress(EngineError):
         headers = getter(target, timeout_s=PAGE_TIMEOUT_S)("/v1/models").headers
-        names = ("via", "x-litellm-version", "x-envoy-upstream-service-time", "x-kong-response-latency")
+        names = ["via", "x-litellm-version", "x-envoy-upstream-service-time", "x-kong-response-latency"]
+        names += ["server"] * headers.get("server", "").lower().startswith(_PROXIES)
         own = ", ".join(f"{name}: {headers[name]}" for name in names if name in headers)
         between = f"a gateway is between ({own}): its time is in each latency, and it may change requests"
         cookie = "the server sets a cookie, which Burstline does not send back: turns may go to other workers"

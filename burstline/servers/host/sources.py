@@ -155,18 +155,13 @@ class ProcessTree:
     def adopt(self, pids: Iterable[int]) -> None:
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._add(psutil.Process(pid))
+                if (process := psutil.Process(pid)) not in self._living:
+                    is_older = process.create_time() < self._since
+                    self._living[process] = _cpu_s(process) if is_older else 0.0
 
     @property
     def pids(self) -> set[int]:
         return {process.pid for process in self._living}
-
-    def _add(self, process: psutil.Process) -> None:
-        if process in self._living:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            is_older = process.create_time() < self._since
-            self._living[process] = _cpu_s(process) if is_older else 0.0
 
     def read(self) -> dict[str, float]:
         """Sums over the living processes; `cpu_s` over the ended ones too.
