@@ -27,11 +27,7 @@ from burstline.machine.hardware import note_hardware, path_of
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.measure.record.run_writer import RunDir
-from burstline.roofline.device.calibration import (
-    Conditions,
-    device_toml,
-    read_device_file,
-)
+from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
 
 NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
 """The variable that leaves a run's measurement of the CPU out, as --no-calibrate does."""

@@ -169,10 +169,13 @@ SENTENCES: Final[Mapping[str, str]] = {
     "both loads: its first probes find the limit only roughly.",
     "highest.state-lost": "The search stopped: its last probes were repeated, and still could not decide.",
     "highest.state-none": "Even the lowest load misses an SLO.",
-    "highest.figure": "{latency} of each probe by its {load}, with its 95% interval. The number beside a "
-    "point is the place of its probe in the search.",
-    "highest.explained": "Green is where the SLO is met, grey where the limit lies; a hollow point is "
-    "inconclusive, or of another percentile.",
+    "load.figure": "{latency} and output of each probe by its {load}. The number beside a point is the place "
+    "of its probe in the search.",
+    "load.explained": "Green is where the SLO is met, grey where the limit lies; a hollow point is "
+    "inconclusive, not reliable, or of another percentile.",
+    "sweep.explained": "Each point is one load; its number is the {what}. Of two curves the higher one gives "
+    "more output at the same latency. Whiskers are 95% intervals; an arrow marks an open end. Green is where "
+    "an SLO is met: a load passes only if its whole interval lies there. Hollow points are not reliable.",
     "sweep.best": "Highest output that meets all SLOs",
     "sweep.none": "{labels}: no load is shown to meet all SLOs.",
     "sweep.highest": "Highest output",

@@ -7,19 +7,22 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
-from burstline.measure.record.rundir import Run, originals
-from burstline.reports.blocks import Plot
+from burstline.measure.record.rundir import Run, open_run, originals
+from burstline.measure.record.typed_json import from_fields, plain
+from burstline.reports.blocks import Block, Plot
 from burstline.reports.formats.text import markdown
-from burstline.reports.model.comparison import Case, Member
+from burstline.reports.model.comparison import Member
 from burstline.reports.model.gated import (
     BASELINE,
     CANDIDATE,
+    NUMBERS,
     GateOutcome,
     Judged,
     Rule,
@@ -44,6 +47,36 @@ OWN_FLAGS: Final = ("--out", "--repeats", "--restart", "--ray")
 """Flags of `run` that the gate itself decides."""
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A run that was judged: as which contender, "" in a series; its folder, from that of the gate."""
+
+    label: str
+    path: str
+    repeat: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GateInputs:
+    """What a gate judged, by which rule, and its command: kept to write its page again."""
+
+    command: str
+    rule: Rule
+    runs: tuple[JudgedRun, ...]
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> GateInputs:
+        kept = from_fields(cls, row.get("inputs"), "inputs")
+        if not kept.runs or not set(kept.rule.numbers) <= set(NUMBERS.values()):
+            raise ValueError("inputs: expected runs, and numbers of `burstline gate --metric`")
+        return kept
+
+    def page(self, folder: Path) -> str:
+        members = [_member(r.label, open_run(folder / r.path), folder, r.repeat) for r in self.runs]
+        judged = _judge(members, self.rule)
+        return _page(judged, gate_blocks(judged, self.command), members)
+
+
 def run_gate(
     baseline: str, candidate: str, shared: Sequence[str], rule: Rule, out: Path, budget_s: float | None
 ) -> int:
@@ -57,14 +90,13 @@ def run_gate(
     if not stored:
         argvs = {BASELINE: argv_of(baseline, shared), **argvs}
     folder, start_s, longest_s = _new_folder(out), time.monotonic(), 0.0
-    members = [Member(BASELINE, run, os.path.relpath(run.path / "report.html", folder)) for run in stored]
+    members = [_member(BASELINE, run, folder) for run in stored]
     for k in range(rule.most):
         began_s = time.monotonic()
         for label in list(argvs)[:: 1 if k % 2 == 0 else -1]:
-            slot = f"{k + 1:02}-{label}"
-            run = run_in(folder / slot, argvs[label], label)
-            members.append(Member(label, run, f"{slot}/{run.name}/report.html", k))
-        judged = judge_pairs(members, rule)
+            run = run_in(folder / f"{k + 1:02}-{label}", argvs[label], label)
+            members.append(_member(label, run, folder, k))
+        judged = _judge(members, rule)
         n = len(members) - len(stored)
         why = [] if judged.known else [reason.text for reason in judged.reasons]
         print(f"After {n} runs: {judged.outcome}.", sentence(judged), *why, file=sys.stderr)
@@ -72,7 +104,7 @@ def run_gate(
         longest_s = max(longest_s, ended_s - began_s)
         if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
             break
-    return _report(folder, judged, start_s, judged.case or compared(members, rule))
+    return _report(folder, judged, start_s, members)
 
 
 def run_history(history: Path, candidate: str | None, shared: Sequence[str], rule: Rule, out: Path) -> int:
@@ -83,7 +115,21 @@ def run_history(history: Path, candidate: str | None, shared: Sequence[str], rul
         new = stored_runs(Path(candidate))
     elif candidate is not None:
         new = [run_in(folder / CANDIDATE, argv_of(candidate, shared), CANDIDATE)]
-    return _report(folder, judge_series(originals([*new, *runs])[0], rule, new), start_s)
+    each = originals([*new, *runs])[0]
+    members = [_member(CANDIDATE if run in new else "", run, folder) for run in each]
+    return _report(folder, _judge(members, rule), start_s, members)
+
+
+def _member(label: str, run: Run, folder: Path, repeat: int | None = None) -> Member:
+    return Member(label, run, os.path.relpath(run.path / "report.html", folder), repeat)
+
+
+def _judge(members: Sequence[Member], rule: Rule) -> Judged:
+    """Judge two contenders, or a series and the candidates that were named for it."""
+    if any(member.label == BASELINE for member in members):
+        return judge_pairs(members, rule)
+    named = [member.run for member in members if member.label]
+    return judge_series([member.run for member in members], rule, named)
 
 
 def stored_runs(folder: Path) -> list[Run]:
@@ -146,15 +192,23 @@ def _new_folder(out: Path) -> Path:
     return folder
 
 
-def _report(folder: Path, judged: Judged, start_s: float, case: Case | None = None) -> int:
-    """Write and print the result; its exit code. `case` compares the two contenders."""
-    blocks = gate_blocks(judged, shlex.join(without_secrets(["burstline", *sys.argv[1:]])))
-    page = folder / "report.html"
-    page.write_text(gate_page(judged, blocks, case), "utf-8")
+def _page(judged: Judged, blocks: Sequence[Block], members: Sequence[Member]) -> str:
+    """With both contenders side by side, also where none of their runs counts."""
+    is_series = all(member.label != BASELINE for member in members)
+    return gate_page(judged, blocks, None if is_series else judged.case or compared(members, judged.rule))
+
+
+def _report(folder: Path, judged: Judged, start_s: float, members: Sequence[Member]) -> int:
+    """Write and print the result; its exit code."""
+    command = shlex.join(without_secrets(["burstline", *sys.argv[1:]]))
+    runs = (JudgedRun(m.label, str(Path(m.href).parent), m.repeat) for m in members)
+    inputs = GateInputs(command, judged.rule, tuple(runs))
+    blocks, page = gate_blocks(judged, command), folder / "report.html"
+    page.write_text(_page(judged, blocks, members), "utf-8")
     (folder / "summary.md").write_text(markdown(blocks), "utf-8")
     lasted_s = time.monotonic() - start_s
     (folder / "junit.xml").write_text(gate_junit(judged, lasted_s), "utf-8")
-    write_json(folder / "gate.json", gate_json(judged))
+    write_json(folder / "gate.json", gate_json(judged) | {"inputs": plain(inputs)})
     for plot in blocks:
         if isinstance(plot, Plot):
             (folder / f"{plot.id}.svg").write_text(standalone_svg(plot), "utf-8")

@@ -13,11 +13,7 @@ from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.hardware import cache_folder, cached_file, config_at, path_of, read_kept
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
-from burstline.roofline.device.calibration import (
-    device_toml,
-    read_device_file,
-    shared,
-)
+from burstline.roofline.device.calibration import device_toml, read_device_file, shared
 from burstline.servers.host.kernel import usable_cores
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -25,11 +25,16 @@ from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import FILES
 from burstline.reports.page.limit_page import RESULT, LimitResult, limit_page
+from burstline.suites.gate import GateInputs
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = tuple(FILES)
+OF_SEVERAL: Final[Mapping[str, tuple[str, type[LimitResult | GateInputs]]]] = {
+    RESULT: ("search", LimitResult), "gate.json": ("gate", GateInputs)
+}  # fmt: skip
+"""By the file of a folder over several runs: what it is of, and what it holds."""
 OF_PAGE: Final = (
     "profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode"
 )  # fmt: skip
@@ -38,7 +43,7 @@ OF_PAGE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a folder that `burstline run` or `burstline limit` wrote")
+    add("run", type=Path, metavar="RUN", help="a folder that `burstline run`, `limit` or `gate` wrote")
     add(
         "--format",
         action="append",
@@ -73,10 +78,9 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
             f"of these runs: for repeats they are beside it, in {args.run.parent}"
         )
-    if (args.run / "gate.json").is_file():
-        raise WorkloadError(f"{args.run} is a gate and keeps its page; expected one of the runs in it")
-    if (args.run / RESULT).is_file():
-        return _of_search(args)
+    for name, (what, _) in OF_SEVERAL.items():
+        if (args.run / name).is_file():
+            return _of_several(args, what, args.run / name)
     if args.short:
         if args.format != ["markdown"] or args.to:
             raise WorkloadError("--short is printed, as Markdown: --format markdown --short, without --to")
@@ -113,19 +117,22 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _of_search(args: argparse.Namespace) -> int:
+def _of_several(args: argparse.Namespace, what: str, file: Path) -> int:
+    """Write the page of a search or a gate again."""
     if given := [name for name in ("format", "to", *OF_PAGE) if getattr(args, name)]:
         raise WorkloadError(
-            f"{flag_of(given[0])} is for a run, and {args.run} is a search; its runs are in {args.run.parent}"
+            f"{flag_of(given[0])} is for a run, and {args.run} is a {what}; its page lists its runs"
         )
     try:
-        result = LimitResult.from_json(json_of(args.run / RESULT))
+        kept = OF_SEVERAL[file.name][1].from_json(json_of(file))
     except (AttributeError, TypeError, ValueError) as error:
-        raise WorkloadError(f"{args.run / RESULT} cannot be read: {error}; was it changed?") from None
-    runs = [open_run(args.run.parent / name) for name in result.runs]
-    page = args.run / "report.html"
-    write_bytes(page, limit_page(result, runs).encode())
-    print(f"Report: {page}")
+        raise WorkloadError(f"{file} cannot be read: {error}; was it changed, or is it older?") from None
+    if isinstance(kept, GateInputs):
+        html = kept.page(args.run)
+    else:
+        html = limit_page(kept, [open_run(args.run.parent / name) for name in kept.runs])
+    write_bytes(args.run / "report.html", html.encode())
+    print(f"Report: {args.run / 'report.html'}")
     return exit_codes.DONE
 
 

@@ -229,7 +229,20 @@ def test_without_javascript_everything_is_there(browser, pages):
 
 
 @pytest.mark.parametrize(
-    "kind", ["burst", "lossy", "hopeless", "three", "sweep", "unequal", "suite", "gate", "limit"]
+    "kind",
+    [
+        "burst",
+        "lossy",
+        "hopeless",
+        "three",
+        "sweep",
+        "unequal",
+        "suite",
+        "gate",
+        "undecided",
+        "series",
+        "limit",
+    ],
 )
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", [390, 1600])

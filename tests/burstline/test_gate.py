@@ -39,9 +39,13 @@ def servers(monkeypatch, tmp_path):
 
 
 def result(folder="runs"):
-    """What the gate found; its page says the same."""
+    """What the gate found; its page says the same, also when `report` writes it again."""
     found = json.loads(Path(folder, "gate-001/gate.json").read_text())
+    del found["inputs"]
     page = Path(folder, "gate-001/report.html").read_text()
+    Path(folder, "gate-001/report.html").unlink()
+    assert main(["report", f"{folder}/gate-001"]) == 0
+    assert Path(folder, "gate-001/report.html").read_text() == page
     (inside,) = re.findall(r'<script type="application/json" id="summary">(.*?)</script>', page)
     assert json.loads(inside) == found
     shown = re.sub(r"<[^>]+>", "", page[page.index("<header>") : page.index("</header>")])
@@ -74,6 +78,32 @@ def test_a_slower_candidate_fails_the_gate_and_every_file_says_so(servers, capsy
     assert page.count('id="pairs-e2e-p50"') == 1
     assert page.index('id="pairs-e2e-p50"') < page.index("</header>")
     assert f"{len(order) // 2} pairs" in page
+
+
+DAMAGED = {
+    "empty": lambda kept: "",
+    "a list": lambda kept: "[]",
+    "an older gate": lambda kept: json.dumps({k: v for k, v in kept.items() if k != "inputs"}),
+    "no runs": lambda kept: json.dumps(kept | {"inputs": kept["inputs"] | {"runs": []}}),
+    "no such run": lambda kept: json.dumps(kept).replace("01-baseline/", "01-elsewhere/"),
+    "a text as margin": lambda kept: json.dumps(kept).replace(
+        '"margin": 0.05, "most"', '"margin": "x", "most"'
+    ),
+    "no such number": lambda kept: json.dumps(kept).replace('"e2e", "p50"', '"e2e", "p51"'),
+}
+
+
+def test_report_tells_in_one_line_why_a_gates_page_cannot_be_written(servers, capsys):
+    assert main(["gate", *PAIR, "--budget-s", "0.001"]) == 4
+    file = Path("runs/gate-001/gate.json")
+    kept = json.loads(file.read_text())
+    capsys.readouterr()
+    for name, damage in DAMAGED.items():
+        file.write_text(damage(kept))
+        assert main(["report", "runs/gate-001"]) == 2, name
+        assert len(capsys.readouterr().err.splitlines()) == 1, name
+    assert main(["report", "runs/gate-001", "--format", "markdown", "--to", "out"]) == 2
+    assert "--format is for a run, and runs/gate-001 is a gate" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -136,12 +136,6 @@ def test_the_folder_of_repeats_says_where_its_page_and_runs_are(tmp_path, capsys
     assert f"beside it, in {tmp_path.parent}" in said
 
 
-def test_the_folder_of_a_gate_says_where_its_page_and_runs_are(tmp_path, capsys):
-    (tmp_path / "gate.json").write_text("{}")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "is a gate and keeps its page; expected one of the runs in it" in capsys.readouterr().err
-
-
 def test_it_is_compared_with_another(stored, copied, capsys):
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["clock"]["wall_ns"] += 1  # else it is a copy

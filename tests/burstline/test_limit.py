@@ -76,7 +76,7 @@ def test_the_page_says_the_answer_first_and_links_to_each_probe(result, burst_ru
     assert shown.index(answer) < shown.index("What was probed, in order?")
     assert f'href="../{burst_run.name}/report.html"' in page
     assert "the queue outgrew the server" in page
-    assert page.count("<svg") == 4, "a figure for each SLO and the output; the first is wide and narrow"
+    assert page.count("<svg") == 3, "a figure for each SLO over the output; the first is wide and narrow"
     assert limit_page(result, (burst_run, burst_run)) == page
     assert "at most 5%." in text(limit_blocks(result))
 

@@ -8,14 +8,16 @@ import pytest
 
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
+from burstline.measure.stats.figure import Absent, measured
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of, differing_factors
-from burstline.reports.model.sweep_load import differ_in_load_alone, load_of
+from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
 from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
 from burstline.reports.page.banner import banner
+from burstline.reports.page.compared import AtLoad, load_figure
 from burstline.reports.page.digest import comparison_json, digest
 from burstline.reports.page.page import render
 from burstline.reports.page.sweep_words import best_loads, costs_of, knee, limits, remarks
@@ -151,6 +153,40 @@ def test_the_region_of_the_targets_is_shaded_where_an_axis_shows_them(page):
     assert "var(--good)" not in figure[: figure.index("</svg>")]
 
 
+BRACKET = "fill: var(--muted); opacity: 0.2"
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("slo", ["ttft.p90<=50ms", "ttft.p90<=9s"])
+def test_load_is_drawn_against_latency_over_the_output_with_the_slo_and_where_the_limit_lies(slo, tmp_path):
+    loads = (1, 8, 16, 32)
+    swept = [finished_run(tmp_path, "vllm", 140, concurrency=k, targets=(slo,)) for k in loads]
+    page = render(comparison_of(swept, tmp_path))
+    found = page[page.index('id="tradeoff-ttft"') :]
+    figure = found[: found.index("</svg>")]
+    for words in ("TTFT p90 (ms", "Output (tok/s per GPU)", "vllm, p50", "Concurrency"):
+        assert f">{words}" in figure
+    is_limited = slo == "ttft.p90<=50ms"
+    assert ("TTFT p90 ≤ 50 ms" in figure) == is_limited
+    assert figure.count(BRACKET) == 2 * is_limited, "in both panels, from the load that holds to the next"
+    head, *rows = re.findall(r"<tr.*?</tr>", found[: found.index("</table>")], re.DOTALL)
+    assert [re.search(r">([\d.]+)<", row)[1] for row in rows] == [str(k) for k in loads]
+    assert re.findall(r"<th[^>]*>([^<]+)", head) == [
+        "Concurrency", "Contender", "TTFT p90 (ms)", "p50 (ms)", "Output (tok/s per GPU)"
+    ]  # fmt: skip
+
+
+@pytest.mark.drawn
+def test_without_an_output_the_latency_is_drawn_alone():
+    figures = [(measured(0.02, "s", ""), ""), (Absent("none"), "")]
+    rows = [AtLoad(SweepLoad("rate", k), "a", "p50", figures, False) for k in (1.0, 2.0)]
+    plot = load_figure("f", "t", "", ["Contender", "E2E p90", "Output"], rows, Region(None, None, ""))
+    body = plot.drawings[0].body
+    assert "E2E p90 (ms)" in body
+    assert "Output" not in body
+    assert "could not be drawn" not in body
+
+
 def test_the_page_of_a_sweep_holds_together(page):
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -219,6 +255,6 @@ def test_a_label_without_room_is_left_out():
 @pytest.mark.drawn
 def test_a_region_beyond_the_axes_is_not_drawn():
     curve = ScatterCurve("a", (dot(1, 10), dot(2, 20)))
-    shaded = scatter("s", 380, [curve], ("x", "y"), Region(1.5, True, None, "x<=1.5"))
-    assert "x&lt;=1.5" in shaded.body
-    assert "x<=9" not in scatter("s", 380, [curve], ("x", "y"), Region(99.0, False, None, "x<=9")).body
+    shaded = scatter("s", 380, [curve], ("x", "y"), Region(1.5, None, "x>=1.5"))
+    assert "x&gt;=1.5" in shaded.body
+    assert "x&gt;=9" not in scatter("s", 380, [curve], ("x", "y"), Region(99.0, None, "x>=9")).body

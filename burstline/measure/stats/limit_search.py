@@ -402,10 +402,10 @@ class _Search:
         low, high = limit / math.sqrt(STEP), limit * math.sqrt(STEP)
         if self._low is not None and self._low * STEP > limit * HOPELESS:
             low, high = self._low, self._low * STEP
-        return (max(1, math.floor(low)), math.floor(high) + 1) if self._users else (low, high)
+        return (max(1.0, low // 1), high // 1 + 1) if self._users else (low, high)
 
     def _whole(self, load: float) -> float:
-        return max(1, round(load)) if self._users else load
+        return max(1.0, round(load, 0)) if self._users else load
 
     @property
     def _claims(self) -> list[LoadProbe]:

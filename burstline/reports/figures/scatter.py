@@ -68,13 +68,12 @@ class ScatterCurve:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where targets are met: x at most (or at least) a bound, y at least (or at most) one; None is no bound.
+    """Where targets are met: x at least a bound, y at least (or at most) one; None is no bound.
 
     `bracket` is between which x the limit lies, where that is known.
     """
 
     x: float | None
-    x_at_most: bool
     y: float | None
     text: str
     y_at_most: bool = False
@@ -87,12 +86,14 @@ def scatter(
     curves: Sequence[ScatterCurve],
     axes: tuple[str, str],
     region: Region | None = None,
+    below: tuple[Sequence[ScatterCurve], str] | None = None,
 ) -> Drawing:
     """The curves over `axes`, the labels of x and y: `{log}` in one says whether it is logarithmic.
 
-    No value on such an axis may be 0 where the greatest is far above the least.
+    No value on such an axis may be 0 where the greatest is far above the least. What is `below` is drawn in a
+    second panel on the same x, with its label of y.
     """
-    figure, (panel,) = canvas(width, 380 if width >= WIDE else 345)
+    figure, (panel, *others) = canvas(width, 380 if width >= WIDE else 345, 1 if below is None else 2)
     x_label, y_label = axes
     x = [dot.x for curve in curves for dot in curve.known]
     y = [dot.y for curve in curves for dot in curve.known]
@@ -104,9 +105,16 @@ def scatter(
     _fit_x(panel, x, is_log=x_is_log)
     _fit_y(panel, y, is_log=y_is_log)
     written = _shade(panel, region) if region else None
-    for k, curve in enumerate(curves):
-        _draw(panel, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
-    panel.set_xlabel(x_label.format(log=", log" if x_is_log else ""), loc="right")
+    for each, own in zip((panel, *others), (curves, *(below or ())[:1]), strict=True):
+        for k, curve in enumerate(own):
+            _draw(each, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
+        if region is not None and region.bracket is not None:
+            each.axvspan(*region.bracket, color=MUTED, alpha=0.2, linewidth=0)
+    if below is not None:
+        _fit_y(others[0], [dot.y for curve in below[0] for dot in curve.known], is_log=False)
+        head(others[0], below[1], named=False)
+        figure.subplots_adjust(hspace=0.3)
+    [panel, *others][-1].set_xlabel(x_label.format(log=", log" if x_is_log else ""), loc="right")
     head(panel, y_label.format(log=", log" if y_is_log else ""), named=len(curves) > 1)
     margins(figure, top=head_room(width) if len(curves) > 1 else HEAD_WIDE, bottom=FOOT)
     taken = [written.get_window_extent()] if written else []
@@ -148,12 +156,10 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
     """The region and its name; None where it lies beyond the axes."""
     (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
     x = region.x
-    first, last = (left, right) if x is None else (left, min(x, right)) if region.x_at_most else (x, right)
+    first, last = left if x is None else x, right
     low, high = (bottom if region.y is None else region.y), top
     if region.y is not None and region.y_at_most:
         low, high = bottom, min(region.y, top)
-    if region.bracket is not None:
-        panel.axvspan(*region.bracket, color=MUTED, alpha=0.2, linewidth=0)
     if first >= last or low >= high or region.x is region.y is None:
         return None
     panel.fill_between([first, last], low, high, color=GOOD, alpha=0.09, linewidth=0)
@@ -161,8 +167,7 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
         panel.plot([x, x], [low, high], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
     if region.y is not None and bottom < region.y < top:
         panel.plot([first, last], [region.y] * 2, color=GOOD, linewidth=1.2, linestyle=DASHES[1])
-    at_left = region.x_at_most or x is None
-    at, off, side = (first, 5, "left") if at_left else (last, -5, "right")
+    at, off, side = (first, 5, "left") if x is None else (last, -5, "right")
     return write(panel, region.text, (at, high), (off, -5), GOOD, ha=side, va="top")
 
 

@@ -21,8 +21,8 @@ PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `latency` is by metric, at the sweep's percentile of it. `result` is the worst of its runs' targets, ""
-    without any; `missed` are targets that a run missed, `unsure` those that are inconclusive, with reasons.
+    `latency` is by metric at the sweep's percentile, `median` at p50. `result` is the worst of its runs'
+    targets, "" without any; `missed` are those that a run missed, `unsure` inconclusive ones, with reasons.
     `doubts`: states and causes for which it is not ranked. `overloaded`: requests in flight kept growing.
     """
 
@@ -30,6 +30,7 @@ class Point:
     load: SweepLoad
     output: Figure
     latency: Mapping[str, Figure]
+    median: Mapping[str, Figure]
     result: str
     missed: tuple[str, ...]
     unsure: tuple[tuple[str, str], ...]
@@ -139,6 +140,7 @@ def _point(
         load=load,
         output=_divided(contender.figure(*OUTPUT.path), n),
         latency={m: contender.figure("metrics", m, p) for m, p in percentile.items()},
+        median={m: contender.figure("metrics", m, "p50") for m in percentile},
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
         unsure=tuple(dict.fromkeys((r.target, r.reason) for r in judged if r.result == Result.INCONCLUSIVE)),

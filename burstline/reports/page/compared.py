@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from burstline.measure.record.verdict import State
-from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.comparable import NOT_STATED, Fact
 from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Plot, Side, Table, table
 from burstline.reports.figures.contenders import Ratio, forest
-from burstline.reports.figures.drawing import HALF, WIDE, in_both_widths
+from burstline.reports.figures.drawing import HALF, in_both_widths
 from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.comparison import (
@@ -28,7 +29,7 @@ from burstline.reports.model.comparison import (
     Path,
     better,
 )
-from burstline.reports.model.sweep_load import load_range
+from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.model.sweeps import Point, Sweep
 from burstline.reports.number_format import Scale, in_brackets, interval, number, point, reach_of, scale_of
 from burstline.reports.page.answer import pair_words
@@ -36,7 +37,15 @@ from burstline.reports.page.bottleneck import limits_of
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.page.sections import distributions, side_of
 from burstline.reports.page.side_by_side import side_by_side, times_of
-from burstline.reports.page.sweep_words import Cost, all_loads, costs_of, output_key, remarks, slo_words
+from burstline.reports.page.sweep_words import (
+    Cost,
+    all_loads,
+    best_within,
+    costs_of,
+    output_key,
+    remarks,
+    slo_words,
+)
 from burstline.reports.sentences import say
 
 SHORT = {"Peak memory of the server's processes": "Host memory", "Peak memory of the devices": "GPU memory"}
@@ -196,12 +205,88 @@ def _grid_cell(case: Case, contender: Contender | None) -> Cell:
 
 def tradeoff(sweep: Sweep, prefix: str, anchors: Mapping[str, str]) -> list[Block]:
     """What is hollow or missing, the figures, and all numbers; `anchors` leads to each load."""
-    wide, *beside = (_plot(sweep, cost, prefix) for cost in costs_of(sweep))
-    pair = tuple(plot for plot in beside if plot is not None)
-    shown: list[Block] = [Findings(tuple(remarks(sweep)))]
-    shown += [wide] if wide else []
-    shown += [Side(pair, "" if wide else _explained(sweep))] if pair else []
-    return [*shown, all_loads(sweep, anchors)]
+    speed, *waits = costs_of(sweep)
+    pair = tuple(filter(None, (_by_load(sweep, cost, prefix) for cost in waits)))
+    beside = [Side(pair, say("load.explained"))] if pair else []
+    wide = filter(None, [_plot(sweep, speed, prefix)])
+    return [Findings(tuple(remarks(sweep))), *wide, *beside, all_loads(sweep, anchors)]
+
+
+class AtLoad(NamedTuple):
+    """What was measured at a load: a latency, the same at p50 if that is another, and the output.
+
+    `other` is the curve of p50, `word` stands beside the point, `key` is that of the load.
+    """
+
+    load: SweepLoad
+    curve: str
+    other: str
+    figures: Sequence[tuple[Figure, str]]
+    hollow: bool
+    word: str = ""
+    key: str = ""
+
+
+def load_figure(
+    name: str,
+    title: str,
+    finding: str,
+    names: Sequence[str],
+    rows: Sequence[AtLoad],
+    region: Region,
+    wide: float = HALF,
+) -> Plot:
+    """Latency by load over the output; `names` are those of words and numbers, the region's y is seconds."""
+    across, scale = KINDS[rows[0].load.kind][0], scale_of([row.figures[0][0] for row in rows])
+    _, latency, *_, output = names
+    region = replace(region, y=region.y and region.y / scale.divisor)
+    rows, last = sorted(rows, key=lambda row: row.load), len(names) - 2
+    upper = [curve for k in range(last) for curve in _curves(rows, k, scale.divisor, is_other=k > 0)]
+    axes = (f"{across}{{log}}", f"{latency} ({scale.unit}{{log}})")
+    lower = _curves(rows, last, 1.0, is_other=False)
+    below = (lower, output) if lower else None
+    draw = partial(scatter, curves=upper, axes=axes, region=region, below=below)
+    scales, cells = [*[scale] * last, Scale(1.0, "tok/s")], []
+    for row in rows:
+        numbers = (figure_cell(f, of, key) for of, (f, key) in zip(scales, row.figures, strict=True))
+        cells.append((Cell(row.load.number, key=row.key), Cell(row.word or row.curve), *numbers))
+    columns = (across, names[0], *(f"{each} ({scale.unit})" for each in names[1:-1]), output)
+    shown = table(title, columns, cells, text=(1,))
+    return Plot(name, title, finding, "", in_both_widths(name, draw, wide=wide), shown)
+
+
+def _curves(rows: Sequence[AtLoad], k: int, divisor: float, *, is_other: bool) -> list[ScatterCurve]:
+    """Number `k` of the rows, curve by curve; a line joins a curve that has each load once."""
+    curves: dict[str, list[Dot]] = {}
+    for row in rows:
+        figure, at = row.figures[k][0], row.load.value
+        if isinstance(figure, Estimate):
+            y, word = reach_of(figure, divisor), "" if k else row.word
+            dot = Dot(word, replace(y, low=at, at=at, high=at), y, row.hollow or is_other)
+            curves.setdefault(row.other if is_other else row.curve, []).append(dot)
+    return [ScatterCurve(each, tuple(d), len({dot.x for dot in d}) == len(d)) for each, d in curves.items()]
+
+
+def _by_load(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
+    """A wait and the output against the load; of one contender with where its limit lies."""
+    known, p = list(filter(cost.is_drawn, sweep.points)), sweep.percentile[cost.metric]
+    if len({at.load for at in known}) < 2:
+        return None
+    best = best_within(sweep.points) if len(sweep.labels) == 1 and sweep.slos else None
+    above = next((at.load.value for at in sweep.points if best and at.load > best.load and at.missed), None)
+    bracket = (best.load.value, above) if best and above else None
+    slo = next((g for g in sweep.slos if (g.metric, g.statistic) == (cost.metric, p)), None)
+    rows = []
+    for at in known:
+        key = cost.path(at, sweep).removesuffix(p)
+        median = [(at.median[cost.metric], f"{key}p50")] if p != "p50" else []
+        figures = [(cost.of(at), f"{key}{p}"), *median, (at.output, output_key(at, sweep))]
+        rows.append(AtLoad(at.load, at.label, f"{at.label}, p50", figures, bool(at.doubts)))
+    names = ["Contender", cost.label, *["p50"] * (p != "p50"), sweep.output_title]
+    bound, text = (slo.bound, slo_words(slo)) if slo else (None, "")
+    finding = _finding(sweep, cost, cost.scale(known))
+    region = Region(None, bound, text, True, bracket)
+    return load_figure(f"{prefix}tradeoff-{cost.key}", cost.title, finding, names, rows, region)
 
 
 def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
@@ -214,15 +299,12 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
         for label in sweep.labels
         if any(at in known for at in sweep.of(label))
     ]
-    towards = "better →" if cost.better == "higher" else "← better"
-    axes = (f"{cost.label} ({scale.unit}{{log}}), {towards}", sweep.output_title)
+    axes = (f"{cost.label} ({scale.unit}{{log}}), better →", sweep.output_title)
     region, name = _region(sweep, cost, scale), f"{prefix}tradeoff-{cost.key}"
-    wide = WIDE if cost.key == "speed" else HALF
-    drawings = in_both_widths(name, partial(scatter, curves=curves, axes=axes, region=region), wide=wide)
-    finding = _finding(sweep, cost, scale)
-    explained = _explained(sweep) if cost.key == "speed" else ""
+    drawings = in_both_widths(name, partial(scatter, curves=curves, axes=axes, region=region))
     rows = _plot_table(known, cost, scale, sweep)
-    return Plot(name, cost.title, finding, explained, drawings, rows)
+    explained = say("sweep.explained", what=KINDS[sweep.kind][0].lower())
+    return Plot(name, cost.title, _finding(sweep, cost, scale), explained, drawings, rows)
 
 
 def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
@@ -241,9 +323,9 @@ def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
     if not on_x and not on_y:
         return None
     bound = min((g.bound for g in on_x), default=None)
-    x = None if bound is None else (1 / bound if cost.better == "higher" else bound) / scale.divisor
+    x = None if bound is None else 1 / bound / scale.divisor
     y = max((g.bound for g in on_y), default=None)
-    return Region(x, cost.better == "lower", y, " and ".join(map(slo_words, (*on_x, *on_y))))
+    return Region(x, y, " and ".join(map(slo_words, (*on_x, *on_y))))
 
 
 def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
@@ -258,17 +340,6 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
             said.setdefault(loads, []).append(f"{' to '.join(ends)}{who}")
     told = "; ".join(f"{loads}: {', '.join(texts)}" for loads, texts in said.items())
     return f"{cost.label}, {told}."
-
-
-def _explained(sweep: Sweep) -> str:
-    """How all figures of the trade-off are read; stands under the first."""
-    what = "the concurrency" if sweep.kind == "concurrency" else "the requests per second"
-    green = "Green is where an SLO is met: a load passes only if its whole interval lies there. "
-    return (
-        f"Each point is one load; its number is {what}. Of two curves the higher one gives more output at "
-        "the same latency. Whiskers are 95% intervals; an arrow marks an open end. "
-        f"{green if sweep.slos else ''}Hollow points are not reliable."
-    )
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:

@@ -63,7 +63,7 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
         facts=facts,
         verdict=verdict,
         tiles=_tiles(judged),
-        pictures=plots,
+        pictures=[*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])],
         sections=[replace(section, folded=True) for section in sections],
         summary=gate_json(judged),
         digest=made,

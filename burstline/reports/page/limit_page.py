@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
-from burstline.measure.metrics.slo import Slo, parse_slo
+from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.typed_json import from_fields, plain
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
@@ -28,21 +27,15 @@ from burstline.reports.blocks import (
     Tile,
     table,
 )
-from burstline.reports.figures.drawing import in_both_widths
-from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from burstline.reports.model.comparison import OUTPUT, Path, view_of
+from burstline.reports.figures.drawing import WIDE
+from burstline.reports.figures.scatter import Region
+from burstline.reports.model.comparison import OUTPUT, view_of
 from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
-from burstline.reports.number_format import (
-    Reach,
-    count,
-    duration,
-    number,
-    reach_of,
-    scale_of,
-    with_interval,
-)
+from burstline.reports.number_format import count, duration, number
 from burstline.reports.page.bottleneck import limit_at, limited_by
-from burstline.reports.page.first_screen import MIDDLE, next_tile, rates, speed
+from burstline.reports.page.compared import AtLoad, load_figure
+from burstline.reports.page.estimate_tables import title_of
+from burstline.reports.page.first_screen import next_tile, rates, speed
 from burstline.reports.page.page import Page, PageSection
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS, say
@@ -311,58 +304,31 @@ def _probe_at(load: float | None, result: LimitResult, runs: Sequence[Run]) -> t
 
 
 def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
-    """Each latency with an SLO, and the output, of each probe against its load."""
-    for slo in map(parse_slo, result.targets):
-        if slo.statistic is not None:
-            paths = dict.fromkeys((("metrics", slo.metric, slo.statistic), ("metrics", slo.metric, "p50")))
-            yield from _plot(result, runs, tuple(paths), slo_words(slo), slo)
-    yield from _plot(result, runs, (OUTPUT.path,), OUTPUT.title)
-
-
-def _plot(
-    result: LimitResult, runs: Sequence[Run], paths: Sequence[Path], title: str, slo: Slo | None = None
-) -> Iterator[Plot]:
-    """The number at the first of `paths`, with the SLO on it, and the others; none where it is unknown."""
-    rows = [
-        (probe, figures)
-        for probe, run in zip(result.found.probes, runs, strict=False)
-        if run.summary is not None
-        and isinstance((figures := [run.summary.figure(*path) for path in paths])[0], Estimate)
-    ]
-    if not rows:
-        return
-    scale, load = scale_of([figures[0] for _, figures in rows]), KINDS[result.kind][0]
-    names = [title.partition(" ≤")[0].partition(" ≥")[0], *(path[-1] for path in paths[1:])]
-    dots: dict[str, list[Dot]] = {}
-    for probe, figures in sorted(rows, key=lambda row: row[0].load):
-        seems, x = leaning(probe.last, result.found.bounds), Reach(probe.load, probe.load, probe.load)
-        label = "all SLOs hold" if seems == Result.PASS else "an SLO is missed"
-        labels = ["does not count" if probe.lost else label, *names[1:]]
-        for k, (label, figure) in enumerate(zip(labels, figures, strict=True)):
-            if isinstance(figure, Estimate):
-                hollow = k > 0 or probe.last.judged == Result.INCONCLUSIVE
-                dot = Dot("" if k else str(probe.number), x, reach_of(figure, scale.divisor), hollow=hollow)
-                dots.setdefault(label, []).append(dot)
-    labels = sorted(dots, key=lambda label: label in names)  # the other percentile last
-    curves = [ScatterCurve(label, tuple(dots[label]), is_joined=False) for label in labels]
+    """Each latency with an SLO, else E2E, of each probe against its load, and the output below it."""
     low, high = _ends(result)
     bracket = (low, high) if low is not None and high is not None and low < high else None
-    region = Region(None, True, None, "", bracket=bracket)
-    if slo is not None:
-        at_most = slo.op == "<="
-        region = replace(region, y=slo.bound / scale.divisor, text=title, y_at_most=at_most)
-    axes = (f"{load}{{log}}", f"{names[0]} ({scale.unit}{{log}})")
-    draw = partial(scatter, curves=curves, axes=axes, region=region)
-    columns = (load, "Probe", *(f"{name} ({scale.unit})" for name in names))
-    cells: list[list[str | Cell]] = []
-    for probe, figures in rows:
-        cells.append([_cell(probe, "load", result.load(probe.load).number), str(probe.number)])
-        pairs = zip(paths, figures, strict=True)
-        cells[-1] += [_cell(probe, ".".join(path[1:]), with_interval(figure)) for path, figure in pairs]
-    name = f"limit-{'-'.join(paths[0][1:])}".replace("_", "-")
-    finding = say("highest.figure", latency=names[0], load=load.lower())
-    drawings, numbers = in_both_widths(name, draw, wide=MIDDLE), table(columns[2], columns, cells, text=())
-    yield Plot(name, title, finding, say("highest.explained"), drawings, numbers)
+    slos = [slo for slo in map(parse_slo, result.targets) if slo.statistic is not None]
+    probed = [pair for pair in zip(result.found.probes, runs, strict=False) if pair[1].summary is not None]
+    load = KINDS[result.kind][0].lower()
+    for slo in slos or [parse_slo("e2e.p90<=1s")]:
+        metric, p, text = slo.metric, str(slo.statistic), slo_words(slo) if slos else ""
+        region = Region(None, slo.bound if slos else None, text, slo.op == "<=", bracket)
+        paths = [*(("metrics", metric, each) for each in dict.fromkeys((p, "p50"))), OUTPUT.path]
+        rows = []
+        for probe, run in probed:
+            key, summary = f"limit.probe.{probe.number}", view_of(run).summary
+            figures = [(summary.figure(*path), f"{key}.{'.'.join(path[1:])}") for path in paths]
+            held = leaning(probe.last, result.found.bounds) == Result.PASS
+            curve = "does not count" if probe.lost else "all SLOs hold" if held else "an SLO is missed"
+            undecided = probe.last.judged == Result.INCONCLUSIVE
+            if isinstance(figures[0][0], Estimate):
+                at, word = result.load(probe.load), str(probe.number)
+                rows.append(AtLoad(at, curve, "p50", figures, undecided, word, f"{key}.load"))
+        if rows:
+            names = ["Probe", f"{title_of(metric)} {p}", *["p50"] * (p != "p50"), f"{OUTPUT.title} (tok/s)"]
+            told = f"{names[1]} against {load}", say("load.figure", latency=names[1], load=load)
+            plot = load_figure(f"limit-{metric}-{p}", *told, names, rows, region, WIDE)
+            yield replace(plot, explained=say("load.explained"))
 
 
 def _probes(result: LimitResult) -> Table:

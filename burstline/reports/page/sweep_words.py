@@ -237,8 +237,8 @@ def costs_of(sweep: Sweep) -> tuple[Cost, ...]:
     speed = f"Speed for a user{slow}"
     return (
         Cost("speed", "tpot", "Output against speed for each user", speed, "tok/s", "higher"),
-        Cost("ttft", "ttft", "Output against the wait for the first token", ttft, "s", "lower"),
-        Cost("e2e", "e2e", "Output against the wait for the whole reply", e2e, "s", "lower"),
+        Cost("ttft", "ttft", "Wait for the first token against the load", ttft, "s", "lower"),
+        Cost("e2e", "e2e", "Wait for the whole reply against the load", e2e, "s", "lower"),
     )
 
 
