@@ -178,13 +178,12 @@ def limit(
     """Search the highest load within the SLOs; every probe is kept as a run below `out`, with a page.
 
     `options` are the flags of `burstline limit`: of the server, of the load, `slo`, and of the search.
-    `found` of the result has the load that holds, as `low`, and the lowest that is too much, as `high`;
-    `runs` are the names of the probes' folders. Raises as `run` does, and KeyboardInterrupt likewise.
+    `found.low` is the load that holds, `found.high` the lowest that is too much. Raises as `run` does.
     """
     table = _table("burstline.limit", (*_OF_A_RUN, LimitOptions), options)
     asked = LimitOptions(**table.options(LimitOptions))
     settings = _settings(table, out, engine_args, lambda spec, goals: check_limit(spec, goals, asked))
-    result, folder, interrupted = searched(replace(settings, quiet=True, calibrate=calibrate), asked)
+    result, _, folder, interrupted = searched(replace(settings, quiet=True, calibrate=calibrate), asked)
     if interrupted:
         raise KeyboardInterrupt(f"what was found is kept in {folder}")
     return result
@@ -224,10 +223,7 @@ def _settings(
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Runs side by side. Its text is that of `burstline compare`, `document` that of its `--format json`.
-
-    `comparable`: whether they did the same work, so that they may be ranked.
-    """
+    """Runs side by side, and whether they may be ranked; text and `document` are those of `compare`."""
 
     comparable: bool
     document: Mapping[str, Any] = field(repr=False)
@@ -240,10 +236,9 @@ class Compared:
 def compare(
     *runs: str | PathLike[str] | LoadedRun, vary: Sequence[str] = (), anyway: bool = False
 ) -> Compared:
-    """Rank runs that did the same work: their folders, or runs that are loaded.
+    """Rank runs that did the same work: their folders, or runs that are loaded; WorkloadError below two.
 
-    `vary` names the intended differences, such as `["max-num-seqs"]`; `anyway` compares runs that differ or
-    were disturbed, and says so. Raises WorkloadError where there are fewer than two, or no run.
+    `vary` names intended differences (`["max-num-seqs"]`); `anyway` takes runs that differ, and says so.
     """
     paths = [run.path if isinstance(run, LoadedRun) else Path(run) for run in runs]
     comparison = compared(paths, Path(), vary, anyway)

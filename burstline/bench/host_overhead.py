@@ -101,8 +101,7 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
 def _slowness(log: Log, deployment: Deployment, calibration: Calibration) -> float:
     """How many times as long as calibrated the burst's GEMMs took: it may have met a slower machine.
 
-    Attention does not count: its small array operations take twice as long between others as on their own,
-    also where the machine is as fast as before, and what they take more is the host's.
+    Attention does not count: between others its small operations take twice as long as alone: the host's.
     """
     found = []
     wall_ns, cpu_ns = np.diff(log.get("start_ns", ())), np.diff(log.get("cpu_ns", ()))

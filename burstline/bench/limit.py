@@ -83,14 +83,14 @@ def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec
 
 def run_limit(settings: Settings, options: LimitOptions) -> int:
     """Search, keep every probe as a run, write the page, and tell the result; the exit code."""
-    result, folder, interrupted = searched(settings, options)
-    show(limit_blocks(result, [open_run(settings.out / name) for name in result.runs]))
+    result, runs, folder, interrupted = searched(settings, options)
+    show(limit_blocks(result, runs))
     print(f"Report: {folder / 'report.html'}")
     return exit_codes.INTERRUPTED if interrupted else CODES[result.state]
 
 
-def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, Path, bool]:
-    """Search and write the page: what was found, the folder, and whether a person stopped it."""
+def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, list[Run], Path, bool]:
+    """Search and write the page: what was found, by which runs, its folder, whether a person stopped it."""
     server, until_s = SharedServer(), time.monotonic() + options.budget_s
     try:
         if settings.load.spec.rate is None and settings.load.spec.concurrency is None:
@@ -120,7 +120,7 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, Pa
     folder.mkdir(parents=True)
     write_json(folder / RESULT, result.to_json())
     (folder / "report.html").write_text(limit_page(result, runs), "utf-8")
-    return result, folder, interrupted
+    return result, runs, folder, interrupted
 
 
 def _from_forecast(settings: Settings, server: SharedServer) -> Settings:

@@ -14,13 +14,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from burstline.models.weights import (
-    gguf_package,
-    n_bytes_of,
-    tensors_of,
-    write_gguf,
-    write_weights,
-)
+from burstline.models.weights import gguf_package, n_bytes_of, tensors_of, write_gguf, write_weights
 from burstline.roofline.model.families import bundled_config, bundled_models
 from burstline.wording import hint
 from burstline.workloads.model_files import read_json

@@ -35,9 +35,7 @@ OF_SEVERAL: Final[Mapping[str, tuple[str, type[LimitResult | GateInputs]]]] = {
     RESULT: ("search", LimitResult), "gate.json": ("gate", GateInputs)
 }  # fmt: skip
 """By the file of a folder over several runs: what it is of, and what it holds."""
-OF_PAGE: Final = (
-    "profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode"
-)  # fmt: skip
+OF_PAGE: Final = ("profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode")
 """What only a report's page, and what it is made from, goes by."""
 
 
@@ -119,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_several(args: argparse.Namespace, what: str, file: Path) -> int:
     """Write the page of a search or a gate again."""
-    if given := [name for name in ("format", "to", *OF_PAGE) if getattr(args, name)]:
+    if given := [name for name in ("format", "to", "short", *OF_PAGE) if getattr(args, name)]:
         raise WorkloadError(
             f"{flag_of(given[0])} is for a run, and {args.run} is a {what}; its page lists its runs"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.suggest import OTHERS
+from burstline.wording import OTHERS
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 PEERS = "guidellm==0.5.0", "aiperf==0.13.0", "genai-perf==0.0.16", "inference-perf==0.7.0"

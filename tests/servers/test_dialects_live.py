@@ -135,7 +135,7 @@ def test_tgi_that_is_only_busy_is_waited_for(raw: bytes, words: str) -> None:
     "more",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"login": Secret("me:pa55-0f-tgi"), "headers": (("X-Team", "blue"),)},
+        {"login": Secret("me:pa55-0f-tgi"), "headers": (Secret("X-Team: blue"),)},
     ],
 )
 def test_tgis_first_token_takes_headers_and_login_but_no_key_that_the_user_saved_for_the_hub(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.measure.metrics.definitions import METRICS, latencies
-from burstline.measure.metrics.slo import missed, parse_goal
+from burstline.measure.metrics.slo import missed, parse_slo
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.record import Counts, Record, record_of
 from burstline.measure.record.tables import record_table
@@ -288,7 +288,7 @@ def test_tokens_without_text_have_an_end_and_no_beginning(events: list[Timed]) -
     figures = {name: latencies(METRICS[name], c)[0] for name in ("ttft", "ttft_service", "ttfa", "tpot")}
     assert np.isnan([*figures.values()]).all(), figures
     assert latencies(METRICS["e2e"], c)[0] == (END_MS * MS - record.due_ns) / 1e9
-    assert missed(c, [parse_goal("ttft<=9s")]) is None
-    within = missed(c, [parse_goal("e2e<=9s")])
+    assert missed(c, [parse_slo("ttft<=9s")]) is None
+    within = missed(c, [parse_slo("e2e<=9s")])
     assert within is not None
     assert within < 1

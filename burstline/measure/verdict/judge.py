@@ -20,15 +20,7 @@ from burstline.measure.record.record import (
     lost_a_part,
 )
 from burstline.measure.record.summary import Conservation, PrefixCache, SessionFigures, Summary
-from burstline.measure.record.verdict import (
-    MOST_SHARE,
-    SLOW_CLIENT,
-    Grade,
-    Reason,
-    State,
-    Verdict,
-    worst,
-)
+from burstline.measure.record.verdict import MOST_SHARE, SLOW_CLIENT, Grade, Reason, State, Verdict, worst
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from burstline.measure.stats.figure import known
 from burstline.servers.identity import Identity

@@ -60,7 +60,6 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
 
 
 SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n"
-"""The rows and columns of latencies that an issue needs."""
 
 
 def in_short(comparison: Comparison, view: View) -> list[Block]:
@@ -75,9 +74,8 @@ def in_short(comparison: Comparison, view: View) -> list[Block]:
     numbers = table("", [numbers.columns[k].title for k in kept], cells, text=(0, 1))
     ours = [f"Burstline {view.manifest.version}"] if view.manifest.version else []
     facts = Note(" · ".join((*ours, *comparison.facts)))
-    ends = [block for block in whole if isinstance(block, Command)]
     said = replace(answer(comparison), details=())
-    return [whole[0], said, verdict_line(view.summary), numbers, facts, *ends]
+    return [whole[0], said, verdict_line(view.summary), numbers, facts, *whole[-1:]]
 
 
 def verdict_line(summary: Summary) -> Banner:

@@ -61,8 +61,7 @@ def named(key: str, title: str = "") -> Cell:
 def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) -> Table:
     """One row a metric, one column a quantile, each number over its interval, then the instrument's error.
 
-    A note says what late reading did to a number (`graded`). A metric without any number is named below, with
-    the reason, unless none has one.
+    A note says what late reading did to a number (`graded`). A metric without any is named below, with why.
     """
     every = {key: {row.name: row.figure for row in section.rows()} for key, section in metrics.items()}
     has_one = [key for key, row in every.items() if any(isinstance(each, Estimate) for each in row.values())]

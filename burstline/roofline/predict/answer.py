@@ -15,7 +15,7 @@ from burstline.roofline.device.device import Device
 from burstline.roofline.model.ops import Step
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
 from burstline.roofline.predict.capacity import Room, kv_bytes, room
-from burstline.roofline.predict.predict import Clock, Deployment, Prediction, StepTimes, ceiling
+from burstline.roofline.predict.predict import Deployment, Prediction, StepTimes, ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,17 @@ def facts(
         "device": device_facts(on.device),
         "asked": asdict(batch),
         "answer": _limits(question, phases),
-        "phases": {name: _phase_facts(phase, on.device) for name, phase in phases.items()},
+        "phases": {
+            name: {
+                **_named(phase, "n_steps", "ceiling_s", "predicted_s", "range_s", "differs", "host_s"),
+                "kernels_range_s": phase.ends_s,
+                "bound": phase.limit,
+                "ops": [_op_facts(p, phase, on.device) for p in phase.predictions],
+            }
+            for name, phase in phases.items()
+        },
         "what_if": list(_what_ifs(question, shipped, others)),
         "constants": list(_moved_by(question, latency["predicted"])),
-        "decode_s_by_batch": _by_batch(question, kv_room),
         "latency_s": latency,
         "latency_range_s": latency_ends_s(phases),
         "output_tok_per_s": {by: n_out / seconds for by, seconds in latency.items()},
@@ -230,16 +237,6 @@ def _moved_by(question: Question, base_s: float) -> Iterator[dict[str, Any]]:
             yield {"name": slot.name, "value": value, "own": own, "change_at_10_percent_more": change}
 
 
-def _by_batch(question: Question, kv_room: Room) -> dict[str, list[tuple[int, float]]]:
-    """Seconds of a decode step by batch, as far as the cache reaches; the ceiling and as predicted."""
-    batch, either = question.batch, {"ceiling": None, "predicted": question.known}
-    most = max(1, min(1024, kv_room.largest_batch(batch.n_tok)))
-    steps = {n: Step.decode(n, batch.mean_context_tok) for n in (1 << e for e in range(most.bit_length()))}
-    return {
-        name: [(n, Clock(question.on, by)(step)) for n, step in steps.items()] for name, by in either.items()
-    }
-
-
 def device_facts(device: Device) -> dict[str, Any]:
     return {
         **_named(device, "id", "name"),
@@ -247,15 +244,6 @@ def device_facts(device: Device) -> dict[str, Any]:
         "bytes_per_s": device.bytes_per_s,
         "capacity_bytes": device.memory.capacity_bytes,
         **_named(device, "source", "assurance"),
-    }
-
-
-def _phase_facts(phase: StepTimes, device: Device) -> dict[str, Any]:
-    return {
-        **_named(phase, "n_steps", "ceiling_s", "predicted_s", "range_s", "differs", "host_s"),
-        "kernels_range_s": phase.ends_s,
-        "bound": phase.limit,
-        "ops": [_op_facts(p, phase, device) for p in phase.predictions],
     }
 
 
