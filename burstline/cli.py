@@ -103,7 +103,8 @@ def _run_verb(name: str, argv: list[str]) -> int:
         parser.brief = frozenset()
     args, unknown = parser.parse_known_args(own)
     if unknown:
-        near = hint(unknown[0].partition("=")[0], parser.flags()) if unknown[0].startswith("-") else ""
+        flags = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+        near = "; ".join(dict.fromkeys(filter(None, (hint(flag, parser.flags()) for flag in flags))))
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{near and f'; {near}'}")
     try:
         Path.cwd()

@@ -26,6 +26,8 @@ def unsure(folder: Path | None, but: Collection[str] = ()) -> str | None:
         verdict = json.loads(path.read_text("utf-8")).get("verdict") or {}
         if verdict.get("state") in UNSURE - set(but):
             return f"{path.parent.name} is {verdict['state']}"
+        if any(each["code"] == "stolen-cpu" for each in verdict.get("warnings", ())):
+            return f"{path.parent.name} had CPU time stolen"
     return None
 
 

@@ -131,6 +131,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "next.room": "raise {flags} to about {n}, which the KV cache can hold.",
     "next.all": "raise {flags} to {n}, so that all requests run at once.",
     "next.raise": "raise {flags}.",
+    "next.lower": "lower --concurrency until the SLOs hold: `burstline limit` finds the highest that does.",
     "next.repeat": "Next: run each of them three times (--repeats 3) to see whether this is more than noise.",
     "next.more": "Next: to settle which of {names} is faster, run each {times}{per} ({n} runs).",
     # How the words of a comparison are meant.
@@ -206,17 +207,13 @@ LIMITS: Final[Mapping[str, str]] = {
     "limit.queue": "The server's queue",
     "limit.refused": "The server refused requests",
     "limit.lost": "Requests were lost",
-    "limit.client": "Unknown",
-    "limit.too-short": "Unknown",
-    "limit.unknown": "Unknown",
 }
-"""What limited a run, in two or three words."""
+"""What limited a run, in two or three words; "Unknown" of other codes."""
 
 NEXT: Final[Mapping[str, str]] = {
     "limit.overloaded": "lower the load, or try a faster device, a smaller data type or more devices.",
     "limit.load": "run `burstline limit`, which finds the highest load within your SLOs.",
     "limit.concurrency": "raise --concurrency.",
-    "limit.concurrency-unwatched": "raise --concurrency.",
     "limit.one-in-flight": "send more requests at once.",
     "limit.pauses": "raise --concurrency: the server had room for more users.",
     "limit.steps": "try a faster device, a smaller data type or more devices.",

@@ -164,7 +164,8 @@ def _time_of(slots: Sequence[Slot]) -> str:
     timed_s = [(spec.requests or 0) / (spec.rate or math.inf) for _, spec in loads]
     lasts_s = [a.budget_s if a else spec.duration_s or s for (a, spec), s in zip(loads, timed_s, strict=True)]
     rest = f"; {lasts_s.count(0)} last until all replies are there" if 0 in lasts_s else ""
-    return f"{counted(len(slots), 'run')}: {sum(lasts_s) / 60:.1f} min of load, and the starts{rest}"
+    known = f"{sum(lasts_s) / 60:.1f} min of load, and the" if any(lasts_s) else "the"
+    return f"{counted(len(slots), 'run')}: {known} starts{rest}"
 
 
 def _carry_out_all(

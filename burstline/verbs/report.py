@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             return _of_several(args, what, args.run / name)
     if args.short:
         if args.format != ["markdown"] or args.to:
-            raise WorkloadError("--short is printed, as Markdown: --format markdown --short, without --to")
+            raise WorkloadError("--short prints Markdown: expected --format markdown --short, without --to")
         comparison = alone(view_of(open_run(args.run)))
         print(markdown(in_short(comparison, comparison.views[0])), end="")
         return exit_codes.DONE

@@ -56,6 +56,11 @@ def test_the_page_for_those_who_come_from_other_tools_has_every_row():
     [
         (["run", "--num-prompts", "3"], "--num-prompts is --requests here"),
         (["run", "--request-rate=3"], "--request-rate is --rate here"),
+        (
+            ["run", "--target", "u", "--num-prompts", "3", "--concurency", "8"],
+            "--target is --url here; --num-prompts is --requests here; did you mean --concurrency?",
+        ),
+        (["run", "--backend", "vllm"], "it is not needed: the engine at --url is recognised"),
         (["run", "--ignore-eos"], "it is not needed: each reply gets exactly --output-tokens"),
         (["run", "--duration", "30"], "did you mean --duration-s?"),
         (["sweep"], "it is `burstline run --rate 1,2` here"),

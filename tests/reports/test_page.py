@@ -25,6 +25,7 @@ from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import first_screen, sections
 from burstline.reports.page.banner import instrument_error, run_banner
+from burstline.reports.page.bottleneck import next_by
 from burstline.reports.page.files import figure_files
 from burstline.reports.page.page import _json_in_html, coded
 from burstline.servers.host.telemetry import Row
@@ -309,6 +310,17 @@ def test_a_failed_run_says_so_before_its_numbers(lossy):
     told = answer_of(lossy, replace(lossy.summary, verdict=verdict))
     assert told.sentence.startswith("9 of 120 requests failed (")
     assert told.details[0].startswith("Served ")
+
+
+@pytest.mark.parametrize("code", ["limit.concurrency", "limit.concurrency-unwatched", "limit.pauses"])
+def test_where_a_latency_slo_is_missed_no_higher_load_is_advised(code, tmp_path, monkeypatch):
+    monkeypatch.setattr("burstline.reports.page.bottleneck.limited_by", lambda *_, **__: (code, {}))
+    view = view_of(finished_run(tmp_path, "vllm", 200, rate=20, targets=("ttft.p50<=1ms",)))
+    assert next_by(view) == (
+        "Next: lower --concurrency until the SLOs hold: `burstline limit` finds the highest that does."
+    )
+    view = replace(view, summary=replace(view.summary, targets=()))
+    assert next_by(view).startswith("Next: raise --concurrency")
 
 
 def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopeless, tmp_path):

@@ -38,15 +38,7 @@ SAMPLED: Final = 0.9
 """Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
-BY_LOAD: Final = (
-    "overloaded",
-    "load",
-    "concurrency",
-    "concurrency-unwatched",
-    "pauses",
-    "one-in-flight",
-    "too-short",
-)
+BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
 """The limits that another load would move: what a search has done already."""
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
@@ -286,11 +278,13 @@ def _next_of(case: Case) -> str:
 def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
     code = limited_by(view.summary, view.manifest)[0]
-    step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
+    step, flag = NEXT.get(code.removesuffix("-unwatched"), ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         slo, seen = found
         title, most = METRICS[slo.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
         step = say("next.looser", slo=slo_words(slo), metric=title, least=seen["min"], most=most)
+    elif step.startswith("raise --concurrency") and any(slo.op == "<=" for slo in _missed(view.summary)):
+        step = say("next.lower")
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])
     return say_next(step)
@@ -322,8 +316,7 @@ def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
     summary = view.summary
     if limited_by(summary, view.manifest)[0] not in ("limit.load", "limit.one-in-flight"):
         return None
-    missed = (parse_slo(each.target) for each in summary.targets if each.result == Result.FAIL)
-    for slo in missed:
+    for slo in _missed(summary):
         ends = {end: summary.figure("metrics", slo.metric, end) for end in ("min", "max")}
         least = finite(ends["min"])
         if slo.statistic is not None and slo.op == "<=" and least is not None and least > slo.bound:
@@ -332,10 +325,14 @@ def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
     return None
 
 
+def _missed(summary: Summary) -> list[Slo]:
+    return [parse_slo(each.target) for each in summary.targets if each.result == Result.FAIL]
+
+
 def limit_at(load: str, view: View) -> tuple[str, str]:
     """What limited a run at a load of a search; and what to try, "" if not known: no other load."""
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
-    code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.")
+    code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.").removesuffix("-unwatched")
     is_load = code in BY_LOAD and hopeless(view) is None
     then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
     return f"At {load}: {uncapitalised(limit)}", then

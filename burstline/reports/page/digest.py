@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Summary
+from burstline.measure.stats.figure import known
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, Table, table
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
@@ -72,8 +73,7 @@ def in_short(comparison: Comparison, view: View) -> list[Block]:
     rows = [row.cells for row in numbers.rows if row.cells[0].text.split()[0] in SHORT]
     cells = [[replace(row[k], note=None) for k in kept] for row in rows]
     numbers = table("", [numbers.columns[k].title for k in kept], cells, text=(0, 1))
-    ours = [f"Burstline {view.manifest.version}"] if view.manifest.version else []
-    facts = Note(" · ".join((*ours, *comparison.facts)))
+    facts = Note(" · ".join((f"Burstline {view.manifest.version or '?'}", *comparison.facts)))
     said = replace(answer(comparison), details=())
     return [whole[0], said, verdict_line(view.summary), numbers, facts, *whole[-1:]]
 
@@ -85,7 +85,9 @@ def verdict_line(summary: Summary) -> Banner:
 def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
-    return Note(f"Of {counted(planned, 'request')}: {in_words(counts)}")
+    n = known(summary.window.n_warm_up)  # until the load is as full as it gets: no latency counts it
+    left_out = f"; no latency counts the first {n:,.0f}, due while the load filled up" if n else ""
+    return Note(f"Of {counted(planned, 'request')}: {in_words(counts)}{left_out}")
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:

@@ -92,8 +92,10 @@ def _of_intervals(notes: set[str]) -> str:
         return "One burst gives no confidence interval; three runs do (--repeats 3)."
     if none := next((note for note in notes if note.startswith("1 run: ")), ""):
         return f"{none.replace('1 run: ', 'No confidence intervals: ')}."
-    narrow = any(NARROW in note for note in notes)
-    return f"{NARROW[0].upper()}{NARROW[1:]}; run longer." if narrow else ""
+    if any(NARROW in note for note in notes):
+        return f"{NARROW[0].upper()}{NARROW[1:]}; run longer."
+    is_open = any("no upper bound" in note for note in notes)
+    return "An interval to ∞ has too few values that are independent; run longer." if is_open else ""
 
 
 def headline_latencies(view: View, caption: str) -> list[Table]:
