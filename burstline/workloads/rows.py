@@ -192,8 +192,8 @@ def _csv(path: Path, what: str) -> Rows:
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row
-        except ArrowException as error:
-            raise WorkloadError(f"{what} {path} row {number + 1}: {str(error).splitlines()[0]}") from None
+        except ArrowException as error:  # it names its row; `number` is the last of the block before
+            raise WorkloadError(f"{what} {path}: {error}".splitlines()[0].replace("Row #", "row ")) from None
 
 
 def _parquet(path: Path, what: str) -> Rows:
