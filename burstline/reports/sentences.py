@@ -193,12 +193,9 @@ SENTENCES: Final[Mapping[str, str]] = {
 
 LIMITS: Final[Mapping[str, str]] = {
     "limit.overloaded": "The server: its queue grew",
-    "limit.load": "Only the load",
-    "limit.gaps": "Only the load",
-    "limit.one-in-flight": "Only the load",
+    **dict.fromkeys(("limit.load", "limit.gaps", "limit.one-in-flight"), "Only the load"),
     "limit.pauses": "The users' pauses",
-    "limit.concurrency": "The concurrency",
-    "limit.concurrency-unwatched": "The concurrency",
+    **dict.fromkeys(("limit.concurrency", "limit.concurrency-unwatched"), "The concurrency"),
     "limit.steps": "Running the model",
     "limit.batch": "The batch limit",
     "limit.own-batch": "The batch size",
@@ -207,13 +204,14 @@ LIMITS: Final[Mapping[str, str]] = {
     "limit.queue": "The server's queue",
     "limit.refused": "The server refused requests",
     "limit.lost": "Requests were lost",
+    **dict.fromkeys(("limit.client", "limit.too-short", "limit.unknown"), "Unknown"),
 }
-"""What limited a run, in two or three words; "Unknown" of other codes."""
+"""What limited a run, in two or three words."""
 
 NEXT: Final[Mapping[str, str]] = {
     "limit.overloaded": "lower the load, or try a faster device, a smaller data type or more devices.",
     "limit.load": "run `burstline limit`, which finds the highest load within your SLOs.",
-    "limit.concurrency": "raise --concurrency.",
+    **dict.fromkeys(("limit.concurrency", "limit.concurrency-unwatched"), "raise --concurrency."),
     "limit.one-in-flight": "send more requests at once.",
     "limit.pauses": "raise --concurrency: the server had room for more users.",
     "limit.steps": "try a faster device, a smaller data type or more devices.",

@@ -63,8 +63,9 @@ URL_LOGIN: Final = re.compile(
     r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})(?=@)"
 )
 _FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, URL_LOGIN)
-_HINTS: Final = re.findall(
-    r"\S+", "key secret pass pwd auth credential cookie sig jwt bearer _pat -pat webhook token basic ://"
+_HINTS: Final = (
+    *("key", "secret", "pass", "pwd", "auth", "credential", "cookie", "sig", "jwt", "bearer", "_pat", "-pat"),
+    *("webhook", "token", "basic", "://"),
 )
 """Each form has one of them, in lower case: they are found a hundred times as fast."""
 

@@ -111,15 +111,19 @@ def test_a_driver_that_stands_still_in_the_load_is_lost_and_what_it_captured_sta
     assert failures == {k: "reset" if k == 3 else "driver_lost" for k in range(7)}
 
 
-def test_a_driver_that_was_still_before_a_stop_has_the_whole_limit_after_it(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
+@contextmanager
+def control_in(folder: Path) -> Iterator[fire._DriverControl]:
+    """Of one driver, which ends at once."""
+    job = job_in(folder)
     with (
         Counters.create(job.counters, 1) as counters,
         a_driver(lambda conn: None)([job], counters) as drivers,
     ):
-        control = fire._DriverControl(
-            drivers, counters, [job], lambda now: None, 0.0, print, lambda now: False
-        )
+        yield fire._DriverControl(drivers, counters, [job], lambda now: None, 0.0, print, lambda now: False)
+
+
+def test_a_driver_that_was_still_before_a_stop_has_the_whole_limit_after_it(tmp_path: Path) -> None:
+    with control_in(tmp_path) as control:
         control._beats = {0: (0, time.monotonic() - 9.0)}
         control._stop()
         control._check_limits()
@@ -130,14 +134,7 @@ def test_a_driver_that_was_still_before_a_stop_has_the_whole_limit_after_it(tmp_
 
 
 def test_a_driver_is_lost_when_it_was_last_heard_not_when_that_is_noticed(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    with (
-        Counters.create(job.counters, 1) as counters,
-        a_driver(lambda conn: None)([job], counters) as drivers,
-    ):
-        control = fire._DriverControl(
-            drivers, counters, [job], lambda now: None, 0.0, lambda why: None, lambda now: False
-        )
+    with control_in(tmp_path) as control:
         control._t0_ns = 10_000_000_000
         control._beats = {0: (5, 16.5)}
         control._lose(0, "gone")

@@ -47,6 +47,7 @@ which say little about how often crowds come."""
 
 SHORT: Final = 1000
 """At 80% load the intervals of 260 requests cover 72 to 91%: such a run has not seen how long waits get."""
+OPEN: Final = "no upper bound"
 NARROW: Final = f"in a queue, the intervals of fewer than {SHORT:,} requests are often too narrow"
 CROWD: Final = 0.1
 """In simulated queues this share of the requests, and any less, come in crowds alike."""
@@ -96,9 +97,7 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
         return replace(mean, low=mean.point - half, high=mean.point + half)
     share = half / mean.point
     if share >= 1:
-        return replace(
-            mean, low=mean.point / (1 + share), high=None, note=f"{note}, so there is no upper bound"
-        )
+        return replace(mean, low=mean.point / (1 + share), high=None, note=f"{note}, so there is {OPEN}")
     return replace(mean, low=mean.point / (1 + share), high=mean.point / (1 - share))
 
 
@@ -127,7 +126,7 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
     else:
         high = math.inf
     if math.isinf(high):
-        note = f"{note}, so {label(p)} has no upper bound"
+        note = f"{note}, so {label(p)} has {OPEN}"
     if math.isinf(high) and math.isfinite(ranked.value[-1]):
         times = next((k for k in range(2, 1000) if _scarcer(p, k * n_effective) <= SCARCEST), 1000)
         note = f"{note}; run {times} times as long"

@@ -278,12 +278,14 @@ def _next_of(case: Case) -> str:
 def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
     code = limited_by(view.summary, view.manifest)[0]
-    step, flag = NEXT.get(code.removesuffix("-unwatched"), ""), _flag(code, view.manifest)
+    step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         slo, seen = found
         title, most = METRICS[slo.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
         step = say("next.looser", slo=slo_words(slo), metric=title, least=seen["min"], most=most)
-    elif step.startswith("raise --concurrency") and any(slo.op == "<=" for slo in _missed(view.summary)):
+    elif code.startswith(("limit.concurrency", "limit.pauses")) and any(
+        slo.op == "<=" for slo in _missed(view.summary)
+    ):
         step = say("next.lower")
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])

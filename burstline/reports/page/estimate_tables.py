@@ -14,7 +14,7 @@ from burstline.measure.record.summary import NamedFigure, Section, Summary
 from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate, Figure
-from burstline.measure.stats.serial_correlation import NARROW
+from burstline.measure.stats.serial_correlation import NARROW, OPEN
 from burstline.reports.blocks import LATENCIES, Block, Cell, Note, Row, Table, table
 from burstline.reports.model.comparison import QUANTILES, View
 from burstline.reports.number_format import (
@@ -94,7 +94,7 @@ def _of_intervals(notes: set[str]) -> str:
         return f"{none.replace('1 run: ', 'No confidence intervals: ')}."
     if any(NARROW in note for note in notes):
         return f"{NARROW[0].upper()}{NARROW[1:]}; run longer."
-    is_open = any("no upper bound" in note for note in notes)
+    is_open = any(OPEN in note for note in notes)
     return "An interval to ∞ has too few values that are independent; run longer." if is_open else ""
 
 

@@ -107,7 +107,7 @@ def _limit(view: View) -> Tile:
         text = f"{rest[:1].upper()}{rest[1:]}"
     lacking = view.summary.roofline
     why = f"No roofline: {CLAUSE.split(lacking.absent)[0]}." if isinstance(lacking, NotReconciled) else ""
-    return Tile("What limits it?", LIMITS.get(code, "Unknown" if code else ""), f"{text} {why}".rstrip())
+    return Tile("What limits it?", LIMITS.get(code, ""), f"{text} {why}".rstrip())
 
 
 def _next(view: View) -> Tile:

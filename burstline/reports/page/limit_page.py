@@ -148,7 +148,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
             budget_s = math.ceil((result.budget_s + result.more_s) / 10) * 10
             more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
             then = say("highest.more", budget=budget_s, **more)
-    return _Words(sentence, basis, LIMITS.get(code, "Unknown" if code else ""), limit, then)
+    return _Words(sentence, basis, LIMITS.get(code, ""), limit, then)
 
 
 def why_open(found: Found, runs: Sequence[Run]) -> str:
