@@ -23,8 +23,6 @@ from burstline.workloads.request import WorkloadError
 
 N_BETWEEN_COLLECTIONS = 20_000
 """New objects from one collection of the youngest to the next; Python's own 700 suit programs that last."""
-
-
 PRINTED = ("certify", "compare", "engines", "verify", "report", "bound", "study")
 """The commands whose result is what they print; those of the others are in files."""
 WITH_RESULT = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
