@@ -20,7 +20,7 @@ from typing import Final
 import psutil
 
 from burstline.console.stdout import json_text
-from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.loadgen.wire.os_limits import ensure_sockets
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.typed_json import from_json, to_json
 from burstline.measure.record.verdict import Use, withheld
@@ -85,7 +85,7 @@ def certified(
     longest_s = 2.0 + max(setup.scripts[0].gaps_s) * plan.longest_output_tok
     n_waves = len(plan.requests) / load.n_connections * (4 if setup.slots else 1)
     limit_s = (START_S if client else OUR_START_S) + 2 * n_waves * longest_s + max(due_s or (0.0,))
-    ensure_fd_limit(load.n_at_once)
+    ensure_sockets(load.n_at_once)
     cores = allowed_cores()
     with truth_server(setup) as truth:
         if truth.pid:

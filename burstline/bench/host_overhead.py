@@ -23,7 +23,7 @@ from burstline.bench.fire import fire
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
 from burstline.errors import RooflineError
-from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.loadgen.wire.os_limits import ensure_sockets
 from burstline.machine.roofline import seen_in, setup_of, step_of, timed_ops
 from burstline.measure.record.columns import Floats
 from burstline.measure.record.rundir import Run
@@ -78,7 +78,7 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     model.mkdir()
     config = {**config, "max_position_embeddings": N_CONTEXT_TOK}
     (model / "config.json").write_bytes(orjson.dumps(config))
-    ensure_fd_limit(load.n_at_once)
+    ensure_sockets(load.n_at_once)
     where = ServerOptions(engine=ENGINE, model=str(model), engine_args=("--threads", str(threads)))
     vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
     plan = load.plan(Server(vocabulary))

@@ -36,7 +36,7 @@ from burstline.console import exit_codes
 from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.driver.job import local_drivers, n_drivers
-from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
+from burstline.loadgen.wire.os_limits import ensure_ports, ensure_sockets
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
 from burstline.measure.record.run_writer import FORECAST, RunDir
@@ -193,7 +193,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
         check_audit(settings.where)
     if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
         raise WorkloadError(f"--gpus {named}: {known[1]}; expected GPUs of this machine by index or UUID")
-    ensure_fd_limit(load.n_connections)
+    ensure_sockets(load.n_connections)
     if settings.ray is None:  # the workers of a cluster have ports of their own
         urls = settings.where.urls
         for port in {Destination.of(url).port for url in urls} or {0}:

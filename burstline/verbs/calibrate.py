@@ -10,6 +10,7 @@ from burstline.bench.host_overhead import host_of
 from burstline.console import exit_codes
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
+from burstline.loadgen.wire.os_limits import ensure_sockets
 from burstline.machine.hardware import cache_folder, cached_file, config_at, path_of, read_kept
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         lines = map(_line, sorted(cache_folder().glob("device-*.toml")))
         print("\n".join(lines) or f"No calibration is kept in {cache_folder()}")
         return exit_codes.DONE
+    ensure_sockets(0)  # a machine that cannot send to itself cannot be measured
     config, on_cpu = config_at(args.model), args.device == "cpu"
     kept = path_of(args.threads, config, quick=args.quick) if on_cpu else None
     out = args.out or kept or cached_file(args.model, args.device, args.threads, quick=args.quick)

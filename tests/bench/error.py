@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from burstline.bench.fire import fire
 from burstline.loadgen.capture.capture import Capture, Reads, read_captures
 from burstline.loadgen.driver.job import Job
-from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.loadgen.wire.os_limits import ensure_sockets
 from burstline.measure.record.decode import decoded_batches
 from burstline.measure.record.tables import record_table
 from burstline.measure.record.verdict import tolerance_s
@@ -82,7 +82,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.streams < early_stopping_floor(0.99):
         parser.error(f"a p99 needs {early_stopping_floor(0.99)} streams")
-    ensure_fd_limit(args.streams)
+    ensure_sockets(args.streams)
     rows = [
         row
         for rate_per_s in RATES_PER_S

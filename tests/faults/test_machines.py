@@ -147,6 +147,32 @@ def test_local_ports_are_enough_or_the_run_is_refused(n: int, expected: int, tmp
     assert outcomes(tmp_path) == Counter(ok=n)
 
 
+@namespaces
+@pytest.mark.parametrize("where", [("--engine", "truth"), ("--url", "http://10.77.0.2:18500")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("without", "told"),
+    [
+        ("unshare -n", "127.0.0.1 cannot be reached (Network is unreachable); expected a loopback device"),
+        (
+            "unshare -m sh -ec 'mount -t tmpfs none /proc; \"$@\"' sh",
+            "/proc is empty; expected the kernel's list",
+        ),
+    ],
+    ids=["loopback", "processes"],
+)
+def test_what_every_load_needs_is_missed_before_it(
+    without: str, told: str, where: tuple[str, str], tmp_path: Path
+) -> None:
+    began_s = time.monotonic()
+    code, said = burstline(
+        tmp_path, f'[ -n "$INSIDE" ] || INSIDE=1 exec {without} "$0" -ec \'exec "$@"\' sh "$@"', *where, *LOAD
+    )
+    noted(f"a machine without {without}", "exit 2, one line", f"exit {code}", time.monotonic() - began_s)
+    assert (code, len(said.splitlines())) == (2, 1), said
+    assert told in said
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def other_machine() -> Iterator[tuple[str, str]]:
     """A namespace behind a link, with a healthy server at 10.77.0.2:18500; ours has the link's other end."""

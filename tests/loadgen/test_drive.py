@@ -27,7 +27,7 @@ from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.driver import drive
 from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
 from burstline.loadgen.wire.exchange import Exchange
-from burstline.loadgen.wire.os_limits import ensure_fd_limit, ensure_ports
+from burstline.loadgen.wire.os_limits import ensure_ports, ensure_sockets
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.host.child import Failed
 from burstline.servers.messages import Target
@@ -376,9 +376,9 @@ def test_each_slot_of_a_closed_loop_gets_as_many_requests_as_any_other(tmp_path:
 def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))\n"
-        "from burstline.loadgen.wire.os_limits import ensure_fd_limit\n"
-        "ensure_fd_limit(150); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
-        "ensure_fd_limit(1000)"
+        "from burstline.loadgen.wire.os_limits import ensure_sockets\n"
+        "ensure_sockets(150); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "ensure_sockets(1000)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stdout == "256\n"
@@ -428,7 +428,7 @@ def test_local_ports_are_counted_before_the_load(
 
 
 def test_enough_file_descriptors_are_no_matter() -> None:
-    ensure_fd_limit(1)
+    ensure_sockets(1)
 
 
 def test_a_driver_imports_nothing_heavy() -> None:

@@ -39,7 +39,7 @@ from burstline.loadgen.driver.conversations import NO_IDS, PREDECESSOR, Conversa
 from burstline.loadgen.driver.job import Counters, Done, End, Go, Job, Ready, Stop
 from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
 from burstline.loadgen.wire.exchange import Exchange
-from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
+from burstline.loadgen.wire.os_limits import Usage, ensure_sockets, peak_rss_bytes, quiet
 from burstline.loadgen.wire.wire import Wire
 from burstline.servers.destination import Destination
 from burstline.servers.host.child import Failed
@@ -98,7 +98,7 @@ class _Drive:
 
     def run(self) -> DriveReport:
         job = self._job
-        ensure_fd_limit(_n_connections(job))
+        ensure_sockets(_n_connections(job))
         with Counters(job.counters) as counters, _signal_pipe() as (self._news, self._tell):
             self._cells = counters.row(job.worker)
             wire = self._wire = Wire(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,8 +19,20 @@ _SWITCH_INTERVAL_S = 50e-6
 _N_OWN_FDS, _N_OWN_PORTS = 64, 16
 
 
-def ensure_fd_limit(n_connections: int) -> None:
-    """Let so many sockets be open at once; WorkloadError where the hard limit is too low."""
+def ensure_sockets(n_connections: int) -> None:
+    """Let so many sockets be open at once; WorkloadError where the hard limit is too low.
+
+    It is raised, too, where this machine lacks what every load needs: its list of processes, its own address.
+    """
+    if sys.platform == "linux" and not Path("/proc/self/stat").exists():
+        mount = "mount -t proc proc /proc"
+        raise WorkloadError(f"/proc is empty; expected the kernel's list of processes: {mount}")
+    try:
+        with socket.socket(type=socket.SOCK_DGRAM) as probe:
+            probe.connect(("127.0.0.1", 9))
+    except OSError as error:
+        up = "a loopback device that is up: ip link set lo up"
+        raise WorkloadError(f"127.0.0.1 cannot be reached ({error.strerror}); expected {up}") from None
     need = n_connections + _N_OWN_FDS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
