@@ -8,8 +8,14 @@
     agent -> Ready, Done       the driver's own; its whole spool has gone before
     agent -> Failed            what the driver failed of, or how it ended
 
-A dead man's switch: an agent whose home is silent for SILENCE_S stops the load. Its spool stays until the
-next agent on the node finds it.
+A dead man's switch: an agent whose home is silent for SILENCE_S, or ends the connection during the load,
+stops the load, dials once more, and hands over what home lacks:
+
+    agent -> WorkerFacts       as before
+    agent <- how many bytes of the spool home has
+    agent -> Tail              the rest
+
+Where home cannot be reached, the spool stays until the next agent on the node finds it.
 """
 
 from __future__ import annotations
@@ -24,7 +30,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, wait
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -45,6 +54,8 @@ TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
 REACH_S: Final = 5.0
 """How long a node may take to connect, to home or to the server."""
+RETURN_S: Final = 60.0
+"""How long one that was cut off dials; a home that is gone refuses at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +82,20 @@ def main() -> None:
         os._exit(0)
     os.setsid()
     facts = WorkerFacts(socket.gethostname(), secrets.token_bytes(16))
-    home = _dialled(host, port, key, facts)
-    line = _dialled(host, port, key, replace(facts, is_clock=True))
+    dialled = partial(_dialled, host, port, key)
+    home, line = dialled(facts), dialled(replace(facts, is_clock=True))
     clock = ClockAnswers(socket.socket(fileno=os.dup(line.fileno())))
-    with contextlib.suppress(EOFError, OSError), _Agent(home, clock, has_canary) as agent:
+    with (
+        contextlib.suppress(EOFError, OSError),
+        _Agent(home, clock, has_canary, partial(dialled, facts)) as agent,
+    ):
         agent.serve()
 
 
 def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection:
     peer = socket.create_connection((host, port), timeout=REACH_S)
     peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a home without power never says goodbye
     send_at_once(peer)
     home = Connection(peer.detach())
     answer_challenge(home, key)
@@ -91,8 +106,10 @@ def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection
 class _Agent(contextlib.AbstractContextManager["_Agent"]):
     """One driver and what home asks of it. Leaving it ends the driver and removes its folder."""
 
-    def __init__(self, home: Connection, clock: ClockAnswers, has_canary: bool) -> None:
-        self._home, self._clock, self._has_canary = home, clock, has_canary
+    def __init__(
+        self, home: Connection, clock: ClockAnswers, has_canary: bool, dial: Callable[[], Connection]
+    ) -> None:
+        self._home, self._clock, self._has_canary, self._dial = home, clock, has_canary, dial
         self._open = contextlib.ExitStack()
         self._folder = own_folder("burstline-worker-")
         self._driver: Driver | None = None
@@ -101,6 +118,8 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
         self._cpu: HostCpu | None = None
         self._begun_s = 0.0
         self._left_alone = False
+        self._leaving = threading.Lock()
+        """Of the two threads that may find home gone, one leaves."""
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
@@ -108,7 +127,14 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def serve(self) -> None:
-        """Until home ends the connection."""
+        """Until home ends the connection; where it ends during the load, the load ends too."""
+        try:
+            self._relay()
+        except (EOFError, OSError):
+            if self._driver is not None and self._begun_s:
+                self._leave(self._driver)
+
+    def _relay(self) -> None:
         while True:
             listening = [self._home]
             if self._driver is not None and self._last is None:
@@ -192,16 +218,43 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
         return piece
 
     def _mind_home(self, driver: Driver) -> None:
-        """Stop the load once home has been silent for too long, and end; "go" was its last word."""
+        """Leave once home has been silent for too long; "go" was its last word."""
         begun_s = time.monotonic()
         while min(self._clock.silent_s(), time.monotonic() - begun_s) < SILENCE_S:
             time.sleep(TAIL_S)
-        self._left_alone = True
-        driver.send(Stop())
-        end = time.monotonic() + STOP_S
-        while time.monotonic() < end and not self._spool_path.exists():  # it has its name when it is whole
-            time.sleep(TAIL_S)
-        os._exit(1)  # the other thread may wait for home for ever
+        try:
+            self._leave(driver)
+        finally:
+            os._exit(1)  # the other thread may wait for home for ever
+
+    def _leave(self, driver: Driver) -> None:
+        """Stop the load, and hand over what it has brought where home lets us in again."""
+        with self._leaving:
+            self._left_alone = True
+            driver.send(Stop())
+            if (home := self._dialled_again()) is None:
+                return
+            end_s = time.monotonic() + STOP_S
+            while (
+                time.monotonic() < end_s and not self._spool_path.exists()
+            ):  # it has its name when it is whole
+                time.sleep(TAIL_S)
+            with home, next(self._spool_path.parent.glob("driver-*")).open("rb") as spool:
+                spool.seek(home.recv())
+                while piece := spool.read(PIECE_BYTES):
+                    home.send(Tail(tuple(self._cells), piece))
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _dialled_again(self) -> Connection | None:
+        end_s = time.monotonic() + RETURN_S
+        while time.monotonic() < end_s:
+            try:
+                return self._dial()
+            except (ConnectionRefusedError, EOFError, AuthenticationError):
+                return None  # the way is free, and nobody waits for us
+            except OSError:
+                time.sleep(TAIL_S)
+        return None
 
 
 def _refusal(url: str) -> str | None:

@@ -37,6 +37,8 @@ from burstline.servers.redact import known_secrets, redacted
 HOME_S: Final = 60.0
 """How long placed agents may take to dial home: on a busy cluster they wait for a CPU."""
 ANSWER_S: Final = 10.0
+RETURN_S: Final = 10.0
+"""So long after it was lost, a node may come back with what its driver had captured."""
 PER_DRAIN: Final = 256
 
 
@@ -45,12 +47,13 @@ class RemoteDriver:
     """One worker as `fire` sees it. `lost` says why it is gone, None while it lives."""
 
     name: str
-    host: str
+    facts: WorkerFacts
     connection: Connection
     clock: ClockClient
     before: Offset
     during: list[Offset] = field(default_factory=list)
     lost: str | None = None
+    lost_s: float = 0.0
     mapped: ClockMap | None = None
     pid: None = None
     _job: Job | None = None
@@ -78,7 +81,7 @@ class RemoteDriver:
             except ClockError:
                 if time.monotonic() - heard_s > SILENCE_S:
                     gone = f"did not answer for {SILENCE_S:g} s: the node, or the network to it, is gone"
-                    self.lost = f"{self.name} {gone}"
+                    self.lost, self.lost_s = f"{self.name} {gone}", time.monotonic()
                     # `fire` sees the connection end.
                     with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as peer:
                         peer.shutdown(socket.SHUT_RDWR)
@@ -100,18 +103,31 @@ class RemoteDriver:
         except (EOFError, OSError):
             raise ChildLostError(self.lost or f"{self.name} is lost: its connection ended") from None
         match message:
-            case Tail(counters, captures) if self._row is not None and self._arriving is not None:
-                self._row[:] = memoryview(struct.pack(f"<{len(counters)}q", *counters)).cast("q")
-                self._arriving.write(captures)
+            case Tail():
+                self._take(message)
             case Done(report):
                 self.mapped = self._map()
                 t0_ns = self._go[0] if self._go else None
-                return Done(replace(report, t0_ns=t0_ns, host=self.host, clock=self.mapped))
+                return Done(replace(report, t0_ns=t0_ns, host=self.facts.host, clock=self.mapped))
             case Failed(error):
                 if isinstance(error, ChildLostError):
                     error = ChildLostError(f"{self.name} is lost: {error}")
                 raise error
         return message
+
+    def _take(self, tail: Tail) -> None:
+        assert self._row is not None
+        assert self._arriving is not None
+        self._row[:] = memoryview(struct.pack(f"<{len(tail.counters)}q", *tail.counters)).cast("q")
+        self._arriving.write(tail.captures)
+
+    def take_back(self, home: Connection) -> None:
+        """What the node had captured when it lost us; it begins where our copy ends."""
+        assert self._arriving is not None
+        with suppress(EOFError, OSError):
+            home.send(self._arriving.tell())
+            while True:
+                self._take(home.recv())
 
     def _map(self) -> ClockMap | None:
         """How the node's clock was mapped to ours; None where the load never began."""
@@ -133,6 +149,8 @@ class RemoteDriver:
         folder = _folder_of(self._job)
         spool = CaptureWriter(self._job.captures, self._job.worker)
         for k, capture in enumerate(read_captures(folder)):
+            if self.lost and capture.failure in ("cancelled", "not_sent"):
+                continue  # the node stopped itself: not by the user, and not by the server
             spool.put(partial(capture.in_clock, shift, factor))
             if k % PER_DRAIN == 0:
                 spool.drain()  # what waits to be written is held in memory
@@ -147,8 +165,8 @@ def _folder_of(job: Job) -> Path:
 class Fleet:
     """The workers of one run, until its load ends."""
 
-    def __init__(self, drivers: list[RemoteDriver]) -> None:
-        self.drivers = drivers
+    def __init__(self, drivers: list[RemoteDriver], door: socket.socket, key: bytes) -> None:
+        self.drivers, self._door, self._key = drivers, door, key
 
     def check_reach(self, url: str) -> None:
         """EngineError where a node cannot connect to the server."""
@@ -172,10 +190,24 @@ class Fleet:
             for driver in self.drivers:
                 driver.ended.set()
                 driver.connection.close()
-            for driver in self.drivers:
-                driver.keep()
-            for row in rows:
-                row.release()
+            try:
+                self._take_back()
+            finally:
+                for driver in self.drivers:
+                    driver.keep()
+                for row in rows:
+                    row.release()
+
+    def _take_back(self) -> None:
+        """Let each node that fell silent come back, RETURN_S after it was lost at the latest."""
+        lost = {driver.facts.token: driver for driver in self.drivers if driver.lost}
+        while lost:
+            found = _at_door(self._door, self._key, max(driver.lost_s for driver in lost.values()) + RETURN_S)
+            if found is None:
+                return
+            with found[0] as home, suppress(EngineError):
+                if driver := lost.pop(_answer(home, found[1]).token, None):
+                    driver.take_back(home)
 
 
 @contextmanager
@@ -203,27 +235,38 @@ def fleet_of(options: RayOptions, most: int, log: Path) -> Iterator[Fleet]:
             clock = ClockClient(socket.socket(fileno=os.dup(line.fileno())))
             kept.callback(clock.close)
             try:
-                drivers.append(RemoteDriver(name, facts.host, home, clock, clock.offset()))
+                drivers.append(RemoteDriver(name, facts, home, clock, clock.offset()))
             except ClockError as error:
                 raise EngineError(f"{name}: its clock cannot be read: {error}") from None
         try:
-            yield Fleet(drivers)
+            yield Fleet(drivers, door, key)
         finally:
             if words := child.last_words():
                 log.write_text(redacted(words), "utf-8")
 
 
 def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) -> tuple[Connection, str]:
-    """The next connection of an agent, and its address. Connections without the key are refused."""
-    end = time.monotonic() + HOME_S
-    door.settimeout(0.2)
-    while time.monotonic() < end:
+    """The next connection of an agent, and its address."""
+    end_s = time.monotonic() + HOME_S
+    while time.monotonic() < end_s:
         if child.connection.poll(0):
             child.receive()  # raises why an agent could not start
+        if found := _at_door(door, key, time.monotonic() + 0.2):
+            return found
+    raise EngineError(
+        f"{n_missing} workers did not start within {HOME_S:g} s: the cluster is busy, or its nodes cannot "
+        "connect to this machine; `ray status` says what is in use"
+    )
+
+
+def _at_door(door: socket.socket, key: bytes, end_s: float) -> tuple[Connection, str] | None:
+    """Who connects until then, and its address; who has not the key is refused."""
+    while (left_s := end_s - time.monotonic()) > 0:
+        door.settimeout(left_s)
         try:
             peer, (host, *_) = door.accept()
         except TimeoutError:
-            continue
+            return None
         # A peer that goes silent in the middle of a message must not hold us.
         limit_waits(peer, SILENCE_S, SILENCE_S)
         send_at_once(peer)
@@ -234,10 +277,7 @@ def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) ->
             connection.close()
         else:
             return connection, host
-    raise EngineError(
-        f"{n_missing} workers did not start within {HOME_S:g} s: the cluster is busy, or its nodes cannot "
-        "connect to this machine; `ray status` says what is in use"
-    )
+    return None
 
 
 def _answer(connection: Connection, who: str) -> Any:

@@ -258,6 +258,32 @@ def test_a_node_that_no_longer_reaches_home_stops_its_load(cluster, tmp_path):
 
 
 @pytest.mark.measures
+def test_a_node_that_comes_back_hands_over_what_it_had_captured(cluster, tmp_path):
+    """The way back is away for 5 s; meanwhile the node's load reaches the server, until it stops itself."""
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20, host=1)
+    argv = long_run(cluster, truth.url, tmp_path / "runs")
+    route = f"route {{}} blackhole {cluster.address(cluster.hosts[0])}/32"
+
+    def cut(_: object) -> None:
+        sh(f"ip -n {cluster.hosts[2]} {route.format('add')}")
+        time.sleep(5)
+        sh(f"ip -n {cluster.hosts[2]} {route.format('del')}")
+
+    code, took_s, printed = interrupted(cluster, argv, 2.0, cut)
+    n_served = len(truth.log()) - 1
+    outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
+    print(f"\nway home away for 5 s: exit {code}, {took_s:.1f} s, {dict(outcomes)}, {n_served} served")
+    assert sum(outcomes.values()) == 240
+    assert set(outcomes) == {"ok", "driver_lost"}
+    # What was in flight when it stopped itself: 0.84 s of 10 or 20 a second.
+    assert n_served - 20 <= outcomes["ok"] <= n_served
+    assert code == 4, printed
+    assert "did not answer for 3 s" in printed
+    assert not pids(cluster, "burstline.cluster.agent")
+    assert not pids(cluster, "burstline.loadgen.driver.drive")
+
+
+@pytest.mark.measures
 def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
     argv = long_run(cluster, truth.url, tmp_path / "runs")
