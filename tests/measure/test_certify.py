@@ -10,8 +10,8 @@ import pytest
 from burstline.measure.record.typed_json import from_json, to_json
 from burstline.measure.verdict.certificate import Certificate, Measured, Printed, Reading, certificate
 from burstline.reports.formats.text import text
+from burstline.reports.page.certificate_blocks import blocks
 from burstline.servers.truth.serve import Served
-from burstline.verbs.certify import blocks
 
 MS = 1_000_000
 T0_NS = 7_000_000_000
