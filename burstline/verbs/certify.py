@@ -76,5 +76,10 @@ def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> in
     if out is not None:
         (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
         (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
+        from burstline.reports.page.certificate_page import certificate_page  # it draws
+
+        (out / "report.html").write_text(certificate_page(found), "utf-8")
     print(json_text(to_json(found)) if args.json else text(blocks(found, out)))
+    if out is not None and not args.json:
+        print(f"Report: {out / 'report.html'}")
     return exit_codes.INCONCLUSIVE if found.findings else exit_codes.DONE

@@ -2,10 +2,10 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -20,8 +20,11 @@ from burstline.machine.hints import Hints, Stated
 from burstline.measure.record.run_writer import RunDir, json_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import keep_pandas_out
+from burstline.measure.record.typed_json import from_json
+from burstline.measure.verdict.certificate import Certificate
 from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.certificate_page import certificate_page
 from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import FILES
 from burstline.reports.page.limit_page import RESULT, LimitResult, limit_page
@@ -31,17 +34,18 @@ from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = tuple(FILES)
-OF_SEVERAL: Final[Mapping[str, tuple[str, type[LimitResult | GateInputs]]]] = {
-    RESULT: ("search", LimitResult), "gate.json": ("gate", GateInputs)
-}  # fmt: skip
-"""By the file of a folder over several runs: what it is of, and what it holds."""
 OF_PAGE: Final = ("profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode")
 """What only a report's page, and what it is made from, goes by."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a folder that `burstline run`, `limit` or `gate` wrote")
+    add(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="a folder that `burstline run`, `limit`, `gate` or `certify` wrote",
+    )
     add(
         "--format",
         action="append",
@@ -76,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
             f"of these runs: for repeats they are beside it, in {args.run.parent}"
         )
-    for name, (what, _) in OF_SEVERAL.items():
+    for name, (what, page) in OTHER_PAGES.items():
         if (args.run / name).is_file():
-            return _of_several(args, what, args.run / name)
+            return _other_page(args, what, args.run / name, page)
     if args.short:
         if args.format != ["markdown"] or args.to:
             raise WorkloadError("--short prints Markdown: expected --format markdown --short, without --to")
@@ -115,20 +119,29 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _of_several(args: argparse.Namespace, what: str, file: Path) -> int:
-    """Write the page of a search or a gate again."""
+def _of_search(folder: Path, kept: Any) -> str:
+    found = LimitResult.from_json(kept)
+    return limit_page(found, [open_run(folder.parent / name) for name in found.runs])
+
+
+OTHER_PAGES: Final[Mapping[str, tuple[str, Callable[[Path, Any], str]]]] = {
+    RESULT: ("search", _of_search),
+    "gate.json": ("gate", lambda folder, kept: GateInputs.from_json(kept).page(folder)),
+    "certificate.json": ("certificate", lambda _, kept: certificate_page(from_json(Certificate, kept))),
+}
+"""By the file of a folder that is no run: what it is of, and how its page is made."""
+
+
+def _other_page(args: argparse.Namespace, what: str, file: Path, page: Callable[[Path, Any], str]) -> int:
+    """Write the page of what is no run again."""
     if given := [name for name in ("format", "to", "short", *OF_PAGE) if getattr(args, name)]:
         raise WorkloadError(
             f"{flag_of(given[0])} is for a run, and {args.run} is a {what}; its page lists its runs"
         )
     try:
-        kept = OF_SEVERAL[file.name][1].from_json(json_of(file))
+        html = page(args.run, json_of(file))
     except (AttributeError, TypeError, ValueError) as error:
         raise WorkloadError(f"{file} cannot be read: {error}; was it changed, or is it older?") from None
-    if isinstance(kept, GateInputs):
-        html = kept.page(args.run)
-    else:
-        html = limit_page(kept, [open_run(args.run.parent / name) for name in kept.runs])
     write_bytes(args.run / "report.html", html.encode())
     print(f"Report: {args.run / 'report.html'}")
     return exit_codes.DONE

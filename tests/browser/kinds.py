@@ -28,10 +28,12 @@ from burstline.reports.model.gated import (
     judge_pairs,
     judge_series,
 )
+from burstline.reports.page.certificate_page import certificate_page
 from burstline.reports.page.gate_blocks import gate_blocks, gate_page
 from burstline.reports.page.limit_page import LimitResult, limit_page
 from burstline.reports.page.page import render
 from burstline.suites.execution import comparison_of_suite
+from tests.measure.test_certify import burst, certified, told
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 
@@ -245,13 +247,19 @@ def _limit(folder: Path) -> str:
     return limit_page(LimitResult("vllm", "rate", ("ttft.p90<=20ms",), 600.0, found, None, names), runs)
 
 
+def _certificate(**off_ms: float) -> Callable[[Path], str]:
+    return lambda _: certificate_page(certified(burst(), told(**off_ms)))
+
+
 DECISIONS: dict[str, Callable[[Path], str]] = {
     "gate": _gate(1.2, 4),
     "undecided": _gate(1.02, 1),
     "series": _series,
     "limit": _limit,
+    "certificate": _certificate(ttft=118.0, e2e=2.5),
+    "exact": _certificate(),
 }
-"""Pages of a gate and of a search, as HTML."""
+"""Pages of gates, of a search and of certificates, as HTML."""
 
 
 class Pages(Mapping[str, Path]):

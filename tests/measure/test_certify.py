@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from burstline.cli import main
+from burstline.console.stdout import json_text
 from burstline.measure.record.typed_json import from_json, to_json
 from burstline.measure.verdict.certificate import Certificate, Measured, Printed, Reading, certificate
 from burstline.reports.formats.text import text
 from burstline.reports.page.certificate_blocks import blocks
+from burstline.reports.page.certificate_page import certificate_page
 from burstline.servers.truth.serve import Served
 
 MS = 1_000_000
@@ -324,3 +328,21 @@ def test_what_cannot_be_counted_says_how_it_can_be() -> None:
     shown = text(blocks(certified(rows, told(), due_s=None, concurrency=10)))
     assert "not counted: give --tokenizer, or {tokenizer} in the command" in shown
     assert "a closed loop sends when a reply has ended" in shown
+
+
+def test_report_makes_the_page_of_a_certificate_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = certified(burst(), told(ttft=118.0))
+    (tmp_path / "certificate.json").write_text(json_text(to_json(found)))
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page == certificate_page(found)
+    for said in ("+118.00 ms", "3 of 12 printed times are off", *found.findings):
+        assert said in page
+    capsys.readouterr()
+    (tmp_path / "certificate.json").write_text('{"asked": 1}')
+    assert main(["report", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["report", str(tmp_path), "--short"]) == 2
+    assert "is a certificate" in capsys.readouterr().err
