@@ -191,10 +191,8 @@ def _removals(tried: Tried, tables: list[Table]) -> list[str]:
         "TTFT": dense & (named == "TTFT"),
         "throughput": dense & (named == "throughput") & eight,
     }
-    base, rows = (
-        tried.ratios(),
-        ["", "Without each constant the judged half's mean error grows by (90% interval):"],
-    )
+    rows = ["", "Without each constant the judged half's mean error grows by (90% interval):"]
+    base = tried.ratios()
     of = shared().constants
     for name in (*_WITHOUT, *hosts):
         value = {name: _WITHOUT[name](of)} if name in _WITHOUT else {}

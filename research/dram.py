@@ -13,7 +13,7 @@ from burstline.roofline.device.device import Level, load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.answer import UniformBatch, phase_bounds
-from burstline.roofline.predict.predict import Deployment, Prediction, StepTimes
+from burstline.roofline.predict.predict import Deployment, StepTimes
 
 # Bandwidth of one A100's worth of memory by technology: five stacks, or twelve GDDR6 chips of 32 bits.
 DRAM_BYTES_PER_S: Mapping[str, float] = {
@@ -44,19 +44,12 @@ def _parts(phases: Mapping[str, StepTimes]) -> dict[str, float]:
     parts = dict.fromkeys(("compute", "DRAM", "L2", "network", "launches", "host"), 0.0)
     for phase in phases.values():
         parts["host"] += phase.n_steps * phase.host_s
-        for prediction in phase.predictions:
-            for resource, seconds in _split(prediction):
-                parts[resource] += phase.n_steps * seconds
+        for each in phase.predictions:
+            rest = {"communication": "network", "compute": "compute"}.get(each.bound.limit, each.bound.level)
+            floor_s = 0.0 if rest == "network" else each.floor_s
+            parts["launches"] += phase.n_steps * floor_s
+            parts[rest] += phase.n_steps * (each.seconds - floor_s)
     return parts
-
-
-def _split(prediction: Prediction) -> list[tuple[str, float]]:
-    """What a prediction's floor counts as, and what the rest."""
-    bound, floor_s = prediction.bound, prediction.floor_s
-    if bound.limit == "communication":
-        return [("network", prediction.seconds)]
-    rest = "compute" if bound.limit == "compute" else bound.level
-    return [("launches", floor_s), (rest, prediction.seconds - floor_s)]
 
 
 def main() -> int:

@@ -20,20 +20,9 @@ from burstline.roofline.model.shapes import QUANTS, Attention, Dense, Layer, Mod
 from burstline.roofline.predict.capacity import room
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
-from burstline.roofline.training.recipe import (
-    EAGER,
-    FOUNDRY,
-    FUSED,
-    MEGATRON,
-    Kernels,
-    Recipe,
-    Sharding,
-    State,
-    zero,
-)
+from burstline.roofline.training.recipe import KERNELS, Recipe, Sharding, State, zero
 from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.verbs import study
-from burstline.verbs.study import HOST_MS, WIDER, given_of, largest_micro_batch, recipe_of, without_p2p
 from research import published
 from research.__main__ import DATA
 
@@ -46,7 +35,7 @@ MPT = {
     "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
 }  # fmt: skip
-HF_VOCAB = 131072
+H100 = load_device("h100-sxm5-80g").with_network(50e9, 10e-6)
 
 
 def gpt(layers: int, d: int, heads: int, vocab: int, n_positions: int, *, bias: bool = True) -> ModelShape:
@@ -70,7 +59,7 @@ def megatron(folder: Path) -> Iterator[tuple[str, Recipe, float]]:
             recipe = Recipe(
                 gpt(row.layers, row.hidden, row.heads, row.vocab, row.seq), a100(), int(row.batch), row.seq,
                 int(row.micro_batch), zero(0, 1), row.tp, row.pp, int(row.virtual_stages),
-                row.sequence_parallel == "yes", row.recompute, MEGATRON, overlap=0.0,
+                row.sequence_parallel == "yes", row.recompute, KERNELS["megatron"], overlap=0.0,
             )  # fmt: skip
             yield f"{row.model} {row.recompute}", recipe, row.measured_s
 
@@ -82,7 +71,7 @@ def weak_scaling(folder: Path) -> Iterator[tuple[str, Recipe, float]]:
         sizes = (
             Recipe(
                 model, a100(), int(row.batch), 2048, size, zero(0, row.dp), row.tp, row.pp,
-                recompute="full", kernels=MEGATRON, overlap=0.0,
+                recompute="full", kernels=KERNELS["megatron"], overlap=0.0,
             ) for size in (1, 2, 4, 8) if row.batch % (size * row.dp) == 0
         )  # fmt: skip
         fastest = min((each for each in sizes if training_memory(each).fits(each.device)), key=seconds)
@@ -97,21 +86,24 @@ def zero3(folder: Path) -> Iterator[tuple[str, Recipe, float]]:
             gpt(row.layers, row.hidden, row.heads, row.vocab, row.seq), a100(), int(row.batch), row.seq,
             int(row.micro_batch),
             zero(3, n_ranks, flat=True, regathers=True) if is_zero else zero(0, n_ranks),
-            row.tp, row.pp, recompute="full", kernels=MEGATRON, overlap=0.5 if is_zero else 0.0,
+            row.tp, row.pp, recompute="full", kernels=KERNELS["megatron"], overlap=0.5 if is_zero else 0.0,
         )  # fmt: skip
         yield f"{row.scheme} {row.params_1e9:.0f}B on {row.gpus}", recipe, row.derived_step_s
 
 
-def foundry(folder: Path, kernels: Kernels = FOUNDRY) -> Iterator[tuple[str, Recipe, float]]:
-    """llm-foundry's FSDP runs on A100."""
+def foundry(folder: Path, kernels: str, section: str = "A100") -> Iterator[tuple[str, Recipe, float]]:
+    """llm-foundry's FSDP runs on A100, or of another section."""
     for row in read(folder, "llm_foundry_zero3_training"):
+        if section not in row.section:
+            continue
         layers, d, heads = MPT[row.model]
-        device = a100("a100-sxm4-80g" if row.gpu == "a100_80gb" else "a100-sxm4-40g")
+        device = H100 if row.gpu == "h100_80gb" else a100(f"a100-sxm4-{row.gpu[5:8]}")
         n_seq = int(row.micro_batch * row.grad_accum * row.gpus)
         recipe = Recipe(
             gpt(layers, d, heads, 50368, row.seq, bias=False), device, n_seq, int(row.seq),
-            int(row.micro_batch), zero(3, int(row.gpus)),
-            recompute="full" if row.recompute else "none", kernels=kernels,
+            int(row.micro_batch), zero(3 if row.sharding == "FULL_SHARD" else 2, int(row.gpus)),
+            recompute="full" if row.recompute else "none", kernels=KERNELS[kernels],
+            products="fp8" if "FP8" in section else "",
         )  # fmt: skip
         measured_s = n_seq * row.seq / row.tok_per_s_gpu / row.gpus
         yield f"{row.model} {row.seq} on {row.gpus} {row.gpu}", recipe, measured_s
@@ -142,11 +134,10 @@ def nanotron(stage: int, n_ranks: int) -> Sharding:
     return Sharding("nanotron ZeRO-1", n_ranks, State(2), State(8), State(14, n_ranks))
 
 
-def huggingface(folder: Path) -> tuple[Rows, list[float], list[bool]]:
+def huggingface(folder: Path) -> tuple[dict[str, Rows], list[float], list[bool]]:
     """Hugging Face's H100 runs; how far off their allocated memory is; is fits or not said right?"""
-    device = load_device("h100-sxm5-80g").with_network(50e9, 10e-6)
     shapes: dict[float, ModelShape] = {}
-    rows, allocated, right = Rows(), [], []
+    allocated, right, mended, before = list[float](), list[bool](), Rows(), Rows()
     for name, did_fit in (("hf_ultrascale_h100", True), ("hf_ultrascale_h100_oom", False)):
         for row in read(folder, name):
             if did_fit and row.num_params not in shapes and row.interm_dim == row.interm_dim:
@@ -154,27 +145,30 @@ def huggingface(folder: Path) -> tuple[Rows, list[float], list[bool]]:
                 attention = Attention(int(row.num_heads), int(row.num_kv_heads), head)
                 layers = (Layer(attention, Dense(int(row.interm_dim)), int(row.num_layers)),)
                 shapes[row.num_params] = ModelShape(
-                    "Llama", "llama", int(row.hidden_size), HF_VOCAB, layers, tied=row.num_params < 2
+                    "Llama", "llama", int(row.hidden_size), 131072, layers, tied=row.num_params < 2
                 )
             if row.num_params not in shapes:
                 continue
             model = shapes[row.num_params]
             sharding, n_micro = nanotron(int(row.zero_stage), int(row.dp)), int(row.batch_accum)
             recipe = Recipe(
-                model, device, int(row.mbs * row.dp * n_micro), 4096, int(row.mbs), sharding,
+                model, H100, int(row.mbs * row.dp * n_micro), 4096, int(row.mbs), sharding,
                 int(row.tp), min(int(row.pp), model.n_layers), sequence_parallel=True,
             )  # fmt: skip
             memory = training_memory(recipe)
-            right.append(memory.fits(device) == did_fit)
+            right.append(memory.fits(H100) == did_fit)
             if did_fit:
                 allocated.append(memory.states / 2**30 / row.Mem_Alloc_GB - 1)
                 tok = 4096 * recipe.n_seq / recipe.n_devices
+                rows = mended if row.after_pp_fix or row.pp == 1 else before
                 rows.append((name, recipe, tok / row.tok_per_s_per_gpu))
-    return rows, allocated, right
+    judged = [mended[k] for k in halves(len(mended))[1]]
+    return {"nanotron, judging half": judged, "nanotron, before its pipeline fix": before}, allocated, right
 
 
-def errors(rows: Rows) -> np.ndarray:
-    return np.array([seconds(recipe) / measured_s - 1 for _, recipe, measured_s in rows])
+def errors(rows: Rows, overlap: float | None = None) -> np.ndarray:
+    tried = [r if overlap is None else replace(r, overlap=overlap) for _, r, _ in rows]
+    return np.array([seconds(r) / measured_s - 1 for r, (_, _, measured_s) in zip(tried, rows, strict=True)])
 
 
 def inside(rows: Rows) -> float:
@@ -182,9 +176,10 @@ def inside(rows: Rows) -> float:
     found = []
     for _, recipe, measured_s in rows:
         tiers, flat = (replace(recipe.sharding, flat=x, regathers=x) for x in (False, True))
-        fast = replace(recipe, kernels=FUSED, sharding=tiers, overlap=1.0, host_layer_s=0.0)
-        slow = replace(recipe, kernels=EAGER, sharding=flat, overlap=0.0, host_layer_s=HOST_MS / 1e3)
-        found.append(seconds(fast) <= measured_s <= WIDER * seconds(slow))
+        fast = replace(recipe, kernels=KERNELS["fused"], sharding=tiers, overlap=1.0, host_layer_s=0.0)
+        slow = replace(recipe, kernels=KERNELS["eager"], sharding=flat, overlap=0.0,
+                       host_layer_s=(study.HOST_MS + study.RANK_MS * (recipe.tp - 1)) / 1e3)  # fmt: skip
+        found.append(seconds(fast) <= measured_s <= study.WIDER * seconds(slow))
     return float(np.mean(found))
 
 
@@ -212,20 +207,22 @@ def step_of(words: str) -> TrainingStep:
     parser = argparse.ArgumentParser()
     study.add_arguments(parser)
     args = parser.parse_args(["training", *words.replace("tests/data", str(DATA)).split()])
-    recipe = recipe_of(args.model, args.device, given_of(args))
+    recipe = study.recipe_of(args.model, args.device, study.given_of(args))
     return training_step(recipe, load_calibration(recipe.device))
 
 
 @cache
 def figure(of: str, words: str) -> float:
-    """A field of the step, or seconds of a pass or some ops; "burst": of S3's; "cells": S1's mean error."""
+    """A field of the step, or seconds of a pass or some ops; "burst": S3's; "cells", "set": mean errors."""
     if of == "burst":
         return burst_s(*words.split())
+    if of == "set":
+        return float(np.abs(errors(sets(DATA)[words])).mean())
     if of == "cells":
         off = (c.predicted_s / c.measured_s - 1 for c in published.cells() if c.device == words)
         return float(np.mean([*map(abs, off)]))
     step, (first, *names) = step_of(words), of.split()
-    if first not in ("forward", "backward"):
+    if first not in ("forward", "backward", "recompute"):
         return float(getattr(step, first))
     of_pass = (each for each in step.work if each.during == first)
     return sum(each.seconds for each in of_pass if not names or each.op.name.split(".")[0] in names)
@@ -233,7 +230,7 @@ def figure(of: str, words: str) -> float:
 
 def burst_s(size: str, name: str, off: str = "") -> float:
     """1,000 requests of 512 tokens in and, which the paper does not say, 512 out; TP 8."""
-    device = without_p2p(load_device(name)) if off else load_device(name)
+    device = study.without_p2p(load_device(name)) if off else load_device(name)
     deployment = Deployment(load_model(f"llama-2-{size}")[0], QUANTS["fp16"], Parallel(tp=8), device)
     kv_tok = room(deployment).kv_tok
     clock = Clock(deployment, with_host(load_calibration(device)))
@@ -260,17 +257,24 @@ def papers_study(folder: Path) -> str:
     return "\n".join([columns(rows, (0, 1, 6, 7)), *(f"{n}. {note}" for n, note in enumerate(notes, 1))])
 
 
+PHASES = {"forward": "forward", "attention": "forward attention qkv rope o", "backward": "backward"}
+PHASES |= {"attention backward": "backward attention qkv rope o", "again": "recompute", "Adam": "optimizer_s"}
+
+
 def methods_study(folder: Path) -> str:
-    """S3: its methods on 8 devices, 350 tokens, --recipe eager: at batch 1, at the largest; cells unread."""
-    rows = [["table", "model", "device", "method", "tok/s", "GB", "largest batch", "tok/s", "paper"]]
+    """S3: its methods, 8 devices, 350 tokens, --recipe eager; ms of a micro-batch's passes; cells unread."""
+    rows = [["table", "model", "device", "method", *PHASES, "tok/s", "GB", "largest", "tok/s", "paper"]]
     for model, device, row in product(
         ("7b", "13b", "70b"), ("a800", "rtx4090 --no-p2p", "rtx3090"), read(folder, "paper_methods")
     ):
+        if row.only not in ("all", f"{model} {device}"):
+            continue
         flags = f"--model llama-2-{model} --device {device} --seq 350 --recipe eager {row.flags}"
         step = step_of(flags := flags.removesuffix("nan"))
-        most = largest_micro_batch(step.recipe)
+        most = study.largest_micro_batch(step.recipe)
         filled = f"{step_of(f'{flags} --micro-batch {most}').tok_per_s:,.0f}" if most else "does not fit"
-        cells = [f"{step.tok_per_s:,.0f}", f"{step.memory.total / 1e9:.1f}", str(most), filled]
+        cells = [*(f"{1e3 * figure(of, flags):.3g}" for of in PHASES.values()), f"{step.tok_per_s:,.0f}"]
+        cells += [f"{step.memory.total / 1e9:.1f}", str(most), filled]
         rows.append([row.tables, model, device, row.method, *cells, "unread"])
     return columns(rows, range(4))
 
@@ -281,15 +285,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--studies", action="store_true", help="print the papers' studies, too")
     args = parser.parse_args(argv)
     timed, allocated, right = huggingface(args.data)
-    table = [["set", "rows", "mean |error|", "median", "largest", "bias", "in range"]]
-    for name, rows in [*sets(args.data).items(), ("Hugging Face's H100 runs, default flags", timed)]:
+    table = [["set", "rows", "mean", "median", "largest", "bias", "in range", "overlap 0", "0.5", "1"]]
+    for name, rows in (sets(args.data) | timed).items():
         if rows:
             off = errors(rows)
             figures = (np.abs(off).mean(), np.median(np.abs(off)), np.abs(off).max())
             cells = [*(f"{x:.1%}" for x in figures), f"{off.mean():+.1%}", f"{inside(rows):.0%}"]
+            cells += [f"{np.abs(errors(rows, share)).mean():.1%}" for share in (0.0, 0.5, 1.0)]
             table.append([name, str(len(rows)), *cells])
     print(columns(table))
-    fit = [training_memory(recipe).fits(recipe.device) for _, recipe, _ in foundry(args.data)]
+    fit = [training_memory(recipe).fits(recipe.device) for _, recipe, _ in foundry(args.data, "llm-foundry")]
     print(f"Said to fit: {sum(fit)} of llm-foundry's {len(fit)} runs.")
     if allocated:
         print(
@@ -310,9 +315,13 @@ def sets(folder: Path) -> dict[str, Rows]:
         set_on = "set on 175B" if size == "175B" else "judged on 530B"
         where = f"ZeRO-3, overlap {set_on}" if scheme == "ZeRO-3" else "3D parallelism, 384 to 2,240"
         found.setdefault(where, []).append((name, recipe, measured_s))
-    for name, kernels in (("llm-foundry, judging half", FOUNDRY), ("the same, nothing set", FUSED)):
-        rows = [*foundry(folder, kernels)]
+    for name, kernels, section in (
+        ("llm-foundry, judging half", "llm-foundry", "A100"), ("the same, nothing set", "fused", "A100"),
+        ("llm-foundry on H100, judging half", "llm-foundry-h100", "H100 80GB BF16"),
+    ):  # fmt: skip
+        rows = [*foundry(folder, kernels, section)]
         found[name] = [rows[k] for k in halves(len(rows))[1]]
+    found["llm-foundry on H100, fp8"] = [*foundry(folder, "llm-foundry-h100", "H100 80GB FP8")]
     for row in read(folder, "measured_steps"):
         found.setdefault(row.set, []).append((row.flags, step_of(row.flags).recipe, row.measured_s))
     return found

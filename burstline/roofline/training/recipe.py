@@ -186,6 +186,9 @@ EAGER = Kernels(fused=False, passes=2.0, softmax=(20, 20))
 # Triton's first FlashAttention and PyTorch's own passes, set on a random half of llm-foundry's A100 runs;
 # what the allocator reserves, so that all of them fit. Its loss is fused: logits and gradient in 16 bits.
 FOUNDRY = Kernels(attention=1.7, passes=2.0, logits=4, reserved=1.1)
+KERNELS = {"fused": FUSED, "megatron": MEGATRON, "llm-foundry": FOUNDRY, "eager": EAGER}
+KERNELS["llm-foundry-h100"] = replace(FOUNDRY, attention=3.0, passes=3.0)  # on a random half of those
+KERNELS["eager-flash"] = replace(EAGER, fused=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +259,13 @@ class Recipe:
 
     @property
     def quant(self) -> Quant:
-        """Of the layers' products; what lies between them has `dtype`."""
+        """Of the layers' products."""
         return QUANTS[{"": self.dtype, "fp4": "nvfp4"}.get(self.products, self.products)]
+
+    @property
+    def stream(self) -> Quant:
+        """Of what lies between the layers' products."""
+        return QUANTS[self.dtype]
 
     @property
     def n_micro(self) -> int:

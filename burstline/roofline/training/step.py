@@ -16,17 +16,9 @@ from typing import Literal
 from burstline.roofline.device.calibration import Calibration
 from burstline.roofline.device.device import Device, collective_s
 from burstline.roofline.model.ops import Op, Step, matmul, ops
-from burstline.roofline.model.shapes import (
-    ELEMENT_BYTES,
-    QUANTS,
-    Attention,
-    Dense,
-    Layer,
-    ModelShape,
-    Parallel,
-)
+from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Dense, Layer, ModelShape, Parallel
 from burstline.roofline.predict.predict import Prediction, predict_step
-from burstline.roofline.training.recipe import Recipe, Recompute
+from burstline.roofline.training.recipe import Recipe, Recompute, Transfer
 
 Pass = Literal["forward", "backward", "recompute"]
 FUSED_BACKWARD = 2.5  # FlashAttention computes the scores again: five products where forward has two
@@ -281,7 +273,9 @@ def _forward(recipe: Recipe) -> Iterator[Op]:
         elif op.kind == "attention" and not recipe.kernels.fused:
             yield from _separate_attention(recipe, op)
         elif op.kind == "collective" and recipe.wires:
-            yield replace(op, link_bytes=op.link_bytes * _wire_bytes(recipe) / ELEMENT_BYTES[recipe.dtype])
+            n_elements = op.link_bytes / ELEMENT_BYTES[recipe.dtype]
+            yield replace(op, link_bytes=n_elements * _wire_bytes(recipe))
+            yield _pass(recipe, "wires", op.count, n_elements, 2 * (_E + _wire_bytes(recipe)))
         else:
             yield op
             if op.kind == "matmul" and recipe.adapter_rank and op.name != "lm_head":
@@ -289,7 +283,7 @@ def _forward(recipe: Recipe) -> Iterator[Op]:
 
 
 def _adapters(recipe: Recipe, op: Op) -> Iterator[Op]:
-    quant = QUANTS[recipe.dtype]
+    quant = recipe.stream
     if ELEMENT_BYTES[recipe.frozen] < 2:
         yield _pass(recipe, "unpack", op.count, op.n * op.k, ELEMENT_BYTES[recipe.frozen] + 2)
     yield matmul("adapter", op.m, recipe.adapter_rank, int(op.k), quant, count=op.count)
@@ -298,7 +292,7 @@ def _adapters(recipe: Recipe, op: Op) -> Iterator[Op]:
 
 def _separate_attention(recipe: Recipe, op: Op) -> Iterator[Op]:
     """Scores, softmax, dropout and values, each through memory, over the whole square."""
-    quant, n_tok = QUANTS[recipe.dtype], recipe.n_seq_tok
+    quant, n_tok = recipe.stream, recipe.n_seq_tok
     squares = recipe.micro_batch * op.n_heads
     rows = squares * n_tok
     head_dim = int(op.k)
@@ -332,14 +326,14 @@ def _slower(recipe: Recipe, op: Op) -> float:
 def _backward(recipe: Recipe, op: Op) -> Iterator[tuple[Op, float]]:
     if op.kind == "attention":
         yield op, FUSED_BACKWARD
-    elif op.kind == "collective" or op.name in ("unpack", "loss"):
+    elif op.kind == "collective" or op.name in ("unpack", "loss", "wires"):
         yield op, 1.0
     elif op.name == "attention.softmax":
         yield op, recipe.kernels.softmax[1] / recipe.kernels.softmax[0]
     elif op.kind == "elementwise":
         yield op, 2.0
     else:
-        quant = QUANTS[recipe.dtype] if op.dtype == recipe.dtype else recipe.quant
+        quant = recipe.stream if op.dtype == recipe.dtype else recipe.quant
         product = partial(matmul, quant=quant, count=op.count, groups=op.groups)
         yield product(f"{op.name}.dx", op.m * op.groups, int(op.k), int(op.n)), 1.0
         is_frozen = recipe.adapter_rank and op.name != "adapter" and not op.name.startswith("attention.")
@@ -368,9 +362,9 @@ def _communication_s(recipe: Recipe, work: tuple[Work, ...]) -> tuple[float, flo
     }
     transfers = [
         # After a step only what was trained is gathered; for use, all weights are.
-        (replace(each, bytes_=gather_bytes(recipe)), params)
+        (replace(each, bytes_=gather_bytes(recipe)), params / recipe.tp)
         if each.kind == "all_gather" and each.when != "step"
-        else (each, trained)
+        else (each, trained / recipe.tp)
         for each in sharding.transfers(recomputed=recipe.recompute == "full")
     ]
     # Where the host keeps the weights, each rank fetches its share before it is gathered.
@@ -378,25 +372,35 @@ def _communication_s(recipe: Recipe, work: tuple[Work, ...]) -> tuple[float, flo
     for when, times in (("forward", recipe.n_micro), ("backward", recipe.n_micro), ("step", 1)):
         seconds = sum(
             replace(each, stride=each.stride * recipe.tp).seconds(
-                n_params / recipe.tp, device.links, n_layers, flat=sharding.flat
+                n_params, device.links, n_layers, flat=sharding.flat
             )
             + (each.kind == "all_gather" and when != "step")
-            * (fetch_s * each.bytes_ * n_params / recipe.tp / each.n_ranks)
+            * (fetch_s * each.bytes_ * n_params / each.n_ranks)
             for each, n_params in transfers
             if each.when == when
         )
         # Behind computing, but for the first or last layer's; at a step's end, behind the last backward pass.
         window = windows["forward" if when == "forward" else "backward"]
         behind = recipe.overlap * min(window, seconds * (1 - 1 / n_layers))
-        exposed += times * (seconds - behind)
+        narrowing_s = sum(_narrowing_s(recipe, each, n) for each, n in transfers if each.when == when)
+        exposed += times * (seconds - behind + narrowing_s)
         hidden += times * behind
     if recipe.pp > 1:
         rows = recipe.micro_batch * recipe.n_seq_tok * recipe.model.d / recipe.tp
-        send_s, _ = collective_s(
-            "send", rows * _wire_bytes(recipe), 2 * recipe.tp * sharding.n_ranks, device.links
-        )
+        sent = rows * _wire_bytes(recipe)
+        send_s, _ = collective_s("send", sent, 2 * recipe.tp * sharding.n_ranks, device.links)
+        send_s += 2 * (_E * rows + sent) / device.bytes_per_s * bool(recipe.wires)
         exposed += 2 * recipe.n_micro * recipe.virtual_stages * send_s
     return exposed, hidden
+
+
+def _narrowing_s(recipe: Recipe, transfer: Transfer, n_params: float) -> float:
+    """A rank narrows what it sends and widens what it has received, in a pass over it each; of weights it
+    sends its own share."""
+    sharding, gathers = recipe.sharding, transfer.kind == "all_gather"
+    sent = sharding.gather_bytes if gathers else sharding.reduce_bytes
+    passed = n_params * transfer.bytes_ / sent * (1 + (1 / transfer.n_ranks if gathers else 1))
+    return passed * (_E + sent) / recipe.device.bytes_per_s if sent < _E else 0.0
 
 
 def _wire_bytes(recipe: Recipe) -> float:
