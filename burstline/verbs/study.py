@@ -66,6 +66,7 @@ _FLAGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "regather": (False, "gather weights again for recomputation (DeepSpeed)", _YES),
     "flat_ring": (False, "data-parallel collectives run as one ring over all ranks", _YES),
 }
+EXCHANGES = ("network_gb_per_s", "no_p2p", "wires", "overlap", "flat_ring")
 DEFAULTS = {name: default for name, (default, *_) in _FLAGS.items()}
 _FASTEST_MFU = 0.642  # of measured runs: llm-foundry's, 7B on 8 A100 (tests/data/papers)
 _MOST = 2**20  # of devices, tokens, sequences
@@ -98,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
             "--regather would be ignored: it gathers sharded weights for recomputation; add --recompute full"
             " and --zero 3"
         )
+    idle = [name for name in EXCHANGES if name in given]
+    if idle and given.get("devices") == 1:
+        raise RooflineError(f"{flag_of(idle[0])} would be ignored: one device exchanges nothing")
     if recipe.recompute == "selective" and recipe.kernels.fused:
         raise RooflineError(
             "--recompute selective would be ignored: fused attention keeps no scores; add --kernels megatron"

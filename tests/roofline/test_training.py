@@ -499,6 +499,13 @@ def test_the_study_prints_time_bounds_memory_and_other_methods(capsys, tmp_path)
         (["--regather"], "--regather would be ignored"),
         (["--regather", "--zero", "2", "--recompute", "full"], "--regather would be ignored"),
         (["--recompute", "selective"], "--recompute selective would be ignored: fused attention"),
+        *(
+            (
+                ["--devices", "1", "--qlora", "8", *flag.split()],
+                f"{flag.split()[0]} would be ignored: one device",
+            )
+            for flag in ("--wires fp8", "--flat-ring", "--overlap 0", "--network-gb-per-s 10")
+        ),
         (["--micro-batch", str(10**30)], "--micro-batch must be at most 1048576"),
         (["--model", "gpt2"], "sequences of 2048 tokens are longer than the 1024 of gpt2"),
         (["--overlap", "1.5"], "--overlap 1.5: expected a share from 0 to 1"),
