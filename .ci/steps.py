@@ -195,9 +195,9 @@ def main() -> int:
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # without caches each of the many processes compiles all modules
     rows: list[Row] = []
 
-    def beside(commands: Mapping[str, str]) -> None:
+    def beside(commands: Mapping[str, str], *, tests: bool = False) -> None:
         with ThreadPoolExecutor(len(commands)) as pool:
-            steps = [pool.submit(step, *each, env, beside=True) for each in commands.items()]
+            steps = [pool.submit(step, *each, env, tests=tests, beside=True) for each in commands.items()]
             rows.extend(each.result() for each in steps)
 
     # As README has it: by pip, if there is no uv. Later environments take their wheels from the cache.
@@ -216,8 +216,8 @@ def main() -> int:
         wanted = ENGINES if (why := no_containers()) else (*ENGINES, BASE)
         made = {each.name: background.submit(make, each, folder) for each in wanted}
         rows.append(step("unit", "make test", env, tests=True))
-        beside({name: f"scripts/check-{name}.sh .venv/bin/python" for name in ("wheel", "lowest")})
-        rows.append(step("run", "make run", env))
+        checks = {name: f"scripts/check-{name}.sh .venv/bin/python" for name in ("wheel", "lowest")}
+        beside({**checks, "run": "make run"})
         rows.append(step("packages", "make .venv/.slow", env))
         for name, future in made.items():
             with timed(Row(name)) as row:
@@ -230,10 +230,10 @@ def main() -> int:
     env["BURSTLINE_TRANSFORMERS_PYTHON"] = str(ROOT / ".venv/bin/python")
     rows.append(step("slow", "make slow", env, tests=True))
     rows.append(step("timing", "make timing", env, tests=True))
-    rows.append(step("browser", "make browser", env, tests=True))
-    if not why:
-        rows.append(step("containers", "make containers", env, tests=True))
-    for row in rows[-1 if why else -2 :]:
+    # Neither judges times, and containers wait for their daemon and for each other.
+    last = ("browser",) if why else ("browser", "containers")
+    beside({name: f"make {name}" for name in last}, tests=True)
+    for row in rows[-len(last) :]:
         if row.skipped:
             row.fail("no test of this step may be skipped")
     if why:

@@ -1,14 +1,13 @@
 """Comparing a setting at the embedded engine: two sets of three runs, and one with a hidden change."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from burstline.measure.record.rundir import open_run
 from burstline.reports.model.contenders import comparison_of
+from tests.burstline.inside import burstline
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 from tests.verdicts import done
@@ -23,13 +22,6 @@ LOAD = [
     "16",
     "-q",
 ]
-
-
-def burstline(*words: object) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "burstline", *map(str, words)], capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def runs_with(out: Path, *flags: str, repeats: int = 3) -> list[Path]:

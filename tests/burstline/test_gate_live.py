@@ -1,24 +1,23 @@
 """`burstline gate` at the embedded engine: a batch limit is told, and a setting is the same as itself."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1200)
+from tests.burstline.inside import burstline
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("without_page")]
 LOAD = ("--requests", "60", "--prompt-tokens", "64", "--output-tokens", "16")
 MANY, FEW = (f"run --engine reference --max-num-seqs {n}" for n in (32, 4))
 
 
 def gate(out: Path, *words: str) -> tuple[int, dict[str, object]]:
     """Tests share their machine, so disturbed runs count: they come in turn."""
-    command = [sys.executable, "-m", "burstline", "gate", *words, "--anyway", "--out", str(out), "--", *LOAD]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 3, 4), done.stderr
-    print(done.stdout)
-    return done.returncode, json.loads((out / "gate-001" / "gate.json").read_text())
+    code, said = burstline("gate", *words, "--anyway", "--out", out, "--", *LOAD)
+    assert code in (0, 3, 4), said
+    print(said)
+    return code, json.loads((out / "gate-001" / "gate.json").read_text())
 
 
 @pytest.mark.bench  # beside a busy neighbour eight runs are too few

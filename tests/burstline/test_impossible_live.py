@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
 from tests.burstline.calibrated import calibrated
+from tests.burstline.inside import burstline
 from tests.servers.lives import of
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 from tests.truth.rig import truth_server
@@ -47,17 +46,12 @@ WRONG_OR_MISSING = {
 }
 
 
-def burstline(*argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "burstline", *argv]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-
-
 def fired(out: Path, *argv: str) -> Run:
-    done = burstline("run", "-q", "--out", str(out), *argv)
+    _, said = burstline("run", "-q", "--out", out, *argv)
     runs = list(out.glob("*/manifest.json"))
-    assert runs, done.stderr
+    assert runs, said
     run = calibrated(open_run(runs[0].parent))
-    assert run.summary is not None, done.stderr
+    assert run.summary is not None, said
     return run
 
 

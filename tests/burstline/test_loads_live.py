@@ -13,7 +13,8 @@ from burstline.servers.engines.truth import Truth
 from burstline.servers.messages import Target
 from burstline.workloads.data_sets import Server, data_requests, read_data
 from burstline.workloads.lengths import Lengths
-from tests.burstline.test_run import finished, the_run
+from tests.burstline.inside import ran
+from tests.burstline.test_run import the_run
 from tests.servers.tiny_model import make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -41,7 +42,7 @@ def folder(tmp_path_factory) -> str:
 def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_path):
     small = () if "--trace" in flags or "--output-tokens" in flags else ("--output-tokens", "4")
     server = ("--engine", "truth", "--tokenizer", folder)
-    code, output = finished(tmp_path / "runs", *server, *flags, *small)
+    code, output = ran(tmp_path / "runs", *server, *flags, *small)
     assert done(code, tmp_path / "runs"), output
     run = open_run(the_run(tmp_path / "runs"))
     records = run.records
@@ -56,7 +57,7 @@ def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_p
 def test_the_embedded_engines_cache_serves_the_planned_share_within_a_point(hit, lives, tmp_path):
     load = ("--engine", "reference", "--requests", "60", "--prompt-tokens", "400", "--output-tokens", "2")
     url = lives("reference").url
-    code, output = finished(
+    code, output = ran(
         tmp_path / "runs", *load, "--url", url, "--concurrency", "4", "--shared-prefix", f"{hit:.0%}"
     )
     assert done(code, tmp_path / "runs"), output
@@ -75,7 +76,7 @@ def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_promp
     pauses = ("--think-s", "0.05..0.1")
     with truth_server(script) as truth:
         where = ("--engine", "truth", "--url", truth.url, "--workers", "2")
-        code, output = finished(tmp_path / "runs", *where, *shape, *pauses)
+        code, output = ran(tmp_path / "runs", *where, *shape, *pauses)
         served = {row.index: row for row in truth.log() if row.index is not None}
     assert done(code, tmp_path / "runs"), output
     run = open_run(the_run(tmp_path / "runs"))
@@ -103,7 +104,7 @@ def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_promp
 def test_embeddings_and_rerank_have_latency_and_rates_but_no_token_metrics(load, folder, tmp_path):
     with truth_server(Script(ttft_s=0.1)) as truth:
         where = ("--engine", "truth", "--url", truth.url, "--tokenizer", folder, "--rate", "200")
-        code, output = finished(tmp_path / "runs", *where, *load)
+        code, output = ran(tmp_path / "runs", *where, *load)
         paths = {row.path for row in truth.log() if row.index is not None}
     assert done(code, tmp_path / "runs"), output
     assert paths == {f"/v1/{'embeddings' if 'embed' in load else 'rerank'}"}

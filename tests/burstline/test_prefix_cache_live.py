@@ -14,12 +14,13 @@ from burstline.servers.host.ready import wait_ready
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
+from tests.burstline import inside
 from tests.burstline.test_run import burstline, finished, the_run, wait_until
 from tests.pitfalls.proxy import late_proxy
 from tests.servers import lives as lived
 from tests.verdicts import done
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("without_page")]
 
 PREFIXES = ("--prompt-tokens", "200", "--output-tokens", "8", "--shared-prefix")
 TURNS = ("--prompt-tokens", "128", "--turn-tokens", "32..64", "--output-tokens", "8")
@@ -58,8 +59,8 @@ def large(lives):
     return lives("reference").url
 
 
-def ran(out, url, *load, engine="reference") -> Run:
-    code, output = finished(out, "--engine", engine, "--url", url, *load)
+def ran(out, url, *load, engine="reference", how=inside.ran) -> Run:
+    code, output = how(out, "--engine", engine, "--url", url, *load)
     assert done(code, out), output
     return open_run(the_run(out))
 
@@ -96,7 +97,8 @@ def test_prompts_that_reach_the_engine_with_a_salt_each_are_told(large, tmp_path
         return re.sub(rb'(?<="prompt":\[)\d+', lambda own: b"%d" % _other(len(own[0])), data)
 
     with late_proxy(large, 0.0, salted) as url:
-        run = ran(tmp_path, url, "--requests", "40", *PREFIXES, "96,groups=6", "--rate", "20")
+        # In a process of its own: the proxy is in this one.
+        run = ran(tmp_path, url, "--requests", "40", *PREFIXES, "96,groups=6", "--rate", "20", how=finished)
     assert causes(run) == ["prefix-none"]
 
 

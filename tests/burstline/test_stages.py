@@ -9,7 +9,8 @@ from burstline.measure.record.rundir import open_run
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan, with_warm_up
 from burstline.workloads.prompts import vocabulary_from_size
-from tests.burstline.test_run import finished, the_run
+from tests.burstline.inside import ran
+from tests.burstline.test_run import the_run
 from tests.truth.rig import truth_server
 from tests.truth.script import script_from
 from tests.verdicts import done
@@ -59,7 +60,7 @@ def cold_run(out, *flags: str, server=SCRIPTS):
     """Where a run of 700 requests at 200 a second lies, at a server that begins with ten slow replies."""
     load = ("--engine", "truth", "--output-tokens", "4", "--prompt-tokens", "32", *flags)
     with truth_server(list(map(script_from, server))) as truth:
-        code, output = finished(out, *load, "--url", truth.url)
+        code, output = ran(out, *load, "--url", truth.url)
     assert done(code, out), output
     return the_run(out), output
 

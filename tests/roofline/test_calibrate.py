@@ -68,8 +68,9 @@ def ticking():
     return clock
 
 
-def test_a_machine_of_known_rates_is_found_as_it_is():
-    device, calibration = calibrate(REFERENCE, Instant(), quick=True, clock=ticking())
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_machine_of_known_rates_is_found_as_it_is(quick):
+    device, calibration = calibrate(REFERENCE, Instant(), quick=quick, clock=ticking())
     assert device.peaks["fp32"] == pytest.approx(80e9, rel=0.02)
     assert [level.bytes_per_s for level in device.levels] == pytest.approx([60e9, 20e9])
     of = calibration.constants
