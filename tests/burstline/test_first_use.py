@@ -348,3 +348,15 @@ def test_a_start_tells_each_state_once(monkeypatch):
     for waited_s, state in ((10, "reserved_cpus=[]"), (20, "reserved_cpus=[]"), (30, "warming up, 2 s")):
         told(waited_s, state)
     assert said == ["  10 s: reserved_cpus=[]", "  20 s: still starting", "  30 s: warming up, 2 s"]
+
+
+def test_devices_may_be_named_by_one_flag_or_by_a_flag_each(capsys):
+    told = []
+    for devices in (
+        ["--device", "h100-sxm5-80g", "b200-sxm"],
+        ["--device=h100-sxm5-80g", "--device=b200-sxm"],
+    ):
+        assert main(["bound", "--model", "llama-3.1-8b", *devices]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert "H100-SXM5-80G" in told[0]
