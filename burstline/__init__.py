@@ -6,8 +6,10 @@ __version__ = "0.1.0"
 
 _FROM = {
     **dict.fromkeys(
-        ("Bound", "Compared", "Figure", "LoadedRun", "bound", "compare", "limit", "load", "run"), "api"
+        ("Bound", "Compared", "Figure", "LoadedRun", "bound", "compare", "gate", "limit", "load", "run"),
+        "api",
     ),
+    "GateResult": "suites.gate",
     "LimitResult": "reports.page.limit_page",
     "Snapshot": "bench.progress",
     "Engine": "servers.engine",

@@ -1,5 +1,5 @@
-"""The Python API: `run` sends a load, `load` opens a run that has ended, `compare` ranks runs, `limit`
-searches for the highest load, `bound` asks the roofline.
+"""The Python API: `run` sends a load, `load` opens a run that has ended, `compare` ranks runs, `gate` judges
+a change, `limit` searches for the highest load, `bound` asks the roofline.
 
 Options have the names of the command's flags with `_` for `-`, and a suite's types: `requests=200`,
 `arrival="poisson"`, `slo=["ttft.p99<=2s"]`. WorkloadError and RooflineError (both ValueError) say what is
@@ -35,11 +35,12 @@ from burstline.reports.page.files import figure_files, request_frame, written
 from burstline.reports.page.limit_page import LimitResult
 from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
+from burstline.suites.gate import GateOptions, GateResult, gated
 from burstline.suites.toml_table import TomlTable
 from burstline.verbs.bound import BoundOptions, analyse, check
 from burstline.verbs.compare import compared
 from burstline.verbs.run import checked_load
-from burstline.workloads.options import as_text, options_of
+from burstline.workloads.options import as_text, options_of, words_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 
@@ -158,7 +159,7 @@ def run(
     Raises WorkloadError where the options make no sense, EngineError where the server does not start or ends
     early; KeyboardInterrupt where it is interrupted. What was sent until then is kept and reported.
     """
-    table = _table("burstline.run", _OF_A_RUN, options)
+    table = _table("burstline.run", _OF_A_RUN, options, out)
     settings = replace(_settings(table, out, engine_args), canary=canary, calibrate=calibrate)
     ended = carry_out(settings, Progress() if progress is None else Called(progress))
     if ended.error is not None:
@@ -180,7 +181,7 @@ def limit(
     `options` are the flags of `burstline limit`: of the server, of the load, `slo`, and of the search.
     `found.low` is the load that holds, `found.high` the lowest that is too much. Raises as `run` does.
     """
-    table = _table("burstline.limit", (*_OF_A_RUN, LimitOptions), options)
+    table = _table("burstline.limit", (*_OF_A_RUN, LimitOptions), options, out)
     asked = LimitOptions(**table.options(LimitOptions))
     settings = _settings(table, out, engine_args, lambda spec, goals: check_limit(spec, goals, asked))
     result, _, folder, interrupted = searched(replace(settings, quiet=True, calibrate=calibrate), asked)
@@ -189,8 +190,25 @@ def limit(
     return result
 
 
-for _function, _kinds in ((run, _OF_A_RUN), (limit, (*_OF_A_RUN, LimitOptions))):
-    for _row in (row for kind in _kinds for row in options_of(kind).values()):
+def gate(
+    *contenders: str | PathLike[str] | LoadedRun, out: str | PathLike[str] = "runs", **options: Value
+) -> GateResult:
+    """Judge whether a candidate is worse than its baseline; write the page and every run below `out`.
+
+    Name the baseline, then the candidate: each a URL, a command such as `run --engine vllm --model DIR`, or,
+    of the baseline, a run or a folder of runs. With `history`, a folder of runs, name one candidate, or none
+    for its newest run. `options` are the flags of `burstline gate` and those of both runs; progress goes to
+    standard error. Raises as `run` does.
+    """
+    table = _table("burstline.gate", (GateOptions, *_OF_A_RUN), options, out)
+    shared = tuple(word for kind in _OF_A_RUN for word in words_of(kind(**table.options(kind))))
+    learn_from(shared, os.environ)
+    names = [str(each.path if isinstance(each, LoadedRun) else each) for each in contenders]
+    return gated(names, shared, GateOptions(**table.options(GateOptions)), Path(out))
+
+
+for _function, _own in ((run, ()), (limit, (LimitOptions,)), (gate, (GateOptions,))):
+    for _row in (row for kind in (*_own, *_OF_A_RUN) for row in options_of(kind).values()):
         _function.__doc__ = f"{_function.__doc__}\n    {_row.name}: {_row.help.replace('%%', '%')}"
 
 
@@ -201,8 +219,6 @@ def _settings(
     checked: Callable[[LoadSpec, Goals], LoadSpec] = lambda spec, _: spec,
 ) -> RunSettings:
     """What a run is made of; `checked` makes the load of a search."""
-    if not isinstance(out, str | PathLike):
-        raise WorkloadError(f"{table.where}: out must be a folder, not {type(out).__name__} {out!r}")
     if not isinstance(engine_args, list | tuple) or not all(isinstance(word, str) for word in engine_args):
         raise WorkloadError(
             f"{table.where}: engine_args must be a list of strings, e.g. ['--flag', '4'], not {engine_args!r}"
@@ -287,8 +303,10 @@ def bound(model: str | PathLike[str], device: str | PathLike[str], **options: Va
     return Bound(analyse(asked, str(model), str(device)))
 
 
-def _table(function: str, kinds: Sequence[type], options: Mapping[str, Value]) -> TomlTable:
+def _table(function: str, kinds: Sequence[type], options: Mapping[str, Value], out: object = "") -> TomlTable:
     """The options as a suite's table has them: texts, numbers, switches and lists."""
+    if not isinstance(out, str | PathLike):
+        raise WorkloadError(f"{function}: out must be a folder, not {type(out).__name__} {out!r}")
     known = {name: row for kind in kinds for name, row in options_of(kind).items()}
     raw: dict[str, Any] = {}
     for name, value in options.items():

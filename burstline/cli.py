@@ -18,7 +18,7 @@ from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import learn_from
 from burstline.verbs import VERBS
-from burstline.wording import VERBS_OF_OTHERS, hint
+from burstline.wording import hint, of_others, others
 from burstline.workloads.request import WorkloadError
 
 N_BETWEEN_COLLECTIONS = 20_000
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"standard output could not be written: {why}", exit_codes.USAGE)
 
 
+OF_LOADS = ("run", "limit")
+"""The commands that have the flags of a load."""
 NEVER_EMPTY = ("--salt", "--out", "--to")
 """Flags that would mean their default, or this folder, where a shell's variable is empty."""
 
@@ -62,11 +64,14 @@ def _main(argv: list[str]) -> int:
         print(f"burstline {__version__}")
         return exit_codes.DONE
     if argv[0].startswith("--print-completion"):
-        parser = Parser(prog="burstline", description="")
-        importlib.import_module("burstline.completion").add_completion(parser)
-        parser.parse_args(argv)
+        shell = argv[0].partition("=")[2] or "".join(argv[1:2])
+        try:
+            print(importlib.import_module("burstline.completion").script_for(shell))
+        except WorkloadError as error:
+            return _fail(str(error), exit_codes.USAGE)
+        return exit_codes.DONE
     if argv[0] not in VERBS:
-        ours = VERBS_OF_OTHERS.get(argv[0])
+        ours = others()["commands"].get(argv[0])
         wanted = f"it is `burstline {ours}` here" if ours else hint(argv[0], VERBS)
         return _fail(f"unknown command {argv[0]!r}; {wanted}", exit_codes.USAGE)
     if (too_little := memory_limits.refusal()) is not None:
@@ -94,15 +99,17 @@ def _run_verb(name: str, argv: list[str]) -> int:
         at = argv.index("--")
         own = argv[:at]
         parser.set_defaults(engine_args=tuple(argv[at + 1 :]))
-    for flag, value in zip(own, [*own[1:], "-"], strict=False):
-        if (flag in NEVER_EMPTY and not value) or (flag.endswith("=") and flag[:-1] in NEVER_EMPTY):
-            return _fail(f"{flag.rstrip('=')} '': expected a value; give one, or drop it", exit_codes.USAGE)
+    words = ((*word.partition("="), after) for word, after in zip(own, [*own[1:], "-"], strict=False))
+    given = [(flag, value if equals else after) for flag, equals, value, after in words]
+    for flag in (flag for flag, value in given if flag in NEVER_EMPTY and not value):
+        return _fail(f"{flag} '': expected a value; give one, or drop it", exit_codes.USAGE)
     if "--help-all" in own:
         parser.brief = frozenset()
+    if name in OF_LOADS and any(of_others(*pair) for pair in given):
+        parser.error(parser.near(given))
     args, unknown = parser.parse_known_args(own)
     if unknown:
-        flags = (word.partition("=")[0] for word in unknown if word.startswith("-"))
-        near = "; ".join(dict.fromkeys(filter(None, (hint(flag, parser.flags()) for flag in flags))))
+        near = parser.near(given)
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{near and f'; {near}'}")
     try:
         Path.cwd()
@@ -151,6 +158,15 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         self.brief = frozenset()
         return re.findall(r"(?<!\S)--[a-z][a-z-]*", self.format_help())
+
+    def near(self, given: Sequence[tuple[str, str]]) -> str:
+        """What to write instead of flags and values that are not ours."""
+        known = self.flags()
+        flags = ((flag, value) for flag, value in given if flag.startswith("--"))
+        told = (
+            of_others(flag, value) or ("" if flag in known else hint(flag, known)) for flag, value in flags
+        )
+        return "; ".join(dict.fromkeys(filter(None, told)))
 
     def _formatter(self, prog: str) -> argparse.HelpFormatter:
         parser = self

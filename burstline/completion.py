@@ -9,10 +9,14 @@ from burstline.roofline.device.device import bundled_devices
 from burstline.roofline.model.families import bundled_models
 from burstline.servers.registry import ENGINES
 from burstline.verbs import VERBS
+from burstline.workloads.request import WorkloadError
 
 
-def add_completion(parser: argparse.ArgumentParser) -> None:
-    """The flag that prints the script and exits, and the commands that the script knows."""
+def script_for(shell: str) -> str:
+    """The script, which knows all commands; WorkloadError where there is none for this shell."""
+    if shell not in shtab.SUPPORTED_SHELLS:
+        shells = f"expected one of {', '.join(shtab.SUPPORTED_SHELLS)}"
+        raise WorkloadError(f"--print-completion {shell!r}: {shells}; try: burstline --print-completion bash")
     known = {
         "engines": " ".join(ENGINES),
         "devices": " ".join(("cpu", *(device.id for device in bundled_devices()))),
@@ -20,7 +24,9 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
     }
     bash = [f"_burstline_{kind}() {{ compgen -W '{names}' -f -- \"$1\"; }}" for kind, names in known.items()]
     zsh = [f"_burstline_{kind}() {{ compadd {names}; _files; }}" for kind, names in known.items()]
-    shtab.add_argument_to(parser, preamble={"bash": "\n".join(bash), "zsh": "\n".join(zsh)})
+    parser = argparse.ArgumentParser(prog="burstline")
     verbs = parser.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, (module, summary) in VERBS.items():
         importlib.import_module(module).add_arguments(verbs.add_parser(name, help=summary))
+    preambles = {"bash": "\n".join(bash), "zsh": "\n".join(zsh)}
+    return shtab.complete(parser, shell, preamble=preambles.get(shell, ""))

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import re
+import tomllib
 from collections.abc import Iterable
-from typing import Final
+from functools import cache
+from pathlib import Path
 
-THEIRS: Final = {
-    "--requests": "num-prompts num-requests request-count max-requests",
-    "--sessions": "num-sessions conversation-num", "--turns": "session-turns-mean",
-    "--prompt-tokens": "input-len random-input-len isl synthetic-input-tokens-mean",
-    "--output-tokens": "output-len random-output-len osl output-tokens-mean sharegpt-output-len",
-    "--shared-prefix": "random-prefix-len shared-system-prompt-length",
-    "--rate": "request-rate", "--concurrency": "max-concurrency", "--arrival": "arrival-pattern",
-    "--arrival gamma:X": "burstiness arrival-smoothness", "--deadline-s": "request-timeout-seconds",
-    "--duration-s": "max-seconds benchmark-duration", "--url": "target base-url",
-    "--data": "dataset-name dataset-path public-dataset input-file", "--seed": "random-seed",
-    "--warmup": "num-warmups warmup-request-count", "--slo": "goodput", "--extra-body": "extra-inputs",
-    "--lora": "lora-modules", "--out": "result-dir artifact-dir output-artifact-dir",
-    "--workers": "workers-max",
-    "each reply gets exactly --output-tokens": "ignore-eos", "every reply is streamed": "streaming",
-    "the engine at --url is recognised; without --url, --engine starts one": "backend",
-    "every run is kept below --out, with each request": "save-result save-detailed",
-    "all percentiles are computed": "percentile-metrics metric-percentiles",
-    "name a suite: burstline run FILE.toml": "config-file",
-    "set the environment variable BURSTLINE_API_KEY": "api-key",
-}  # fmt: skip
-"""Our flags, or why none is needed, by those of vllm bench, guidellm, aiperf, genai-perf, inference-perf."""
-OTHERS: Final = {name: ours for ours, names in THEIRS.items() for name in names.split()}
-VERBS_OF_OTHERS: Final = {"bench": "run", "benchmark": "run", "profile": "run", "sweep": "run --rate 1,2"}
+
+@cache
+def others() -> dict[str, dict[str, str]]:
+    """Ours by the `flags`, `values` (patterns of both) and `commands` of other tools."""
+    tables = tomllib.loads(Path(__file__).with_name("other_tools.toml").read_text("utf-8"))
+    return tables | {"flags": {one: ours for ours, names in tables["flags"].items() for one in names.split()}}
 
 
 def counted(n: float, noun: str) -> str:
@@ -41,15 +27,26 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
+def of_others(flag: str, value: object) -> str:
+    """What another tool's flag with this value is here; "" where no value matters, or it is ours."""
+    said = f"{flag} {value}"
+    fits = ((re.fullmatch(pattern, said), ours) for pattern, ours in others()["values"].items())
+    return next((_told(said, fit.expand(ours)) for fit, ours in fits if fit), "")
+
+
+def _told(word: str, ours: str) -> str:
+    return f"{word} is {ours} here" if ours.startswith("-") else f"{word} is not needed: {ours}"
+
+
 def hint(word: str, known: Iterable[str]) -> str:
     """`did you mean --rate?`; for other words than flags all that are known, where none is near."""
     known, is_flag = list(known), word.startswith("-")
-    ours = OTHERS.get(word.lstrip("-").replace("_", "-"), "")
+    ours = others()["flags"].get(word.lstrip("-").replace("_", "-"), "")
     shown = ours if is_flag else ours.partition(" ")[0].lstrip("-").replace("-", "_")
     if ours and shown.partition(" ")[0] in known:
         return f"{word} is {shown} here"
     if ours and not ours.startswith("--"):
-        return f"it is not needed: {ours}"
+        return _told(word, ours)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if not is_flag and len(word) > 2:
         near = [each for each in known if word in each][:3] or near

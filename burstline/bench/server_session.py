@@ -257,7 +257,7 @@ def _check_running(engine: Engine, where: ServerOptions, longest_tok: int) -> No
     answering = engine_at(get, meant) if where.engine is not None else None  # else it is what answered
     if answering is not None and answering != meant and not engine.attach_only:
         other = ENGINES[answering]
-        if other.is_public and not other.attach_only:
+        if not other.is_stand_in and not other.attach_only:
             raise WorkloadError(
                 f"--engine {meant}: the server at {target.url} is {other.title}; drop --engine, "
                 f"or pass --engine {answering}"
@@ -476,13 +476,14 @@ def _probed(site: Site, say: Say) -> Site:
 
 
 def _every(period_s: float, say: Say) -> Callable[[float, str], None]:
-    """Report a start's progress once a period, because engines take minutes."""
-    next_s = time.monotonic() + period_s
+    """Report a start's progress once a period, because engines take minutes; each state once."""
+    next_s, last = time.monotonic() + period_s, ""
 
     def told(waited_s: float, state: str) -> None:
-        nonlocal next_s
+        nonlocal next_s, last
         if time.monotonic() >= next_s:
             next_s += period_s
-            say(f"  {waited_s:.0f} s: {state}")
+            say(f"  {waited_s:.0f} s: {'still starting' if state == last else state}")
+            last = state
 
     return told

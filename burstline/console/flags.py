@@ -46,12 +46,13 @@ def add_options(group: argparse._ActionsContainer, kind: type, *names: str, abou
 
 
 def _argument(row: Option) -> dict[str, Any]:
+    how: dict[str, Any]
     if row.is_switch:
         return {"action": "store_true"}
     if row.many:
-        return {"action": "append", "default": [], "metavar": row.metavar, "type": parser_of(row.parse)}
-    how: dict[str, Any] = {"default": row.default, "metavar": row.metavar}
-    how["type"] = parser_of(row.parse, swept=row.swept)
+        how = {"action": "append", "default": [], "metavar": row.metavar, "type": parser_of(row.parse)}
+        return how | ({"choices": row.choices} if row.choices else {})
+    how = {"default": row.default, "metavar": row.metavar, "type": parser_of(row.parse, swept=row.swept)}
     if row.once:
         how["action"] = Once
     if row.choices is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from burstline.console.flags import add_options, read_options
 from burstline.servers.redact import Secret
+from burstline.servers.registry import BUILT_IN
 from burstline.servers.settings import Settings
 from burstline.workloads.options import option, seconds
 
@@ -33,8 +34,7 @@ class ServerOptions:
     """
 
     engine: str | None = option(
-        "the engine to start: vllm, sglang, tgi, lightllm, trtllm, llamacpp, transformers, reference or "
-        "truth; or the engine of the server at --url",
+        f"the engine to start, or that of the server at --url: {', '.join(BUILT_IN)}",
         metavar="NAME",
         once=True,
     )

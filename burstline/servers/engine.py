@@ -63,8 +63,8 @@ class Engine:
     """The header in which each request names its index in the plan."""
     lora_path: Sequence[str] | None = ("model",)
     """Where in a request's body it reads an adapter's name; None: nowhere."""
-    is_public: bool = True
-    """Shown in lists for users; False for what only tests and the certificate use."""
+    is_stand_in: bool = False
+    """It may be asked as any other engine, and answers as that one."""
     tokenizes: bool = False
     """It has a `/tokenize` like vLLM's, or may have one (`tokenize_call` of `openai.py`)."""
     returns_ids: bool = False

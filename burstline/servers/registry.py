@@ -23,7 +23,7 @@ from burstline.servers.identity import Sign
 from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.workloads.request import Request, WorkloadError
 
-_BUILT_IN: Final[Mapping[str, str]] = {
+BUILT_IN: Final[Mapping[str, str]] = {
     "vllm": "vllm:Vllm",
     "tgi": "tgi:Tgi",
     "lightllm": "lightllm:Lightllm",
@@ -143,7 +143,7 @@ class _Registry(MutableMapping[str, Engine]):
         return len(list(iter(self)))
 
 
-ENGINES: Final = _Registry(_BUILT_IN)
+ENGINES: Final = _Registry(BUILT_IN)
 
 UNKNOWN = "openai"
 """The registry's name for a server that does not say what it is."""

@@ -100,7 +100,8 @@ def run_suite(
     folder = out / suite.folder_name
     if dry_run:
         lacking = [] if suite.platforms else [f"cannot run here: {each}" for each in lacks(slots)]
-        print("".join(f"# {line}\n" for line in (*fits(slots), *lacking, _time_of(slots))), end="")
+        lines = (*fits(slots), *lacking, *_made_and_sent(slots), _time_of(slots))
+        print("".join(f"# {line}\n" for line in lines), end="")
         words = (without_secrets(["burstline", *slot.argv(folder / slot.id)]) for slot in slots)
         print("\n".join(map(shlex.join, words)))
         return exit_codes.DONE
@@ -156,6 +157,18 @@ def lacks(slots: Sequence[Slot]) -> list[str]:
         except (WorkloadError, EngineError) as error:
             told.add(f"{slot.engine.name}: {error}")
     return sorted(told)
+
+
+def _made_and_sent(slots: Sequence[Slot]) -> Iterator[str]:
+    """The models that are made first, and each load with what it leaves to the defaults."""
+    for model in {slot.model.path: slot.model for slot in slots if slot.model.like is not None}.values():
+        if not (Path(model.path or "") / "config.json").exists():
+            weights = f"random weights ({', '.join(model.formats)})" if model.formats else "no weights"
+            yield f"{model.path} is made first: the shape of {model.like}, {weights}"
+    for load in {slot.workload.name: slot.workload for slot in slots}.values():
+        slos = f", SLOs {', '.join(load.goals.slo)}" if load.goals.slo else ""
+        search = f"highest load in {load.limit.budget_s:g} s; the first: " if load.limit else ""
+        yield f"{load.name}: {search}{load.load.title}{slos}"
 
 
 def _time_of(slots: Sequence[Slot]) -> str:

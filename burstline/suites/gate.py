@@ -6,18 +6,18 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from burstline.console import exit_codes
-from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.measure.record.typed_json import from_fields, plain
+from burstline.measure.stats.estimates import Estimate
 from burstline.reports.blocks import Block, Plot
-from burstline.reports.formats.text import markdown
+from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.comparison import Member
 from burstline.reports.model.gated import (
     BASELINE,
@@ -35,6 +35,7 @@ from burstline.reports.page.gate_blocks import gate_blocks, gate_json, gate_juni
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import without_secrets
 from burstline.suites.execution import all_finished_in, called, finished_in
+from burstline.workloads.options import option, seconds, words_of
 from burstline.workloads.request import WorkloadError
 
 CODES: Final = {
@@ -45,6 +46,54 @@ CODES: Final = {
 }
 OWN_FLAGS: Final = ("--out", "--repeats", "--restart", "--ray")
 """Flags of `run` that the gate itself decides."""
+LEAST_RUNS: Final = 6
+MOST_RUNS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What is judged, by which rule, and when to stop; flags of the command and arguments in Python."""
+
+    history: Path | None = option(
+        "compare the newest run in FOLDER, or the candidate, with the older ones",
+        parse=Path,
+        metavar="FOLDER",
+    )
+    metric: tuple[str, ...] = option(
+        "number to compare (e2e.p50); repeatable", (), many=True, choices=tuple(NUMBERS)
+    )
+    margin: float = option("less is called the same (5)", 5.0, parse=float, metavar="PERCENT")
+    max_runs: int = option("maximum runs of both contenders (20)", 20, parse=int, metavar="N")
+    budget_s: float | None = option("start no pair that would end later", parse=seconds, metavar="S")
+    anyway: bool = option("use disturbed runs and runs of different work", False, parse=bool)
+
+    def rule(self) -> Rule:
+        """The rule that they make; WorkloadError where one is out of its range."""
+        if not 0 < self.margin < 100:
+            raise WorkloadError(f"--margin {self.margin:g}: expected percent, above 0 and below 100")
+        if not LEAST_RUNS <= self.max_runs <= MOST_RUNS:
+            raise WorkloadError(f"--max-runs {self.max_runs}: expected {LEAST_RUNS} to {MOST_RUNS}")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise WorkloadError(f"--budget-s {self.budget_s:g}: expected seconds above 0")
+        numbers = tuple(NUMBERS[name] for name in dict.fromkeys(self.metric or ["e2e.p50"]))
+        return Rule(numbers, self.margin / 100, self.max_runs // 2, self.anyway)
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What a gate decided. `path` is its folder, `document` the content of its `gate.json`.
+
+    `ratios` are the candidate's number over the baseline's with their intervals, by name.
+    """
+
+    outcome: GateOutcome
+    path: Path
+    ratios: Mapping[str, Estimate] = field(repr=False)
+    document: Mapping[str, Any] = field(repr=False)
+    blocks: Sequence[Block] = field(repr=False)
+
+    def __str__(self) -> str:
+        return text(self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +126,44 @@ class GateInputs:
         return _page(judged, gate_blocks(judged, self.command), members)
 
 
-def run_gate(
-    baseline: str, candidate: str, shared: Sequence[str], rule: Rule, out: Path, budget_s: float | None
-) -> int:
-    """Run A B B A ... until it is decided, the most runs are done or the next pair would exceed the budget.
+def gated(contenders: Sequence[str], shared: Sequence[str], options: GateOptions, out: Path) -> GateResult:
+    """Judge two contenders, or with a history the one that is named, else the newest run, and write it all.
 
     Contenders are a URL or the words of a `run` command, to which `shared` are added; the baseline may be the
-    folder of a run or of several, whose numbers are then used as they are. Returns the exit code.
+    folder of a run or of several, whose numbers are then used as they are.
     """
+    rule, start_s, n = options.rule(), time.monotonic(), len(contenders)
+    if options.history is not None:
+        if n > 1:
+            raise WorkloadError("--history judges one run: name one candidate, or none for the newest run")
+        folder, members = _newest(options.history, next(iter(contenders), None), shared, out)
+    elif n == 2:
+        folder, members = _in_turn(contenders, shared, rule, out, options.budget_s)
+    else:
+        raise WorkloadError(f"{n} contenders: expected BASELINE and CANDIDATE, or --history FOLDER")
+    words = (*contenders, *words_of(options), "--out", str(out), *(["--", *shared] if shared else ()))
+    command, judged = shlex.join(without_secrets(["burstline", "gate", *words])), _judge(members, rule)
+    runs = (JudgedRun(m.label, str(Path(m.href).parent), m.repeat) for m in members)
+    blocks, inputs = gate_blocks(judged, command), GateInputs(command, rule, tuple(runs))
+    document = gate_json(judged) | {"inputs": plain(inputs)}
+    (folder / "report.html").write_text(_page(judged, blocks, members), "utf-8")
+    (folder / "summary.md").write_text(markdown(blocks), "utf-8")
+    (folder / "junit.xml").write_text(gate_junit(judged, time.monotonic() - start_s), "utf-8")
+    write_json(folder / "gate.json", document)
+    for plot in (block for block in blocks if isinstance(block, Plot)):
+        (folder / f"{plot.id}.svg").write_text(standalone_svg(plot), "utf-8")
+    ratios = {number.headline.title: look.ratio for number, look in judged.known}
+    return GateResult(judged.outcome, folder, ratios, document, blocks[:-1])
+
+
+def _in_turn(
+    contenders: Sequence[str], shared: Sequence[str], rule: Rule, out: Path, budget_s: float | None
+) -> tuple[Path, list[Member]]:
+    """Run A B B A ... until it is decided, the most runs are done or the next pair would exceed the budget.
+
+    Returns the new folder, and the runs in it.
+    """
+    baseline, candidate = contenders
     stored = stored_runs(Path(baseline)) if Path(baseline).is_dir() else []
     argvs = {CANDIDATE: argv_of(candidate, shared)}
     if not stored:
@@ -104,20 +183,20 @@ def run_gate(
         longest_s = max(longest_s, ended_s - began_s)
         if judged.is_over or (budget_s is not None and ended_s - start_s + longest_s > budget_s):
             break
-    return _report(folder, judged, start_s, members)
+    return folder, members
 
 
-def run_history(history: Path, candidate: str | None, shared: Sequence[str], rule: Rule, out: Path) -> int:
-    """Judge a run by the series of those in a folder: the candidate, or the newest of them."""
-    runs, start_s = stored_runs(history), time.monotonic()
-    folder, new = _new_folder(out), list[Run]()
+def _newest(
+    history: Path, candidate: str | None, shared: Sequence[str], out: Path
+) -> tuple[Path, list[Member]]:
+    """A new folder; the runs of the history, with the candidate if it is named."""
+    runs, folder, new = stored_runs(history), _new_folder(out), list[Run]()
     if candidate is not None and Path(candidate).is_dir():
         new = stored_runs(Path(candidate))
     elif candidate is not None:
         new = [run_in(folder / CANDIDATE, argv_of(candidate, shared), CANDIDATE)]
     each = originals([*new, *runs])[0]
-    members = [_member(CANDIDATE if run in new else "", run, folder) for run in each]
-    return _report(folder, _judge(members, rule), start_s, members)
+    return folder, [_member(CANDIDATE if run in new else "", run, folder) for run in each]
 
 
 def _member(label: str, run: Run, folder: Path, repeat: int | None = None) -> Member:
@@ -196,22 +275,3 @@ def _page(judged: Judged, blocks: Sequence[Block], members: Sequence[Member]) ->
     """With both contenders side by side, also where none of their runs counts."""
     is_series = all(member.label != BASELINE for member in members)
     return gate_page(judged, blocks, None if is_series else judged.case or compared(members, judged.rule))
-
-
-def _report(folder: Path, judged: Judged, start_s: float, members: Sequence[Member]) -> int:
-    """Write and print the result; its exit code."""
-    command = shlex.join(without_secrets(["burstline", *sys.argv[1:]]))
-    runs = (JudgedRun(m.label, str(Path(m.href).parent), m.repeat) for m in members)
-    inputs = GateInputs(command, judged.rule, tuple(runs))
-    blocks, page = gate_blocks(judged, command), folder / "report.html"
-    page.write_text(_page(judged, blocks, members), "utf-8")
-    (folder / "summary.md").write_text(markdown(blocks), "utf-8")
-    lasted_s = time.monotonic() - start_s
-    (folder / "junit.xml").write_text(gate_junit(judged, lasted_s), "utf-8")
-    write_json(folder / "gate.json", gate_json(judged) | {"inputs": plain(inputs)})
-    for plot in blocks:
-        if isinstance(plot, Plot):
-            (folder / f"{plot.id}.svg").write_text(standalone_svg(plot), "utf-8")
-    show(blocks[:-1])
-    print(f"Report: {page}")
-    return CODES[judged.outcome]

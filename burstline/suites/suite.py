@@ -194,6 +194,11 @@ def suite_file(path: Path) -> Path:
 
 def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key; RooflineError where it is no TOML."""
+    if path.suffix in (".yaml", ".yml"):
+        raise WorkloadError(
+            f"{path}: expected a suite's TOML file; inference-perf's YAML is here --url, --rate and "
+            "--duration-s for its stages, and --prompt-tokens and --output-tokens for its data"
+        )
     try:
         raw = read_toml(path)
     except OSError as error:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from burstline.wording import hint
-from burstline.workloads.options import Option, as_text, on_or_off, options_of
+from burstline.wording import hint, of_others
+from burstline.workloads.options import Option, as_text, flag_of, on_or_off, options_of
 from burstline.workloads.request import WorkloadError
 
 
@@ -22,8 +22,10 @@ class TomlTable:
     where: str
 
     def only(self, *known: str) -> None:
-        """Refuse every other key, naming the nearest known one."""
-        for key in self.raw:
+        """Refuse every other key, naming the nearest known one, and the values of other tools."""
+        for key, value in self.raw.items():
+            if told := of_others(flag_of(key), value):
+                raise WorkloadError(f"{self.where}: {told}")
             if key not in known:
                 raise WorkloadError(f"{self.where}: unknown key {key!r}; {hint(key, known)}")
 
@@ -42,13 +44,15 @@ class TomlTable:
     def _option(self, row: Option) -> Any:
         value = self.raw[row.name]
         if row.many:
-            return tuple(map(row.parse, self.get(row.name, list, [])))
+            return tuple(self._parsed(row, text) for text in self.get(row.name, list, []))
         if row.bare is not None and isinstance(value, bool):
             return row.bare if value else row.default
         if row.parse in (int, float, bool):
             return self.get(row.name, row.parse, None)
         is_number = isinstance(value, int | float) and (not isinstance(value, bool) or row.parse is on_or_off)
-        text = as_text(value) if is_number else self.get(row.name, str, None)
+        return self._parsed(row, as_text(value) if is_number else self.get(row.name, str, None))
+
+    def _parsed(self, row: Option, text: str) -> Any:
         try:
             found = row.parse(text)
         except ValueError as error:

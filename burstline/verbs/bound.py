@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         required=True,
         nargs="+",
+        action="extend",
         help="one device, or several to compare: an id, the driver's name, your own .toml file, or cpu",
     )
     completed(device, "devices")

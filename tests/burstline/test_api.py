@@ -169,7 +169,7 @@ def test_a_figure_is_the_reports_own() -> None:
 @pytest.mark.slow
 def test_the_how_to_runs_as_printed(tmp_path: Path) -> None:
     text = (ROOT / "docs/howto/python.md").read_text("utf-8")
-    sends, plots, logs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    sends, _, plots, logs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
     def python(program: str, *argv: str | Path) -> str:
         argv = (sys.executable, "-c", program, *argv)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from burstline.wording import OTHERS
+from burstline.wording import others
 
+OTHERS = others()["flags"]
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 PEERS = "guidellm==0.5.0", "aiperf==0.13.0", "genai-perf==0.0.16", "inference-perf==0.7.0"
 FLAG = re.compile(r"""["']--([a-z][a-z0-9_-]+)""")

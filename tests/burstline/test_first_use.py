@@ -11,23 +11,24 @@ from pathlib import Path
 import pytest
 
 import burstline
-from burstline.bench import repeats
+from burstline.bench import repeats, server_session
 from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
 from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.redact import Secret
-from burstline.servers.registry import ENGINES
+from burstline.servers.registry import BUILT_IN, ENGINES
 from burstline.suites import execution
-from burstline.verbs import compare
+from burstline.verbs import compare, engines
 from burstline.verbs import run as run_verb
-from burstline.wording import OTHERS, hint
+from burstline.wording import hint, of_others, others
 from burstline.workloads.load import load_of
 from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 from tests.burstline.test_compare import another
 
+OTHERS, VALUES = others()["flags"], others()["values"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,7 +41,7 @@ def parser_of_run() -> Parser:
 @pytest.mark.parametrize("theirs", sorted(OTHERS))
 def test_another_tools_flag_names_one_that_a_run_has(theirs):
     ours, flags = OTHERS[theirs], parser_of_run().flags()
-    told = f"--{theirs} is {ours} here" if ours.startswith("--") else f"it is not needed: {ours}"
+    told = f"--{theirs} is {ours} here" if ours.startswith("--") else f"--{theirs} is not needed: {ours}"
     assert ours.partition(" ")[0] in flags or not ours.startswith("--")
     assert hint(f"--{theirs}", flags) == told
 
@@ -60,8 +61,28 @@ def test_the_page_for_those_who_come_from_other_tools_has_every_row():
             ["run", "--target", "u", "--num-prompts", "3", "--concurency", "8"],
             "--target is --url here; --num-prompts is --requests here; did you mean --concurrency?",
         ),
-        (["run", "--backend", "vllm"], "it is not needed: the engine at --url is recognised"),
-        (["run", "--ignore-eos"], "it is not needed: each reply gets exactly --output-tokens"),
+        (["run", "--backend", "vllm"], "is not needed: the engine at --url is recognised"),
+        (["run", "--ignore-eos"], "is not needed: each reply gets exactly --output-tokens"),
+        (
+            ["run", "--data", "prompt_tokens=512,output_tokens=128", "--target=u", "--goodput=ttft:200"],
+            "512 --output-tokens 128 here; --target is --url here; --goodput ttft:200 is --slo 'ttft<=200ms'",
+        ),
+        (
+            ["run", "--data", '{"prompt_tokens": 512, "output_tokens": 128}'],
+            "is --prompt-tokens 512 --output",
+        ),
+        (["run", "--url", "http://h:1", "--endpoint", "/v1/completions"], "is --endpoint completions here"),
+        (["run", "--profile", "sweep"], "--profile sweep is --rate 1,2,4 here"),
+        (["limit", "--rate", "inf", "--slo", "ttft.p90<=1s"], "--rate inf is not needed: without it all"),
+        (
+            ["run", "config.yml"],
+            "config.yml: expected a suite's TOML file; inference-perf's YAML is here",
+        ),
+        (
+            ["--print-completion"],
+            "--print-completion '': expected one of bash, zsh, tcsh, fish, powershell; try",
+        ),
+        (["--print-completion=elvish"], "--print-completion 'elvish': expected one of bash"),
         (["run", "--duration", "30"], "did you mean --duration-s?"),
         (["sweep"], "it is `burstline run --rate 1,2` here"),
         (["run", "--rate", "many"], "expected requests per second such as 10, or 10/s, not 'many'"),
@@ -85,6 +106,35 @@ def test_a_slip_is_told_with_what_to_write_instead(argv, told, capsys):
         code = int(str(ended.code))
     assert code == 2
     assert told in capsys.readouterr().err
+
+
+def test_every_value_on_the_page_is_answered_as_the_page_says(capsys):
+    page = (ROOT / "docs" / "howto" / "coming-from.md").read_text()
+    rows = re.findall(r"^\| `(--[\w-]+) (\S.*?)` \| (.*?) \|$", page, re.MULTILINE)
+    matched = {
+        pattern for pattern in VALUES for flag, value, _ in rows if re.fullmatch(pattern, f"{flag} {value}")
+    }
+    assert matched == set(VALUES)
+    for flag, value, ours in rows:
+        told = f"is {ours.strip('`')} here" if ours.startswith("`") else f"is not needed: {ours}"
+        assert of_others(flag, value) == f"{flag} {value} {told}"
+        with pytest.raises(SystemExit, match="2"):
+            main(["run", flag, value])
+        assert capsys.readouterr().err.splitlines()[0] == f"burstline run: {flag} {value} {told}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--data", "q.csv,prompt=question"), ("--rate", "2"), ("--slo", "ttft.p99<=2s"), ("--endpoint", "chat"),
+     ("--profile", "traces"), ("--arrival", "poisson"), ("--extra-body", '{"min_p": 0.1}')],
+)  # fmt: skip
+def test_our_own_values_are_never_taken_for_another_tools(flag, value):
+    assert of_others(flag, value) == ""
+
+
+def test_python_and_a_suite_answer_another_tools_value_too():
+    with pytest.raises(WorkloadError, match="is --prompt-tokens 512 --output-tokens 128 here"):
+        burstline.run(engine="truth", data="prompt_tokens=512,output_tokens=128")
 
 
 def test_a_key_or_an_argument_of_another_tool_is_told_in_our_words():
@@ -181,7 +231,18 @@ def test_a_suite_tells_what_is_missing_before_its_first_run_and_in_its_dry_run(t
     assert main(["run", str(suite), "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "# cannot run here: vllm: /nonsense/python does not run" in told
+    assert "# burst: 4 requests of 512 → 64 tokens, all at once" in told
     assert "# 4 runs: 2.0 min of load, and the starts; 2 last until all replies are there" in told
+
+
+def test_a_dry_run_tells_which_models_are_made_and_makes_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = 'path = "made"\nlike = "reference"\nformat = "gguf"'
+    Path("made.toml").write_text(ENGINES_OF_A_DUEL.replace('path = "{model}"', asked))
+    assert main(["run", "made.toml", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "# made is made first: the shape of reference, random weights (gguf)\n" in told
+    assert not Path("made").exists()
 
 
 @pytest.mark.parametrize(
@@ -265,11 +326,37 @@ def test_the_help_of_run_in_python_shows_every_option():
         assert re.search(rf"^    {name}: .", told, re.MULTILINE), name
 
 
-def test_the_engines_in_the_help_are_those_that_can_be_started(capsys):
+@pytest.mark.parametrize("verb", ["run", "serve", "limit"])
+def test_the_engines_in_the_help_are_those_that_engines_lists(verb, capsys, monkeypatch):
+    monkeypatch.setattr(engines, "engine_at", lambda _: None)
+    monkeypatch.setattr(engines, "_installed", lambda _: "-")
+    assert main(["engines"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     with pytest.raises(SystemExit):
-        main(["run", "--help"])
+        main([verb, "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    startable = {name for name, engine in ENGINES.items() if not engine.attach_only}
-    listed = re.search(r"the engine to start: (.*?);", told)
-    assert listed
-    assert set(re.findall(r"\w+", listed[1])) - {"or"} == startable
+    shown = re.search(r"or that of the server at --url: ([\w, -]+?)(?= --| options|$)", told)
+    assert shown
+    assert shown[1].split(", ") == listed == list(BUILT_IN)
+
+
+def test_a_start_tells_each_state_once(monkeypatch):
+    said: list[str] = []
+    clock = iter(range(0, 100, 10))
+    monkeypatch.setattr(server_session.time, "monotonic", lambda: next(clock))
+    told = server_session._every(10.0, said.append)
+    for waited_s, state in ((10, "reserved_cpus=[]"), (20, "reserved_cpus=[]"), (30, "warming up, 2 s")):
+        told(waited_s, state)
+    assert said == ["  10 s: reserved_cpus=[]", "  20 s: still starting", "  30 s: warming up, 2 s"]
+
+
+def test_devices_may_be_named_by_one_flag_or_by_a_flag_each(capsys):
+    told = []
+    for devices in (
+        ["--device", "h100-sxm5-80g", "b200-sxm"],
+        ["--device=h100-sxm5-80g", "--device=b200-sxm"],
+    ):
+        assert main(["bound", "--model", "llama-3.1-8b", *devices]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert "H100-SXM5-80G" in told[0]

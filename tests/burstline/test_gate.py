@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from html import unescape
@@ -11,6 +12,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
+import burstline
 from burstline.cli import main
 from burstline.reports.model.gated import NUMBERS, Rule, judge_series
 from burstline.reports.page.gate_blocks import figure
@@ -114,6 +116,61 @@ def test_the_same_passes_and_so_does_a_faster_one(servers):
     slower["candidate"] = 0.8
     assert main(["gate", *PAIR, "--out", "faster"]) == 0
     assert result("faster")["outcome"] == "BETTER"
+
+
+def test_python_gates_as_the_command_does_and_keeps_a_command_that_repeats_it(servers, capsys):
+    slower, _ = servers
+    slower["candidate"] = 1.15
+    result = burstline.gate(*PAIR, metric=["ttft.p50", "e2e.p50"], max_runs=12, requests=40, out="here")
+    assert isinstance(result, burstline.GateResult)
+    assert result.outcome == "WORSE"
+    low, high = result.ratios["E2E p50"].low, result.ratios["E2E p50"].high
+    assert low < 1.15 < high
+    assert result.document == json.loads((result.path / "gate.json").read_text())
+    assert str(result).startswith("WORSE: TTFT p50 worse: +")
+    again = shlex.split(result.document["inputs"]["command"])
+    assert again == [
+        *("burstline", "gate", *PAIR, "--metric", "ttft.p50", "--metric", "e2e.p50", "--max-runs", "12"),
+        *("--out", "here", "--", "--requests", "40"),
+    ]
+    assert main(again[1:]) == 3
+    assert json.loads(Path("here/gate-002/gate.json").read_text())["inputs"]["command"] == shlex.join(again)
+    history = burstline.gate(history="here")
+    assert history.document["outcome"] == history.outcome
+
+
+def test_the_how_tos_gate_runs_as_printed(servers, capsys):
+    text = (Path(__file__).parents[2] / "docs/howto/python.md").read_text("utf-8")
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "burstline.gate(" in each
+    )
+    slower, order = servers
+    slower["candidate"] = 1.5
+    exec(block, {})
+    kept = json.loads(Path("runs/gate-001/gate.json").read_text())
+    shown = capsys.readouterr().out.splitlines()
+    assert len(order) == 6
+    assert shown[-1] == "WORSE runs/gate-001/report.html"
+    assert [line.rsplit(maxsplit=3)[0] for line in shown[:-1]] == list(kept["numbers"])
+
+
+@pytest.mark.parametrize(
+    ("contenders", "options", "told"),
+    [
+        (PAIR, {"metric": ["e2e.p51"]}, "metric 'e2e.p51'; expected one of "),
+        (PAIR, {"metric": "e2e.p50"}, "metric must be a list of strings, not str 'e2e.p50'"),
+        (PAIR, {"margn": 3}, "unknown key 'margn'; did you mean margin?"),
+        (PAIR, {"max_runs": 2}, "--max-runs 2: expected 6 to 200"),
+        (PAIR, {"num_prompts": 2}, "num_prompts is requests here"),
+        (PAIR[:1], {}, "1 contenders: expected BASELINE and CANDIDATE, or --history FOLDER"),
+        (("runs", "http://h:1"), {"history": "."}, "--history judges one run"),
+        (PAIR, {"out": 5}, "out must be a folder, not int 5"),
+    ],
+)
+def test_python_refuses_a_gate_before_its_first_run(contenders, options, told, servers, tmp_path):
+    with pytest.raises(WorkloadError, match=re.escape(told)):
+        burstline.gate(*contenders, **options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_runs_leave_open_is_an_error_of_its_own(servers, capsys):

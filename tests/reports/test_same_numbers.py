@@ -97,7 +97,7 @@ def latency_rows(lines: list[str], columns: list[str]) -> Shown:
     """Rows such as `TTFT ↓  s  13.7  [13.2, 14.1]  25.7 ...`, whatever stands between the cells."""
     found: Shown = {}
     for line in lines:
-        for title in (*LATENCIES, "Interactivity"):
+        for title in (*LATENCIES, "E2E interactivity"):
             if match := re.match(rf"\|?\s*{title}(?:\u00a0|\s)*[↓↑]\s*\|?\s+(s|ms|µs|tok/s)\s+\|?(.*)", line):
                 values = re.findall(VALUE, match[2].replace("|", " "))
                 for column, (value, interval) in zip(columns, values, strict=False):
@@ -147,7 +147,7 @@ def test_latencies_are_the_same_in_every_format(run, tmp_path, capsys):
     assert len(page) >= 4 * 4
     summary = in_json(run.path)
     for (title, p), shown in page.items():
-        path = ("interactivity",) if title == "Interactivity" else ("metrics", LATENCIES[title])
+        path = ("interactivity",) if title == "E2E interactivity" else ("metrics", LATENCIES[title])
         check(shown, summary.figure(*path, p), (title, p))
     columns = [p for p in PERCENTILES if ("E2E", p) in page]
     terminal = printed(["report", "--format", "text", str(run.path)], capsys)

@@ -201,10 +201,10 @@ METRICS: Final[dict[str, Metric]] = {
         of=lambda c: e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan),
     ),
     "interactivity": Metric(
-        "Interactivity",
+        "E2E interactivity",
         "1 / percentile of NTPOT",
-        "output tokens per second of E2E: how fast one user is served; its p99 is the slow end",
-        "InferenceX's horizontal axis",
+        "output tokens per second of E2E, with the first token; its p99 is the slow end",
+        "InferenceX's agentic charts; those of fixed lengths use 1 / TPOT",
         unit="tok/s",
         better="higher",
     ),

@@ -30,7 +30,7 @@ class Truth(Engine):
     )
     speaks = "completions"
     index_header = "x-burstline-index"
-    is_public = False
+    is_stand_in = True
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline-truth")),)
     brings_model = True
     gauge_names: Mapping[str, Sequence[str]] = {
