@@ -195,9 +195,9 @@ def main() -> int:
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # without caches each of the many processes compiles all modules
     rows: list[Row] = []
 
-    def beside(commands: Mapping[str, str], *, tests: bool = False) -> None:
+    def beside(commands: Mapping[str, str]) -> None:
         with ThreadPoolExecutor(len(commands)) as pool:
-            steps = [pool.submit(step, *each, env, tests=tests, beside=True) for each in commands.items()]
+            steps = [pool.submit(step, *each, env, beside=True) for each in commands.items()]
             rows.extend(each.result() for each in steps)
 
     # As README has it: by pip, if there is no uv. Later environments take their wheels from the cache.
@@ -230,10 +230,10 @@ def main() -> int:
     env["BURSTLINE_TRANSFORMERS_PYTHON"] = str(ROOT / ".venv/bin/python")
     rows.append(step("slow", "make slow", env, tests=True))
     rows.append(step("timing", "make timing", env, tests=True))
-    # Neither judges times, and containers wait for their daemon and for each other.
-    last = ("browser",) if why else ("browser", "containers")
-    beside({name: f"make {name}" for name in last}, tests=True)
-    for row in rows[-len(last) :]:
+    rows.append(step("browser", "make browser", env, tests=True))
+    if not why:
+        rows.append(step("containers", "make containers", env, tests=True))
+    for row in rows[-1 if why else -2 :]:
         if row.skipped:
             row.fail("no test of this step may be skipped")
     if why:
