@@ -24,14 +24,9 @@ from burstline.reports.figures.drawing import (
 )
 from burstline.reports.figures.scatter import LETTER, LINE
 from burstline.reports.number_format import number
+from burstline.reports.sentences import say
 
 ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
-EXPLAINED = (
-    "Each row compares one number. Points to the right of the middle line mean that the first is better, "
-    "points to the left that the second is. The bar is the confidence interval over runs (level in the "
-    "table): where it crosses the line, the comparison is inconclusive. Small dots are single runs, compared "
-    "with the other's mean. Grey: not significant after correcting for all numbers, or the same within 3%."
-)
 LABEL, LABEL_NARROW = 80.0, 44.0
 """The least distance between two ticks that are written, `1.1× better` or `1.1×`, CSS pixels."""
 TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -117,17 +112,10 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         name,
         f"{first} against {second}",
         finding,
-        EXPLAINED if explain else "",
+        say("figure.forest") if explain else "",
         in_both_widths(name, draw),
         table(f"{first} compared with {second}", columns, rows, text=(0, 1, 2, 3)),
     )
-
-
-SERIES_EXPLAINED = (
-    "A dot is a run. The band is what the earlier good runs let expect of it: as wide as the noise between "
-    "them, drift included, for the stated rate of false alarms. A run outside the band is a diamond, and "
-    "does not count for the band of later ones."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +137,9 @@ def history(
     finding: str,
     *,
     of: str = "run",
-    explained: str = SERIES_EXPLAINED,
+    explained: str = "figure.series",
 ) -> Plot:
-    """The values of all runs, or of what else `of` says, over their number, from 1."""
+    """The values of all runs, or of what else `of` says, over their number; `explained` is a code."""
     places = range(1, len(dots) + 1)
 
     def draw(drawing: str, width: float) -> Drawing:
@@ -175,6 +163,5 @@ def history(
         for k, dot in zip(places, dots, strict=True)
     ]
     columns = ["Number", of.capitalize(), f"{title} ({unit})", "Expected from", "to"]
-    return Plot(
-        name, title, finding, explained, in_both_widths(name, draw), table(title, columns, rows, text=(1,))
-    )
+    shown = table(title, columns, rows, text=(1,))
+    return Plot(name, title, finding, say(explained), in_both_widths(name, draw), shown)

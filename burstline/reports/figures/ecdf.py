@@ -32,17 +32,6 @@ from burstline.reports.number_format import Scale, number, point, scale_for
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 MOST_STEPS = 1500
-EXPLAINED = (
-    "Go from a share on the left to the curve, then down: that share of all planned requests had this "
-    "latency or less. If requests failed, the curve ends below "
-    "100%. The figure does not show when in the run a request was sent, or how much "
-    "another run would differ."
-)
-OVERLAID = (
-    "Of two curves the one further left is faster; where curves cross, each is faster for a part of the "
-    "requests. All runs of a contender are drawn as one curve. If requests failed, it ends below 100%. "
-    "The figure does not show how much another run would differ."
-)
 LEGEND_LINE = 18
 NO_BOUNDS: Mapping[str, float] = {}
 

@@ -31,6 +31,7 @@ from burstline.reports.figures.drawing import (
 )
 from burstline.reports.figures.run_figures import FOOT, Span, evenly, grey, head_room, outline, segments
 from burstline.reports.number_format import Scale, number, point, reach_of, scale_for, scale_of
+from burstline.reports.sentences import say
 
 Bounds = Mapping[str, Mapping[str, float]]
 """By metric the bounds of its SLOs, in seconds, by their words: `{"TTFT": {"p90 ≤ 100 ms": 0.1}}`."""
@@ -92,16 +93,10 @@ def over_time(
         figure.subplots_adjust(hspace=0.42)
         return drawn(figure, drawing, panels[-1], "")
 
-    thinned = ", thinned to the fastest, the median and the slowest of each few" if len(x) > DOTS else ""
-    return Plot(
-        "over-time",
-        title,
-        finding,
-        f"Each dot is a request{thinned}. A drift, a stall or a slow start shows here and in no percentile."
-        f"{' The grey parts are not measured.' if greyed else ''}",
-        in_both_widths("over-time", draw, wide=wide),
-        ALL_REQUESTS,
-    )
+    thinned, left_out = say("figure.thinned") * (len(x) > DOTS), say("figure.greyed") * bool(greyed)
+    explained = say("figure.over-time", thinned=thinned, greyed=left_out)
+    drawings = in_both_widths("over-time", draw, wide=wide)
+    return Plot("over-time", title, finding, explained, drawings, ALL_REQUESTS)
 
 
 def _rolled(values: Floats, starts: Ints, size: int) -> Floats:
@@ -185,8 +180,7 @@ def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding:
         "time-split",
         "Where a request's time goes",
         finding,
-        "Each bar is the mean of the requests whose E2E lies round that percentile, from the client's own "
-        f"records. A stall is a gap between tokens longer than 200 ms and than 5 median gaps.{also}",
+        say("figure.time-split", also=also),
         (attempt("time-split", NARROW, draw),),
         table("Where a request's time goes", ["Part", *(f"{g} ({scale.unit})" for g in groups)], rows),
     )
@@ -241,15 +235,8 @@ def ranges(
         return drawn(figure, drawing, panel, "")
 
     title = "Percentiles" if any(known.values()) else "Each request"
-    return Plot(
-        "ranges",
-        title,
-        finding,
-        "Each line begins at 0 and has its own scale. The dot is the median, rings are higher percentiles, "
-        "pale bars 95% confidence intervals, with an arrow where one has no upper end.",
-        (attempt("ranges", NARROW, draw),),
-        LATENCIES,
-    )
+    drawings = (attempt("ranges", NARROW, draw),)
+    return Plot("ranges", title, finding, say("figure.ranges"), drawings, LATENCIES)
 
 
 def _draw_range(panel: Axes, k: int, own: Mapping[str, Estimate], scale: Scale, top: float) -> None:

@@ -32,6 +32,7 @@ from burstline.reports.figures.drawing import (
     write,
 )
 from burstline.reports.number_format import Scale, duration, number, scale_for
+from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import (
     Bar,
     DeviceFacts,
@@ -59,11 +60,6 @@ class _Dot:
         return min(self.predicted, self.measured or self.predicted)
 
 
-EXPLAINED = (
-    "Each dot is one matrix product or attention of a typical step of this phase. Its distance below the "
-    "solid line is what a perfect kernel could gain. Left of the ridge, bandwidth is the limit; right of it, "
-    "arithmetic. The horizontal axis depends on the shapes only. Time between kernels is not shown."
-)
 LEAST_SHARE = 0.002
 """Parts of the waterfall below this share of the run are not drawn."""
 
@@ -275,8 +271,7 @@ def modules(phase: PhaseRow) -> Plot:
         name,
         f"A step of {phase.phase}, module by module",
         f"Of {duration(phase.step_s)} {longest[0]} takes {longest[1] / phase.step_s:.0%}.",
-        "Modules in the order in which they first run; one that is longer above than below takes longer than "
-        "the roofline model predicts. Parts without room for a name are in the table.",
+        say("figure.modules"),
         in_both_widths(name, draw),
         f"profile-bounds-{phase.phase}",
     )
@@ -310,10 +305,7 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
         f"The hardware could have served this load in {duration(bars[0].seconds)}; it took "
         f"{duration(measured_s)}. The largest part of the difference is {gap.name}: "
         f"{duration(gap.seconds)}, {share:.0%} of the run.",
-        "Read from the top: each bar starts where the one above ends, so that together they make up the "
-        "whole run; the longest is what to look at first. Bars are differences between what was measured and "
-        "what the model of the hardware says, not things that a clock saw one after the other; a bar that "
-        "goes back was faster than predicted.",
+        say("figure.waterfall"),
         in_both_widths("waterfall", draw),
         _spans_table(bars, measured_s, scale),
     )

@@ -33,6 +33,7 @@ from burstline.reports.figures.drawing import (
     write,
 )
 from burstline.reports.number_format import Scale, number, scale_for
+from burstline.reports.sentences import say
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
@@ -99,9 +100,7 @@ def timeline(
         "timeline",
         "Requests, tokens and memory over time",
         finding,
-        f"All panels share one time axis: look for what changes together. Each bin is {edges[1]:g} s wide. "
-        "Rates are the mean of a bin and levels its maximum, so a rate hides peaks shorter than a bin."
-        f"{' The grey parts are not measured.' if greyed else ''}",
+        say("figure.timeline", width=f"{edges[1]:g}", greyed=say("figure.greyed") * bool(greyed)),
         in_both_widths("timeline", draw),
         _timeline_table(edges, panels, scales),
     )
@@ -195,23 +194,9 @@ def request_rows(c: Columns, order: Ints, title: str, finding: str, numbers: str
         margins(figure, top=head_room(width), bottom=FOOT)
         return drawn(figure, drawing, panel, "y" if is_burst else "")
 
-    how = (
-        "Each row is one request from when it was due, in the order of sending; with many requests rows are "
-        "thinner than a pixel."
-        if is_burst
-        else "Each request stands from when it was due in the first free lane: there are as many lanes as "
-        "requests were in flight at once."
-    )
-    return Plot(
-        "rows",
-        title,
-        finding,
-        f"{how} The colour changes at the first token, so a long first part is time in the queue and in "
-        "prefill.",
-        in_both_widths("rows", draw),
-        numbers,
-        tuple(order.tolist()),
-    )
+    explained = say("figure.rows", how=say("figure.rows-burst" if is_burst else "figure.rows-lanes"))
+    drawings = in_both_widths("rows", draw)
+    return Plot("rows", title, finding, explained, drawings, numbers, tuple(order.tolist()))
 
 
 def _lanes(due_s: Floats, ended_s: Floats) -> Floats:

@@ -38,10 +38,6 @@ NEXT: Final[dict[GateOutcome, tuple[str, str]]] = {
     GateOutcome.UNDECIDED: ("", ""),
 }
 """What to do by outcome: of two contenders, and of a series; "" where the reasons say it."""
-PAIRS_EXPLAINED: Final = (
-    "A dot is the candidate's number over the baseline's in one pair of runs, in the order of time. The "
-    "band is the margin: inside it the two are the same. The gate judges all pairs together, not each alone."
-)
 
 
 def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
@@ -184,7 +180,7 @@ def _pairs(judged: Judged, number: Number) -> Plot:
     n_out = sum(not 1 / most <= ratio <= most for ratio in number.ratios)
     finding = f"{n_out} of {counted(len(dots), of)} {'lies' if n_out == 1 else 'lie'} outside the margin."
     name = f"{of}s-{'-'.join(number.headline.path[1:])}"
-    return history(name, title, "ratio", dots, finding, of=of, explained=PAIRS_EXPLAINED)
+    return history(name, title, "ratio", dots, finding, of=of, explained="figure.pairs")
 
 
 def gate_junit(judged: Judged, lasted_s: float) -> str:

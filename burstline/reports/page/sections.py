@@ -24,7 +24,6 @@ from burstline.reports.number_format import count, duration, in_brackets, number
 from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
 from burstline.reports.page.estimate_tables import (
-    LETTERS,
     glossary_table,
     group_table,
     headline_latencies,
@@ -33,6 +32,7 @@ from burstline.reports.page.estimate_tables import (
     whole_run,
 )
 from burstline.reports.page.first_screen import bounds_of, is_burst, left_out
+from burstline.reports.sentences import say
 from burstline.wording import counted
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
@@ -96,7 +96,7 @@ def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
     contender = Contender(view.manifest.engine, (view,))
-    return side_of(distributions([contender], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
+    return side_of(distributions([contender], *shown, slos=bounds_of(view)), say("figure.ecdf"))
 
 
 def side_of(distributions: Iterator[Plot], explained: str) -> list[Block]:
@@ -368,7 +368,7 @@ def again(view: View) -> list[Block]:
 
 
 def glossary(_: View) -> list[Block]:
-    return [Note(LETTERS), glossary_table()]
+    return [Note(say("letters")), glossary_table()]
 
 
 def _range(values: Floats) -> str:
