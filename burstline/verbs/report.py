@@ -24,7 +24,7 @@ from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import FILES
-from burstline.reports.page.limit_page import RESULT, LimitResult, limit_page
+from burstline.reports.page.limit_page import RESULT, LimitResult
 from burstline.suites.gate import GateInputs
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
@@ -125,11 +125,7 @@ def _of_several(args: argparse.Namespace, what: str, file: Path) -> int:
         kept = OF_SEVERAL[file.name][1].from_json(json_of(file))
     except (AttributeError, TypeError, ValueError) as error:
         raise WorkloadError(f"{file} cannot be read: {error}; was it changed, or is it older?") from None
-    if isinstance(kept, GateInputs):
-        html = kept.page(args.run)
-    else:
-        html = limit_page(kept, [open_run(args.run.parent / name) for name in kept.runs])
-    write_bytes(args.run / "report.html", html.encode())
+    write_bytes(args.run / "report.html", kept.page(args.run).encode())
     print(f"Report: {args.run / 'report.html'}")
     return exit_codes.DONE
 

@@ -19,7 +19,7 @@ from burstline.reports.blocks import Block, Cell, Command, Folded, Note, Plot, R
 from burstline.reports.figures import ecdf, run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
 from burstline.reports.figures.run_figures import Panel
-from burstline.reports.model.comparison import QUANTILES, Contender, Shown, View
+from burstline.reports.model.comparison import QUANTILES, Contender, View
 from burstline.reports.number_format import count, duration, in_brackets, number, scale_for
 from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
@@ -257,18 +257,9 @@ def _request_table(view: View) -> Table:
         texts += [_count(c.prompt_tok[k]), _count(c.output_tok[k]), _words(reasons[k])]
         rows.append(Row(tuple(map(Cell, texts)), id=f"r{k}"))
     words = {0, 1, len(titles) - 1}
-    return table(_listed(view.shown), titles, rows, text=words, sortable=True, id=ALL_REQUESTS)
-
-
-def _listed(shown: Shown) -> str:
-    text = "Every planned request in the order of sending"
-    if not shown.all:
-        text = (
-            f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
-            f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest, and those this page "
-            "links to; `burstline report --to DIR` writes all of them as CSV and Parquet"
-        )
-    return f"{text}; ∞ marks a request that failed"
+    drawn = {name: len(getattr(view.shown, name)) for name in ("listed", "even", "slowest")}
+    caption = say("requests.all" if view.shown.all else "requests.some", n=view.shown.n, **drawn)
+    return table(caption, titles, rows, text=words, sortable=True, id=ALL_REQUESTS)
 
 
 def nothing(view: View) -> list[Block]:
