@@ -275,7 +275,7 @@ def fire_watched(
     site = ready.site
     if truth and site.launch and site.launch.n_cores:
         truth.leave_to_server(site.launch.n_cores)
-    others, port = ([truth.pid], truth.port) if truth else ([], None)
+    others, port = ((truth.pid,), truth.port) if truth else ((), None)
     job = job_at(run, site, ready.load, ready.plan, ready.vocabulary, canary_port=port)
     sent = send_stages(ready.plan, job, site.engine, progress.phase)
     if sent:
@@ -286,27 +286,22 @@ def fire_watched(
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
     telemetry, signs = run.path / "telemetry.jsonl", VitalSigns(site, progress.phase)
     live, planned_tok = LiveTelemetry(telemetry), int(ready.plan.output_tok.sum())
-    goes_by_need, enough = enough is not None, enough or (lambda _: False)
+    goes_by_need, enough, until_s = enough is not None, enough or (lambda _: False), ready.load.until_s
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()
         signs.look(snapshot)
-        watched = replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
-        until_s = ready.load.until_s
-        by_need = replace(watched, until_s=until_s, spare=until_s is not None or goes_by_need)
-        progress.update(replace(by_need, planned_tok=planned_tok, tok=live.tok))
-
-    def watch_clients(pids: list[int]) -> None:
-        watcher.add_clients([*pids, *others])
+        watched = replace(snapshot, tok=live.tok, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
+        spare = until_s is not None or goes_by_need
+        progress.update(replace(watched, until_s=until_s, spare=spare, planned_tok=planned_tok))
 
     no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
-    engine = site.engine.name
-    task = WatchTask(telemetry, site.processes, ready.gpus, no_gpu, engine=engine, target=site.target)
+    task = WatchTask(telemetry, site.processes, ready.gpus, no_gpu, others, site.engine.name, site.target)
     with watcher.watch(task):
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)
-        done = fire(job, n, watch_clients, on_tick, drivers, progress.phase, enough)
+        done = fire(job, n, watcher.add_clients, on_tick, drivers, progress.phase, enough)
     death = signs.death()
     why = EngineError(death) if death else done.error
     status: Status = "interrupted" if done.interrupted else "failed" if why else "complete"

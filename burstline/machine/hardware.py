@@ -282,10 +282,7 @@ def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
     return None
 
 
-Kept = tuple[Device, Calibration, Conditions]
-
-
-def read_kept(path: Path) -> Kept:
+def read_kept(path: Path) -> tuple[Device, Calibration, Conditions]:
     """A kept calibration; RooflineError where it is damaged, or does not say how it was made."""
     device, calibration = read_device_file(path.read_bytes(), path)
     if calibration.conditions is None:

@@ -282,19 +282,15 @@ def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
         return None
     begin_ns = min(reply.sent_s for reply in replies) * 1e9
     steps = run.steps[run.steps["end_ns"] > begin_ns]
-    # A request that decodes next was there already, and so was one that waits: the engine did not idle.
+    # A step lasts until the next begins, where that follows at once: the host's part is in it. A request that
+    # decodes next was there already, and so was one that waits: the engine did not idle.
     at_once = (steps["n_waiting"] > 0) | (steps["decode_tok"].shift(-1) > 0)
     follows_ns = steps["start_ns"].shift(-1).fillna(steps["end_ns"])  # none follows where the run was cut off
     steps = steps.assign(until_ns=follows_ns.where(at_once, steps["end_ns"]))
-    rows = steps.to_dict("records")
-    return [_logged_step({str(name): value for name, value in row.items()}) for row in rows] or None
-
-
-def _logged_step(row: Mapping[str, Any]) -> StepSeen:
-    """A step lasts until the next begins, where that follows at once: the host's part is in it."""
-    seconds = (row["until_ns"] - row["start_ns"]) / 1e9
-    step = step_of(row["new_tok"], row["context_tok"], int(row["n_logits"]))
-    return StepSeen(step, seconds, timed_ops(row))
+    rows = [{str(name): value for name, value in row.items()} for row in steps.to_dict("records")]
+    lasted_s = ((steps["until_ns"] - steps["start_ns"]) / 1e9).tolist()
+    made = (step_of(row["new_tok"], row["context_tok"], int(row["n_logits"])) for row in rows)
+    return [StepSeen(*seen) for seen in zip(made, lasted_s, map(timed_ops, rows), strict=True)] or None
 
 
 def timed_ops(row: Mapping[str, Any]) -> dict[str, float]:

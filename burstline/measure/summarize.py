@@ -206,7 +206,8 @@ def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns |
     in_time = planned
     if manifest.lost:  # the window ends with the load that was asked for
         duration_s = min(each.at_s for each in manifest.lost)
-        in_time = planned.without(Outcome.DRIVER_LOST).due_until(duration_s)
+        in_time = planned.without(Outcome.DRIVER_LOST)
+        in_time = in_time.where(in_time.due_s <= duration_s)
     whole = planned.without(Outcome.ABANDONED)
     # Requests never sent (the run was interrupted) are outside the window.
     inside = in_time.without(Outcome.ABANDONED).without(Outcome.NOT_SENT)

@@ -27,7 +27,7 @@ from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.certificate_page import certificate_page
 from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import FILES
-from burstline.reports.page.limit_page import RESULT, LimitResult, limit_page
+from burstline.reports.page.limit_page import RESULT, LimitResult
 from burstline.suites.gate import GateInputs
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
@@ -119,13 +119,8 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _of_search(folder: Path, kept: Any) -> str:
-    found = LimitResult.from_json(kept)
-    return limit_page(found, [open_run(folder.parent / name) for name in found.runs])
-
-
 OTHER_PAGES: Final[Mapping[str, tuple[str, Callable[[Path, Any], str]]]] = {
-    RESULT: ("search", _of_search),
+    RESULT: ("search", lambda folder, kept: LimitResult.from_json(kept).page(folder)),
     "gate.json": ("gate", lambda folder, kept: GateInputs.from_json(kept).page(folder)),
     "certificate.json": ("certificate", lambda _, kept: certificate_page(from_json(Certificate, kept))),
 }

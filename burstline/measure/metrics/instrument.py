@@ -57,7 +57,7 @@ def instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
         **_quantiles("read_lag", seconds_or_nan(c.event_lag_ns), NO_STAMP),
-        **_quantiles("read_error", c.event_error_s, "no token arrived"),
+        **_quantiles("read_error", seconds_or_nan(c.event_error_ns), "no token arrived"),
         kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
         unread_fraction=_unread(c) if closed_loop else None,
         max_pass_s=measured(max_pass_s, "s", NO_REPORT),

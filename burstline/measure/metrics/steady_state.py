@@ -82,7 +82,7 @@ class Steady:
 
     def counted(self, c: Columns) -> Columns:
         later = c.due_from(self.window.start_s)
-        return later if self.counts_until_s is None else later.due_until(self.counts_until_s)
+        return later if self.counts_until_s is None else later.where(later.due_s <= self.counts_until_s)
 
 
 def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:

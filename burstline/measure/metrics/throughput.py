@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.measure.metrics.definitions import METRICS, STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
-from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.columns import Columns, Floats, Ints, seconds_or_nan
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.summary import Burst, Concurrency, Stalls, Throughput
 from burstline.measure.record.telemetry import Telemetry
@@ -255,7 +255,7 @@ def read_error(c: Columns, window: Window | None, beyond_s: float) -> Figure:
     if window is None or window.length_s <= 0:
         return NO_LENGTH
     own, some = c.per_event(c.ok), c.ok & (c.n_events > 0)
-    error_s = np.nan_to_num(c.event_error_s, nan=np.inf) + beyond_s
+    error_s = np.nan_to_num(seconds_or_nan(c.event_error_ns), nan=np.inf) + beyond_s
     last = c.starts[1:][some] - 1
     edges, shares = (window.start_s, window.end_s), []
     for at_s, n, late_s in (

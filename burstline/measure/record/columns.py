@@ -86,11 +86,6 @@ class Columns:
         return float(np.nan_to_num(self.closed_s).max(initial=0.0))
 
     @property
-    def event_error_s(self) -> Floats:
-        """`event_error_ns` in seconds; NaN where unknown."""
-        return seconds_or_nan(self.event_error_ns)
-
-    @property
     def n_events(self) -> Ints:
         return np.diff(self.starts)
 
@@ -119,9 +114,6 @@ class Columns:
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
         return self.where(later)
-
-    def due_until(self, end_s: float) -> Columns:
-        return self.where(self.due_s <= end_s)
 
     def without(self, outcome: Outcome) -> Columns:
         """The requests that ended in another way."""

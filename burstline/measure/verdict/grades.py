@@ -22,7 +22,7 @@ from burstline.measure.metrics.definitions import (
     latencies,
     samples_of,
 )
-from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.columns import Columns, Floats, Ints, seconds_or_nan
 from burstline.measure.record.verdict import (
     Grade,
     Grades,
@@ -81,7 +81,7 @@ def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileG
     """
     if not c.ok.any():
         return {name: {} for name in _OF_THE_SERVER}
-    error_s = c.event_error_s
+    error_s = seconds_or_nan(c.event_error_ns)
     error_s += beyond_s
     error_s[np.isnan(error_s)] = np.inf
     return {name: _graded(name, METRICS[name], c, error_s) for name in _OF_THE_SERVER}

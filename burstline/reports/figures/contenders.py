@@ -9,29 +9,12 @@ from dataclasses import dataclass, replace
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from burstline.reports.blocks import Drawing, Plot, table
-from burstline.reports.figures.drawing import (
-    BAD,
-    GOOD,
-    INK,
-    MUTED,
-    SERIES,
-    canvas,
-    drawn,
-    head,
-    in_both_widths,
-    margins,
-    write,
-)
+from burstline.reports.figures import drawing as look
 from burstline.reports.figures.scatter import LETTER, LINE
 from burstline.reports.number_format import number
+from burstline.reports.sentences import say
 
 ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
-EXPLAINED = (
-    "Each row compares one number. Points to the right of the middle line mean that the first is better, "
-    "points to the left that the second is. The bar is the confidence interval over runs (level in the "
-    "table): where it crosses the line, the comparison is inconclusive. Small dots are single runs, compared "
-    "with the other's mean. Grey: not significant after correcting for all numbers, or the same within 3%."
-)
 LABEL, LABEL_NARROW = 80.0, 44.0
 """The least distance between two ticks that are written, `1.1× better` or `1.1×`, CSS pixels."""
 TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -77,14 +60,14 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         ends = (f"← {second} better", f"{first} better →")
         is_crowded = LETTER * len("  ".join(ends)) > width - left - right
         top = HEADING + (LINE if is_crowded else 0)
-        figure, (panel,) = canvas(width, top + (ROW_NARROW if narrow else ROW) * len(ratios) + BOTTOM)
-        margins(figure, top=top, bottom=BOTTOM, left=left, right=right)
+        figure, (panel,) = look.canvas(width, top + (ROW_NARROW if narrow else ROW) * len(ratios) + BOTTOM)
+        look.margins(figure, top=top, bottom=BOTTOM, left=left, right=right)
         panel.set_xscale("log")
         panel.set_xlim(math.exp(-reach), math.exp(reach))
         panel.set_ylim(len(ratios) - 0.5, -0.5)
         panel.grid(visible=True, axis="x")
         panel.grid(visible=False, axis="y")
-        panel.axvline(1, color=MUTED, linewidth=1.4)
+        panel.axvline(1, color=look.MUTED, linewidth=1.4)
         apart = math.exp(2 * reach * label / (width - left - right))
         upward: list[float] = []
         for tick in TICKS:
@@ -96,38 +79,26 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
             kept, ["equal" if tick == 1 else f"{max(tick, 1 / tick):.3g}×{word}" for tick in kept]
         )
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
-        panel.tick_params(axis="y", labelcolor=INK)
+        panel.tick_params(axis="y", labelcolor=look.INK)
         for k, ratio in enumerate(ratios):
-            color = MUTED if not ratio.decided else GOOD if ratio.point > 1 else BAD
+            color = look.MUTED if not ratio.decided else look.GOOD if ratio.point > 1 else look.BAD
             if ratio.low and ratio.high:
                 panel.plot([ratio.low, ratio.high], [k, k], color=color, linewidth=2.4, solid_capstyle="butt")
-            panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
+            panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=look.INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
             words = ("\n" if narrow else "  ").join(filter(None, (ratio.times, ratio.bounds)))
-            tone = INK if ratio.decided else MUTED
-            write(panel, words, (1, k), (8, 0), tone, of=("axes fraction", "data"), va="center")
+            tone = look.INK if ratio.decided else look.MUTED
+            look.write(panel, words, (1, k), (8, 0), tone, of=("axes fraction", "data"), va="center")
         for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
             above = 8 + LINE if is_crowded and not at else 8
-            write(panel, text, (at, 1), (0, above), of="axes fraction", ha=side)
-        return replace(drawn(figure, drawing, panel), hover=None)
+            look.write(panel, text, (at, 1), (0, above), of="axes fraction", ha=side)
+        return replace(look.drawn(figure, drawing, panel), hover=None)
 
     rows = [[r.title, r.times, r.interval or "–", "yes" if r.decided else "no"] for r in ratios]
     columns = ["Number", f"{first} is", "Interval", "Significant"]
-    return Plot(
-        name,
-        f"{first} against {second}",
-        finding,
-        EXPLAINED if explain else "",
-        in_both_widths(name, draw),
-        table(f"{first} compared with {second}", columns, rows, text=(0, 1, 2, 3)),
-    )
-
-
-SERIES_EXPLAINED = (
-    "A dot is a run. The band is what the earlier good runs let expect of it: as wide as the noise between "
-    "them, drift included, for the stated rate of false alarms. A run outside the band is a diamond, and "
-    "does not count for the band of later ones."
-)
+    title, explained = f"{first} against {second}", say("figure.forest") if explain else ""
+    shown = table(f"{first} compared with {second}", columns, rows, text=(0, 1, 2, 3))
+    return Plot(name, title, finding, explained, look.in_both_widths(name, draw), shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,32 +120,31 @@ def history(
     finding: str,
     *,
     of: str = "run",
-    explained: str = SERIES_EXPLAINED,
+    explained: str = "figure.series",
 ) -> Plot:
-    """The values of all runs, or of what else `of` says, over their number, from 1."""
+    """The values of all runs, or of what else `of` says, over their number; `explained` is a code."""
     places = range(1, len(dots) + 1)
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 260)
-        margins(figure, top=40, bottom=48)
+        figure, (panel,) = look.canvas(width, 260)
+        look.margins(figure, top=40, bottom=48)
         known = [(k, dot.low, dot.high) for k, dot in zip(places, dots, strict=True) if dot.low is not None]
         if known:
             at, low, high = zip(*known, strict=True)
-            panel.fill_between(at, low, high, step="mid", color=MUTED, alpha=0.25, linewidth=0)
-        panel.plot(places, [dot.value for dot in dots], "o-", color=SERIES[0], markersize=4, linewidth=1)
+            panel.fill_between(at, low, high, step="mid", color=look.MUTED, alpha=0.25, linewidth=0)
+        panel.plot(places, [dot.value for dot in dots], "o-", color=look.SERIES[0], markersize=4, linewidth=1)
         off = [(k, dot.value) for k, dot in zip(places, dots, strict=True) if dot.is_off]
         if off:
-            panel.plot(*zip(*off, strict=True), "D", color=BAD, markersize=7)
+            panel.plot(*zip(*off, strict=True), "D", color=look.BAD, markersize=7)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         panel.set_xlabel(of, ha="right")
-        head(panel, f"{title} ({unit})", named=False)
-        return drawn(figure, drawing, panel)
+        look.head(panel, f"{title} ({unit})", named=False)
+        return look.drawn(figure, drawing, panel)
 
     rows = [
         [str(k), dot.name, *("–" if v is None else number(v) for v in (dot.value, dot.low, dot.high))]
         for k, dot in zip(places, dots, strict=True)
     ]
     columns = ["Number", of.capitalize(), f"{title} ({unit})", "Expected from", "to"]
-    return Plot(
-        name, title, finding, explained, in_both_widths(name, draw), table(title, columns, rows, text=(1,))
-    )
+    shown = table(title, columns, rows, text=(1,))
+    return Plot(name, title, finding, say(explained), look.in_both_widths(name, draw), shown)

@@ -13,36 +13,13 @@ from burstline.measure.record.columns import Floats
 from burstline.measure.stats.figure import Estimate
 from burstline.measure.stats.quantiles import quantile
 from burstline.reports.blocks import Drawing, Plot, Table, table
-from burstline.reports.figures.drawing import (
-    BAD,
-    DASHES,
-    GOOD,
-    INK,
-    SERIES,
-    attempt,
-    canvas,
-    drawn,
-    margins,
-    names_above,
-    write,
-)
+from burstline.reports.figures import drawing as look
 from burstline.reports.figures.run_figures import evenly
 from burstline.reports.number_format import Scale, number, point, scale_for
 
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 MOST_STEPS = 1500
-EXPLAINED = (
-    "Go from a share on the left to the curve, then down: that share of all planned requests had this "
-    "latency or less. If requests failed, the curve ends below "
-    "100%. The figure does not show when in the run a request was sent, or how much "
-    "another run would differ."
-)
-OVERLAID = (
-    "Of two curves the one further left is faster; where curves cross, each is faster for a part of the "
-    "requests. All runs of a contender are drawn as one curve. If requests failed, it ends below 100%. "
-    "The figure does not show how much another run would differ."
-)
 LEGEND_LINE = 18
 NO_BOUNDS: Mapping[str, float] = {}
 
@@ -96,7 +73,7 @@ def ecdf(
     legend = LEGEND_LINE * len(shown) * several
 
     def draw(name: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 290 + legend)
+        figure, (panel,) = look.canvas(width, 290 + legend)
         ends = []
         for k, curve in shown:
             # Evenly spaced where there are many; the last ones all: the tail is steep in x.
@@ -106,32 +83,32 @@ def ecdf(
             heights = 100 * (ranks - 0.5) / curve.n
             panel.plot(
                 np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=curve.label,
-                color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
+                color=look.SERIES[k % 4], linestyle=look.DASHES[(k + k // 4) % 4],
             )  # fmt: skip
             ends += [float(x[0]), float(x[-1])]
         fit_x(panel, np.sort(ends))
         if several:
-            names_above(panel)
+            look.names_above(panel)
         else:
             _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
             _mark_failures(panel, curves[0].n_ok, curves[0].n)
         for k, (words, bound_s) in enumerate(bounds.items()):
             at, (first, last) = bound_s / scale.divisor, panel.get_xlim()
             if first < at < last:
-                panel.axvline(at, color=GOOD, linestyle=DASHES[2], linewidth=1.6)
+                panel.axvline(at, color=look.GOOD, linestyle=look.DASHES[2], linewidth=1.6)
                 left = at < 0.5 * (first + last)
-                write(panel, f"SLO {words}", (at, 0), (4 if left else -4, 4 + 14 * k), GOOD,
+                look.write(panel, f"SLO {words}", (at, 0), (4 if left else -4, 4 + 14 * k), look.GOOD,
                       ha="left" if left else "right")  # fmt: skip
         panel.set_ylim(0, 102)
         panel.set_yticks([0, 25, 50, 75, 100], ["0", "25%", "50%", "75%", "100%"])
         panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
-        margins(figure, top=10 + legend, bottom=44, left=48, right=12)
-        return drawn(figure, name, panel)
+        look.margins(figure, top=10 + legend, bottom=44, left=48, right=12)
+        return look.drawn(figure, name, panel)
 
     medians = (f"{curve.at(0.5, scale)} {scale.unit} for {curve.label}" for _, curve in shown)
     finding = f"{label} p50: {'; '.join(medians)}." if several else _finding(label, curves[0], scale)
     rows = _table(title, label, curves, scale)
-    return Plot(name, title, finding, "", (attempt(name, 310, draw),), rows)
+    return Plot(name, title, finding, "", (look.attempt(name, 310, draw),), rows)
 
 
 def fit_x(panel: Axes, x: Floats) -> None:
@@ -147,18 +124,18 @@ def fit_x(panel: Axes, x: Floats) -> None:
 def _mark_quantiles(panel: Axes, scale: Scale, marked: Mapping[float, Estimate]) -> None:
     for p, figure in marked.items():
         value = figure.point / scale.divisor
-        panel.plot([value], [100 * p], "o", color=SERIES[0], markersize=5.5)
+        panel.plot([value], [100 * p], "o", color=look.SERIES[0], markersize=5.5)
         on_left = value > 0.5 * sum(panel.get_xlim())
         off, side = ((-8, 5), "right") if on_left else ((8, -10), "left")
-        write(panel, f"p{p * 100:g}  {point(figure, scale)}", (value, 100 * p), off, INK, ha=side)
+        look.write(panel, f"p{p * 100:g}  {point(figure, scale)}", (value, 100 * p), off, look.INK, ha=side)
 
 
 def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     if n_ok == n:
         return
     height = 100 * n_ok / n
-    panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
-    write(panel, f"{n - n_ok:,} not served", (0, height), (4, 5), BAD, of=("axes fraction", "data"))
+    panel.axhline(height, color=look.BAD, linewidth=1.4, linestyle=look.DASHES[1])
+    look.write(panel, f"{n - n_ok:,} not served", (0, height), (4, 5), look.BAD, of=("axes fraction", "data"))
 
 
 def _finding(label: str, curve: Curve, scale: Scale) -> str:

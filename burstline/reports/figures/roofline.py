@@ -12,26 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from burstline.reports.blocks import Drawing, Plot, Table, table
-from burstline.reports.figures.drawing import (
-    BAD,
-    DASHES,
-    HALF,
-    INK,
-    MUTED,
-    NARROW,
-    PAPER,
-    SERIES,
-    TEXT,
-    WIDE,
-    attempt,
-    canvas,
-    drawn,
-    head,
-    in_both_widths,
-    margins,
-    write,
-)
+from burstline.reports.figures import drawing as look
 from burstline.reports.number_format import Scale, duration, number, scale_for
+from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import (
     Bar,
     DeviceFacts,
@@ -59,11 +42,6 @@ class _Dot:
         return min(self.predicted, self.measured or self.predicted)
 
 
-EXPLAINED = (
-    "Each dot is one matrix product or attention of a typical step of this phase. Its distance below the "
-    "solid line is what a perfect kernel could gain. Left of the ridge, bandwidth is the limit; right of it, "
-    "arithmetic. The horizontal axis depends on the shapes only. Time between kernels is not shown."
-)
 LEAST_SHARE = 0.002
 """Parts of the waterfall below this share of the run are not drawn."""
 
@@ -101,7 +79,9 @@ def overview(found: Reconciliation) -> Plot:
     at = "; ".join(f"{dot.name} at {number(dot.intensity)} FLOP per byte" for dot in dots)
     finding = f"{at[:1].upper()}{at[1:]}. {device.name}, {device.known_by} ceilings."
     numbers = f"bounds-{found.phases[-1].phase}"
-    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 330, NARROW)
+    return _under_roofs(
+        "limit", "Against the machine's limit", finding, dots, device, numbers, 330, look.NARROW
+    )
 
 
 def _under_roofs(
@@ -118,7 +98,7 @@ def _under_roofs(
     scale = _rate_scale(device.peak_flops_per_s)
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, height)
+        figure, (panel,) = look.canvas(width, height)
         x0, x1 = _ends(dots, device, width - 74)
         rows = _label_rows(dots, (x0, x1), width - 74)
         low = min(dot.lowest for dot in dots) / scale.divisor
@@ -133,11 +113,11 @@ def _under_roofs(
         _draw_dots(panel, dots, rows, scale, floor)
         _log_axes(panel, low)
         panel.set_xlabel("intensity (FLOP per byte of memory traffic)", loc="right")
-        head(panel, f"{scale.unit}, log axes")
-        margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT, right=28)
-        return drawn(figure, drawing, panel, "")
+        look.head(panel, f"{scale.unit}, log axes")
+        look.margins(figure, top=HEAD + (24 if width < look.WIDE else 0), bottom=FOOT, right=28)
+        return look.drawn(figure, drawing, panel, "")
 
-    drawings = (attempt(name, only, draw),) if only else in_both_widths(name, draw, wide=HALF)
+    drawings = (look.attempt(name, only, draw),) if only else look.in_both_widths(name, draw, wide=look.HALF)
     return Plot(name, title, finding, "", drawings, numbers)
 
 
@@ -173,31 +153,33 @@ def _draw_ceilings(panel: Axes, device: DeviceFacts, scale: Scale, ends: tuple[f
     peak, (*nearer, memory) = device.peak_flops_per_s, device.levels
     rates = [(level.name, level.bytes_per_s) for level in nearer if level.bytes_per_s]
     for _, bytes_per_s in rates:
-        roof(peak, bytes_per_s, color=MUTED, linewidth=1.1)
-    roof(peak, _memory_bytes_per_s(device), color=INK)
+        roof(peak, bytes_per_s, color=look.MUTED, linewidth=1.1)
+    roof(peak, _memory_bytes_per_s(device), color=look.INK)
     for k, (name, bytes_per_s) in enumerate([(memory.name, _memory_bytes_per_s(device)), *reversed(rates)]):
         at = max(peak / bytes_per_s, ends[0]), peak / scale.divisor
         text = f"{name}, {number(bytes_per_s / 1e9)} GB/s"
-        panel.annotate(text, at, (4, 5 + 13 * k), textcoords="offset points", color=MUTED)
+        panel.annotate(text, at, (4, 5 + 13 * k), textcoords="offset points", color=look.MUTED)
     if device.reached_flops_per_s and device.reached_bytes_per_s:
         reached = device.reached_flops_per_s, device.reached_bytes_per_s
-        roof(*reached, color=SERIES[1], linestyle=DASHES[1], linewidth=1.4, label="calibrated")
-    panel.axvline(_ridge(device), color=MUTED, linewidth=1, linestyle=DASHES[2])
+        roof(*reached, color=look.SERIES[1], linestyle=look.DASHES[1], linewidth=1.4, label="calibrated")
+    panel.axvline(_ridge(device), color=look.MUTED, linewidth=1, linestyle=look.DASHES[2])
 
 
 def _draw_dots(panel: Axes, dots: Sequence[_Dot], rows: Sequence[int], scale: Scale, floor: float) -> None:
     x = [dot.intensity for dot in dots]
     predicted = [dot.predicted / scale.divisor for dot in dots]
-    panel.plot(x, predicted, "o", color=SERIES[0], markerfacecolor="none", markersize=8, label="predicted")
+    panel.plot(
+        x, predicted, "o", color=look.SERIES[0], markerfacecolor="none", markersize=8, label="predicted"
+    )
     seen = [(dot.intensity, dot.measured / scale.divisor) for dot in dots if dot.measured]
     if seen:
-        panel.plot(*zip(*seen, strict=True), "o", color=SERIES[0], markersize=5.5, label="measured")
+        panel.plot(*zip(*seen, strict=True), "o", color=look.SERIES[0], markersize=5.5, label="measured")
     below = math.log10(min(dot.lowest for dot in dots) / scale.divisor / floor) / (max(rows) + 2)
     for dot, row in zip(dots, rows, strict=True):
         at = floor * 10 ** (below * (row + 0.7))
-        panel.plot([dot.intensity] * 2, [at, dot.lowest / scale.divisor], color=MUTED, linewidth=0.8)
+        panel.plot([dot.intensity] * 2, [at, dot.lowest / scale.divisor], color=look.MUTED, linewidth=0.8)
         panel.annotate(
-            dot.name, (dot.intensity, at), (3, 0), textcoords="offset points", va="center", color=INK
+            dot.name, (dot.intensity, at), (3, 0), textcoords="offset points", va="center", color=look.INK
         )
 
 
@@ -250,36 +232,35 @@ def modules(phase: PhaseRow) -> Plot:
     rows = [(label, took_s / scale.divisor, said_s / scale.divisor) for label, took_s, said_s in seconds]
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 132)
+        figure, (panel,) = look.canvas(width, 132)
         room = width - 88
         most = max(sum(row[1] for row in rows), sum(row[2] for row in rows))
         starts = [0.0, 0.0]
         for k, (label, *pair) in enumerate(rows):
-            color, alpha = SERIES[k % len(SERIES)], 0.85 if k < len(SERIES) else 0.5
+            color, alpha = look.SERIES[k % len(look.SERIES)], 0.85 if k < len(look.SERIES) else 0.5
             for at, long in enumerate(pair):
-                panel.barh(at, long, left=starts[at], height=0.62, color=color, alpha=alpha, edgecolor=PAPER)
+                panel.barh(
+                    at, long, left=starts[at], height=0.62, color=color, alpha=alpha, edgecolor=look.PAPER
+                )
                 if long / most * room > len(label) * LETTER + 6:
                     middle = starts[at] + long / 2
-                    panel.annotate(label, (middle, at), ha="center", va="center", color=PAPER, fontsize=TEXT)
+                    panel.annotate(
+                        label, (middle, at), ha="center", va="center", color=look.PAPER, fontsize=look.TEXT
+                    )
                 starts[at] += long
         panel.set_yticks([0, 1], ["measured", "predicted"])
         panel.set_ylim(1.5, -0.5)
         panel.set_xlim(0, most)
         panel.grid(visible=False)
         panel.set_xlabel(f"time of the step ({scale.unit})", loc="right")
-        margins(figure, top=8, bottom=FOOT, left=72)
-        return drawn(figure, drawing, panel, "")
+        look.margins(figure, top=8, bottom=FOOT, left=72)
+        return look.drawn(figure, drawing, panel, "")
 
     longest = max(seconds, key=lambda row: row[1])
-    return Plot(
-        name,
-        f"A step of {phase.phase}, module by module",
-        f"Of {duration(phase.step_s)} {longest[0]} takes {longest[1] / phase.step_s:.0%}.",
-        "Modules in the order in which they first run; one that is longer above than below takes longer than "
-        "the roofline model predicts. Parts without room for a name are in the table.",
-        in_both_widths(name, draw),
-        f"profile-bounds-{phase.phase}",
-    )
+    title = f"A step of {phase.phase}, module by module"
+    finding = f"Of {duration(phase.step_s)} {longest[0]} takes {longest[1] / phase.step_s:.0%}."
+    numbers = f"profile-bounds-{phase.phase}"
+    return Plot(name, title, finding, say("figure.modules"), look.in_both_widths(name, draw), numbers)
 
 
 def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
@@ -294,13 +275,13 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
     spans.append(("measured", 0.0, measured_s / scale.divisor))
 
     def draw(name: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 26 * len(spans) + HEAD + FOOT)
+        figure, (panel,) = look.canvas(width, 26 * len(spans) + HEAD + FOOT)
         _draw_spans(panel, spans)
         _write_values(panel, spans, scale)
         panel.set_xlabel(f"time of the whole run ({scale.unit})", loc="right")
-        head(panel, "Ceiling to measured", named=False)
-        margins(figure, top=40, bottom=FOOT, left=158)
-        return drawn(figure, name, panel, "y")
+        look.head(panel, "Ceiling to measured", named=False)
+        look.margins(figure, top=40, bottom=FOOT, left=158)
+        return look.drawn(figure, name, panel, "y")
 
     gap = largest_gap(bars)
     share = gap.seconds / measured_s if measured_s else 0.0
@@ -310,11 +291,8 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
         f"The hardware could have served this load in {duration(bars[0].seconds)}; it took "
         f"{duration(measured_s)}. The largest part of the difference is {gap.name}: "
         f"{duration(gap.seconds)}, {share:.0%} of the run.",
-        "Read from the top: each bar starts where the one above ends, so that together they make up the "
-        "whole run; the longest is what to look at first. Bars are differences between what was measured and "
-        "what the model of the hardware says, not things that a clock saw one after the other; a bar that "
-        "goes back was faster than predicted.",
-        in_both_widths("waterfall", draw),
+        say("figure.waterfall"),
+        look.in_both_widths("waterfall", draw),
         _spans_table(bars, measured_s, scale),
     )
 
@@ -327,8 +305,8 @@ def _write_values(panel: Axes, spans: Sequence[tuple[str, float, float]], scale:
         is_far = max(start, end) > left + 0.84 * (right - left)
         inside = is_far and abs(end - start) > 0.3 * (right - left)
         at = max(start, end) if not is_far or inside else min(start, end)
-        side, color = "right" if is_far else "left", PAPER if inside else INK
-        write(panel, value, (at, k), (-6 if is_far else 6, 0), color, ha=side, va="center")
+        side, color = "right" if is_far else "left", look.PAPER if inside else look.INK
+        look.write(panel, value, (at, k), (-6 if is_far else 6, 0), color, ha=side, va="center")
 
 
 def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
@@ -336,10 +314,10 @@ def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
     last = len(spans) - 1
     for k, (_, start, end) in enumerate(spans):
         whole = k in (0, last)
-        color = SERIES[0] if whole else SERIES[1] if end >= start else BAD
+        color = look.SERIES[0] if whole else look.SERIES[1] if end >= start else look.BAD
         panel.barh(k, end - start, left=start, height=0.62, color=color, alpha=0.9 if whole else 0.75)
         if k + 1 < last:
-            panel.plot([end, end], [k, k + 1], color=MUTED, linewidth=0.8)
+            panel.plot([end, end], [k, k + 1], color=look.MUTED, linewidth=0.8)
     panel.set_yticks(range(len(spans)), [name for name, *_ in spans])
     panel.set_ylim(last + 0.6, -0.6)
     panel.set_xlim(min(0.0, *(end for *_, end in spans)), None)

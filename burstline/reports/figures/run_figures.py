@@ -18,21 +18,9 @@ from matplotlib.ticker import MaxNLocator
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.telemetry import Telemetry
 from burstline.reports.blocks import Drawing, Plot, Table, table
-from burstline.reports.figures.drawing import (
-    BAD,
-    DASHES,
-    MUTED,
-    NARROW,
-    SERIES,
-    WIDE,
-    canvas,
-    drawn,
-    head,
-    in_both_widths,
-    margins,
-    write,
-)
+from burstline.reports.figures import drawing as look
 from burstline.reports.number_format import Scale, number, scale_for
+from burstline.reports.sentences import say
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
@@ -45,7 +33,7 @@ NARROWEST = 300
 
 
 def head_room(width: float) -> float:
-    return HEAD if width < WIDE else HEAD_WIDE
+    return HEAD if width < look.WIDE else HEAD_WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +63,12 @@ def timeline(
     scales = [scale_for(p.unit, map(_greatest, p.lines.values())) for p in panels]
 
     def draw(name: str, width: float) -> Drawing:
-        narrow = width < WIDE
-        figure, axes = canvas(width, (145 if narrow else 128) * len(panels) + 64, len(panels))
+        narrow = width < look.WIDE
+        figure, axes = look.canvas(width, (145 if narrow else 128) * len(panels) + 64, len(panels))
         for shown, axis, scale in zip(panels, axes, scales, strict=True):
             _draw_panel(axis, shown, scale, edges)
             for at_s, _ in marks:
-                axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
+                axis.axvline(at_s, color=look.MUTED, linewidth=1, linestyle=look.DASHES[2])
         grey(axes, greyed, edges[-1])
         for at_s, text in marks:
             # Beside the second panel's title, where no line and no legend is; on a narrow screen right of it.
@@ -88,37 +76,32 @@ def timeline(
             if narrow and at_s < 0.86 * edges[-1]:
                 at_s, text, is_left = float(edges[-1]), f"← {text}", False
             panel, side = axes[min(1, len(axes) - 1)], "left" if is_left else "right"
-            write(panel, text, (at_s, 1), (0, 5), of=("data", "axes fraction"), ha=side)
+            look.write(panel, text, (at_s, 1), (0, 5), of=("data", "axes fraction"), ha=side)
         axes[-1].set_xlim(edges[0], edges[-1])
         axes[-1].set_xlabel("time since the run's start (s)", loc="right")
-        margins(figure, top=head_room(width), bottom=FOOT)
+        look.margins(figure, top=head_room(width), bottom=FOOT)
         figure.subplots_adjust(hspace=0.65 if narrow else 0.42)
-        return drawn(figure, name, axes[-1])
+        return look.drawn(figure, name, axes[-1])
 
-    return Plot(
-        "timeline",
-        "Requests, tokens and memory over time",
-        finding,
-        f"All panels share one time axis: look for what changes together. Each bin is {edges[1]:g} s wide. "
-        "Rates are the mean of a bin and levels its maximum, so a rate hides peaks shorter than a bin."
-        f"{' The grey parts are not measured.' if greyed else ''}",
-        in_both_widths("timeline", draw),
-        _timeline_table(edges, panels, scales),
-    )
+    explained = say("figure.timeline", width=f"{edges[1]:g}", greyed=say("figure.greyed") * bool(greyed))
+    drawings, shown = look.in_both_widths("timeline", draw), _timeline_table(edges, panels, scales)
+    return Plot("timeline", "Requests, tokens and memory over time", finding, explained, drawings, shown)
 
 
 def grey(panels: Sequence[Axes], spans: Sequence[Span], end: float) -> None:
     """The parts of the run that do not count, named within the last panel: above each stands its title."""
     for start_s, end_s, text in spans:
         for panel in panels:
-            panel.axvspan(start_s, min(end_s, end), color=MUTED, alpha=0.14, linewidth=0)
+            panel.axvspan(start_s, min(end_s, end), color=look.MUTED, alpha=0.14, linewidth=0)
         is_left = start_s <= 0.5 * end
         at, side = (start_s, "left") if is_left else (end, "right")
-        write(panels[-1], text, (at, 0), (3 if is_left else -3, 4), of=("data", "axes fraction"), ha=side)
+        look.write(
+            panels[-1], text, (at, 0), (3 if is_left else -3, 4), of=("data", "axes fraction"), ha=side
+        )
 
 
 def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
-    styles = zip(panel.lines.items(), cycle(SERIES), cycle(DASHES), strict=False)
+    styles = zip(panel.lines.items(), cycle(look.SERIES), cycle(look.DASHES), strict=False)
     for k, ((label, stored), color, dashes) in enumerate(styles):
         values = stored / scale.divisor
         # The first of several is broad: another line on top of it, as "waiting" often is, leaves it visible.
@@ -131,7 +114,7 @@ def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
     axis.set_ylim(0, 100 if panel.unit == "fraction" else greatest * 1.08 or 1)
     if not panel.unit:
         axis.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    head(axis, _with_unit(panel.title, scale), named=any(panel.lines))
+    look.head(axis, _with_unit(panel.title, scale), named=any(panel.lines))
 
 
 def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Scale]) -> Table:
@@ -179,8 +162,8 @@ def request_rows(c: Columns, order: Ints, title: str, finding: str, numbers: str
     height = float(np.clip((3 if is_burst else 14) * n_rows, 60, 440))
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, height + head_room(width) + FOOT)
-        kept = evenly(len(order), NARROWEST if width == NARROW and is_burst else len(order))
+        figure, (panel,) = look.canvas(width, height + head_room(width) + FOOT)
+        kept = evenly(len(order), NARROWEST if width == look.NARROW and is_burst else len(order))
         share = len(order) / len(kept) if is_burst else 1.0
         _draw_rows(panel, c, order[kept], ended[kept], place[kept],
                    thickness=float(np.clip(height / n_rows * 0.9 * share, 0.45, 14)))  # fmt: skip
@@ -189,29 +172,15 @@ def request_rows(c: Columns, order: Ints, title: str, finding: str, numbers: str
         panel.set_xlim(min(float(np.nanmin(c.due_s)), 0), float(np.nanmax(ended)) * 1.005)
         panel.grid(visible=False)
         panel.set_xlabel("time since the run's start (s)", loc="right")
-        legend = head(panel, "Requests" if is_burst else "Requests at a time")
+        legend = look.head(panel, "Requests" if is_burst else "Requests at a time")
         for handle in legend.get_lines() if legend else ():
             handle.set_linewidth(min(handle.get_linewidth() * 20, 7))
-        margins(figure, top=head_room(width), bottom=FOOT)
-        return drawn(figure, drawing, panel, "y" if is_burst else "")
+        look.margins(figure, top=head_room(width), bottom=FOOT)
+        return look.drawn(figure, drawing, panel, "y" if is_burst else "")
 
-    how = (
-        "Each row is one request from when it was due, in the order of sending; with many requests rows are "
-        "thinner than a pixel."
-        if is_burst
-        else "Each request stands from when it was due in the first free lane: there are as many lanes as "
-        "requests were in flight at once."
-    )
-    return Plot(
-        "rows",
-        title,
-        finding,
-        f"{how} The colour changes at the first token, so a long first part is time in the queue and in "
-        "prefill.",
-        in_both_widths("rows", draw),
-        numbers,
-        tuple(order.tolist()),
-    )
+    explained = say("figure.rows", how=say("figure.rows-burst" if is_burst else "figure.rows-lanes"))
+    drawings = look.in_both_widths("rows", draw)
+    return Plot("rows", title, finding, explained, drawings, numbers, tuple(order.tolist()))
 
 
 def _lanes(due_s: Floats, ended_s: Floats) -> Floats:
@@ -232,8 +201,8 @@ def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, place: Float
     due, first, last = c.due_s[order], c.first_s[order], c.last_s[order]
     waited = np.where(np.isfinite(first), first, ended)
     phases = (
-        (due, waited, np.isfinite(waited), SERIES[1], 0.5, "queue + prefill"),
-        (first, last, last > first, SERIES[0], 0.9, "decode"),
+        (due, waited, np.isfinite(waited), look.SERIES[1], 0.5, "queue + prefill"),
+        (first, last, last > first, look.SERIES[0], 0.9, "decode"),
     )
     for start, end, where, color, alpha, label in phases:
         panel.plot(*segments(start[where], end[where], place[where]), color=color, alpha=alpha, label=label,
@@ -241,7 +210,13 @@ def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, place: Float
     lost = ~c.ok[order] & np.isfinite(ended)
     if lost.any():
         panel.plot(
-            ended[lost], place[lost], "x", color=BAD, markersize=5, markeredgewidth=1.4, label="not served"
+            ended[lost],
+            place[lost],
+            "x",
+            color=look.BAD,
+            markersize=5,
+            markeredgewidth=1.4,
+            label="not served",
         )
 
 

@@ -13,22 +13,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from burstline.reports.blocks import Drawing
-from burstline.reports.figures.drawing import (
-    DASHES,
-    GOOD,
-    INK,
-    MUTED,
-    PAPER,
-    SERIES,
-    TEXT,
-    WIDE,
-    LogTicks,
-    canvas,
-    drawn,
-    head,
-    margins,
-    write,
-)
+from burstline.reports.figures import drawing as look
 from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
 from burstline.reports.number_format import Reach
 
@@ -93,7 +78,9 @@ def scatter(
     No value on such an axis may be 0 where the greatest is far above the least. What is `below` is drawn in a
     second panel on the same x, with its label of y.
     """
-    figure, (panel, *others) = canvas(width, 380 if width >= WIDE else 345, 1 if below is None else 2)
+    figure, (panel, *others) = look.canvas(
+        width, 380 if width >= look.WIDE else 345, 1 if below is None else 2
+    )
     x_label, y_label = axes
     x = [dot.x for curve in curves for dot in curve.known]
     y = [dot.y for curve in curves for dot in curve.known]
@@ -107,20 +94,20 @@ def scatter(
     written = _shade(panel, region) if region else None
     for each, own in zip((panel, *others), (curves, *(below or ())[:1]), strict=True):
         for k, curve in enumerate(own):
-            _draw(each, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
+            _draw(each, curve, look.SERIES[k % 4], look.DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
         if region is not None and region.bracket is not None:
-            each.axvspan(*region.bracket, color=MUTED, alpha=0.2, linewidth=0)
+            each.axvspan(*region.bracket, color=look.MUTED, alpha=0.2, linewidth=0)
     if below is not None:
         _fit_y(others[0], [dot.y for curve in below[0] for dot in curve.known], is_log=False)
-        head(others[0], below[1], named=False)
+        look.head(others[0], below[1], named=False)
         figure.subplots_adjust(hspace=0.3)
     [panel, *others][-1].set_xlabel(x_label.format(log=", log" if x_is_log else ""), loc="right")
-    head(panel, y_label.format(log=", log" if y_is_log else ""), named=len(curves) > 1)
-    margins(figure, top=head_room(width) if len(curves) > 1 else HEAD_WIDE, bottom=FOOT)
+    look.head(panel, y_label.format(log=", log" if y_is_log else ""), named=len(curves) > 1)
+    look.margins(figure, top=head_room(width) if len(curves) > 1 else HEAD_WIDE, bottom=FOOT)
     taken = [written.get_window_extent()] if written else []
     for text, at in _places(panel, curves, [(box.x0, box.y0, box.x1, box.y1) for box in taken]):
-        panel.annotate(text, at, xycoords="figure pixels", va="center", color=INK, fontsize=TEXT)
-    return drawn(figure, name, panel)
+        panel.annotate(text, at, xycoords="figure pixels", va="center", color=look.INK, fontsize=look.TEXT)
+    return look.drawn(figure, name, panel)
 
 
 def _fit_x(panel: Axes, x: Sequence[Reach], *, is_log: bool) -> None:
@@ -130,7 +117,7 @@ def _fit_x(panel: Axes, x: Sequence[Reach], *, is_log: bool) -> None:
         panel.set_xscale("log")
         panel.set_xlim(_least(x), right * 1.25)
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter(LogTicks())
+        panel.xaxis.set_major_formatter(look.LogTicks())
     else:
         panel.set_xlim(0, right * 1.06)
         panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -141,7 +128,7 @@ def _fit_y(panel: Axes, y: Sequence[Reach], *, is_log: bool) -> None:
     if is_log:
         panel.set_yscale("log")
         panel.set_ylim(_least(y), top * 1.25)
-        panel.yaxis.set_major_formatter(LogTicks())
+        panel.yaxis.set_major_formatter(look.LogTicks())
         return
     if all(float(r.at).is_integer() for r in y):
         panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
@@ -162,13 +149,13 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
         low, high = bottom, min(region.y, top)
     if first >= last or low >= high or region.x is region.y is None:
         return None
-    panel.fill_between([first, last], low, high, color=GOOD, alpha=0.09, linewidth=0)
+    panel.fill_between([first, last], low, high, color=look.GOOD, alpha=0.09, linewidth=0)
     if x is not None and left < x < right:
-        panel.plot([x, x], [low, high], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
+        panel.plot([x, x], [low, high], color=look.GOOD, linewidth=1.2, linestyle=look.DASHES[1])
     if region.y is not None and bottom < region.y < top:
-        panel.plot([first, last], [region.y] * 2, color=GOOD, linewidth=1.2, linestyle=DASHES[1])
+        panel.plot([first, last], [region.y] * 2, color=look.GOOD, linewidth=1.2, linestyle=look.DASHES[1])
     at, off, side = (first, 5, "left") if x is None else (last, -5, "right")
-    return write(panel, region.text, (at, high), (off, -5), GOOD, ha=side, va="top")
+    return look.write(panel, region.text, (at, high), (off, -5), look.GOOD, ha=side, va="top")
 
 
 def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: str) -> None:
@@ -183,7 +170,7 @@ def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: 
     hollow = [(dot.x.at, dot.y.at) for dot in curve.known if dot.hollow]
     if hollow:
         xs, ys = zip(*hollow, strict=True)
-        panel.plot(xs, ys, linestyle="none", markerfacecolor=PAPER, **style)
+        panel.plot(xs, ys, linestyle="none", markerfacecolor=look.PAPER, **style)
 
 
 def whisker(panel: Axes, reach: Reach, beside: float, color: str, *, along_x: bool) -> None:

@@ -19,32 +19,15 @@ from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 
 CHECKED: Final = {
-    "workload": "workload",
-    "model": "model",
-    "devices": "devices",
-    "cpu": "CPU",
-    "cores": "cores",
-}
+    "workload": "workload", "model": "model", "devices": "devices", "cpu": "CPU", "cores": "cores"
+}  # fmt: skip
 """What must be equal of runs that are compared, and how it is called."""
-
-
 CHOSEN: Final = frozenset({"model", "devices"})
 """Those of them by which people choose: where one alone differs, it is what is compared."""
-
-
-NO_FLAG: Final = frozenset(
-    {
-        "placement",
-        "image",
-        "version",
-        "governor",
-        "smt",
-        "numa-nodes",
-        "server-addresses",
-        "prompts",
-        "warm-up",
-    }
-)
+NO_FLAG: Final = frozenset({
+    "placement", "image", "version", "governor", "smt", "numa-nodes", "server-addresses", "prompts",
+    "warm-up",
+})  # fmt: skip
 """Factors that no flag of the engine sets."""
 
 

@@ -181,10 +181,7 @@ def tail(summary: Summary, manifest: Manifest) -> str:
     end = finite(summary.window.end_s)
     is_burst = manifest.asked.kind == "burst"
     if is_burst and isinstance(most, Estimate) and end and most.point < STRAGGLERS * end:
-        return (
-            f"The last 5% of the requests made the run last {duration(end)}: the others had ended after "
-            f"{with_unit(most)}. The throughput counts the whole time."
-        )
+        return say("tail.burst", end=duration(end), most=with_unit(most))
     if not isinstance(median, Estimate) or not isinstance(slow, Estimate) or slow.point < 3 * median.point:
         return ""
     times = number(slow.point / median.point)

@@ -161,10 +161,10 @@ def instrument_error(instrument: Instrument) -> str:
     late, read_p99 = instrument.send_lag_p99_s, instrument.read_error_p99_s
     if isinstance(late, Absent) or isinstance(read_p99, Absent):
         return ""
-    sent = f"99% of requests were sent at most {duration(late.point)} late"
-    stamped = "99% of arrivals have the kernel's time stamp, so late reading does not change them"
-    read = f"99% of arrival times are exact to {error(read_p99.point)}" if read_p99.point > 0 else stamped
-    return f"The client: {sent}; {read}.{_canary(instrument)}{_network(instrument)}"
+    exact = say("client.exact", error=error(read_p99.point))
+    read = exact if read_p99.point > 0 else say("client.stamped")
+    also = {"canary": _canary(instrument), "network": _network(instrument)}
+    return say("client.late", late=duration(late.point), read=read, **also)
 
 
 def _canary(instrument: Instrument) -> str:
@@ -172,12 +172,9 @@ def _canary(instrument: Instrument) -> str:
     p99, beyond = instrument.canary_p99_s, instrument.canary_beyond_p99_s
     if isinstance(p99, Absent) or isinstance(beyond, Absent):
         too_short = isinstance(p99, Absent) and p99.code == "too-short"
-        return " The run was too short for the canary to check this." if too_short else ""
+        return say("client.no-canary") if too_short else ""
     within = "within these bounds" if not beyond.point else f"at most {error(beyond.point)} outside them"
-    return (
-        f" A canary checked this: a process on this machine that streamed {p99.n:,} events with known times "
-        f"during the load. 99% were measured {within} and at most {error(p99.point)} off."
-    )
+    return say("client.canary", n=p99.n, within=within, error=error(p99.point))
 
 
 def _network(instrument: Instrument) -> str:
@@ -186,4 +183,4 @@ def _network(instrument: Instrument) -> str:
     if not isinstance(rtt, Estimate) or not isinstance(again, Estimate):
         return ""
     lost = f"; {again.point:,.0f} TCP segments were sent again" if again.point else ""
-    return f" The network adds one TCP round trip, {duration(rtt.point)}, to each TTFT{lost}."
+    return say("client.network", rtt=duration(rtt.point), lost=lost)

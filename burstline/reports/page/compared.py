@@ -15,7 +15,6 @@ from burstline.measure.verdict.comparable import NOT_STATED, Fact
 from burstline.reports.blocks import Block, Cell, Findings, Folded, Note, Plot, Side, Table, table
 from burstline.reports.figures.contenders import Ratio, forest
 from burstline.reports.figures.drawing import HALF, in_both_widths
-from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.model.comparison import (
     E2E,
@@ -122,8 +121,8 @@ def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
 
 def shape(case: Case, prefix: str) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, one curve a contender."""
-    explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
-    return side_of(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix), explained)
+    explained = "figure.ecdfs" if len(case.contenders) > 1 else "figure.ecdf"
+    return side_of(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix), say(explained))
 
 
 def platforms(comparison: Comparison) -> list[Block]:
@@ -140,7 +139,7 @@ def platforms(comparison: Comparison) -> list[Block]:
             curves = [Contender(devices, contender.views) for devices, (_, contender) in found.items()]
             plots = tuple(distributions(curves, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
             names = "; ".join(case.name for case, _ in found.values())
-            blocks += [Note(f"{label}: {names}."), Side(plots, OVERLAID)] if plots else []
+            blocks += [Note(f"{label}: {names}."), Side(plots, say("figure.ecdfs"))] if plots else []
     return blocks
 
 

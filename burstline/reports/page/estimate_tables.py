@@ -33,13 +33,6 @@ from burstline.reports.sentences import say
 from burstline.roofline.predict.forecast import CONFIDENCE, Score
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
-LETTERS = (
-    "A request is due at s, dispatched at d, connected at c₁ and fully written at w. Events with tokens "
-    "arrive at t₁ … tₘ and carry n₁ … nₘ tokens, in sum N; the stream ends at f. A window is [a, b]. All "
-    "times come from one monotonic clock."
-)
-
-
 COLUMNS = {**{p: p for p in QUANTILES}, "mean": "mean", "std": "SD", "min": "min", "max": "max"}
 """The columns of a table of latencies, by the figure's name."""
 TOTALS = ("output_tok_per_s", "requests_per_s", "drain_s", "server_peak_bytes", "device_peak_bytes")

@@ -25,7 +25,7 @@ from burstline.reports.page.banner import FAILURES
 from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
 from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.sweep_words import slo_words, slos_words
-from burstline.reports.sentences import LIMITS
+from burstline.reports.sentences import LIMITS, say
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 from burstline.wording import counted
 
@@ -241,10 +241,7 @@ def _time_split(view: View) -> Iterator[Plot]:
     queue, prefill = known(told.server_queue_mean_s), known(told.server_prefill_mean_s)
     also = ""
     if queue is not None and prefill is not None:
-        also = (
-            f" By the server's own clock a request waits {duration(queue)} in its queue on average, and its "
-            f"prefill takes {duration(prefill)}."
-        )
+        also = say("time-split.server", queue=duration(queue), prefill=duration(prefill))
     yield first_screen.time_split(parts, groups, f"{finding}.", also)
 
 

@@ -22,6 +22,7 @@ from burstline.reports.number_format import point, scale_of
 from burstline.reports.page.first_screen import next_tile
 from burstline.reports.page.page import Page, PageSection, case_sections, common_facts
 from burstline.reports.page.side_by_side import side_by_side
+from burstline.reports.sentences import say
 from burstline.wording import counted
 
 STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
@@ -38,10 +39,6 @@ NEXT: Final[dict[GateOutcome, tuple[str, str]]] = {
     GateOutcome.UNDECIDED: ("", ""),
 }
 """What to do by outcome: of two contenders, and of a series; "" where the reasons say it."""
-PAIRS_EXPLAINED: Final = (
-    "A dot is the candidate's number over the baseline's in one pair of runs, in the order of time. The "
-    "band is the margin: inside it the two are the same. The gate judges all pairs together, not each alone."
-)
 
 
 def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
@@ -89,10 +86,7 @@ def _tiles(judged: Judged) -> list[Tile]:
 
 
 def _meant(judged: Judged) -> str:
-    return (
-        f"At most {FALSE_ALARMS:.0%} of equal contenders are called different, however often the gate looks, "
-        f"and at most {FALSE_ALARMS:.0%} of those that differ by {100 * judged.rule.margin:g}% the same."
-    )
+    return say("gate.meant", alarms=f"{FALSE_ALARMS:.0%}", margin=f"{100 * judged.rule.margin:g}%")
 
 
 def gate_blocks(judged: Judged, command: str) -> list[Block]:
@@ -133,13 +127,9 @@ def _change(look: Look) -> str:
 def _advice(judged: Judged) -> Iterator[Reason]:
     if judged.outcome != GateOutcome.UNDECIDED or not judged.known:
         return
-    where, advice = "runs", "Raise --max-runs and --budget-s, send longer loads, or widen --margin."
-    if judged.runs:
-        where = "the runs of this series"
-        advice = (
-            "Widen --margin, or compare with the old version in turn: burstline gate 'run ...' 'run ...'."
-        )
-    yield Reason("undecided", f"The noise between {where} hides a difference of the margin.", advice)
+    where = "the runs of this series" if judged.runs else "runs"
+    advice = say("gate.in-turn" if judged.runs else "gate.more-runs")
+    yield Reason("undecided", say("gate.undecided", where=where), advice)
 
 
 def _table(judged: Judged) -> Table:
@@ -184,7 +174,7 @@ def _pairs(judged: Judged, number: Number) -> Plot:
     n_out = sum(not 1 / most <= ratio <= most for ratio in number.ratios)
     finding = f"{n_out} of {counted(len(dots), of)} {'lies' if n_out == 1 else 'lie'} outside the margin."
     name = f"{of}s-{'-'.join(number.headline.path[1:])}"
-    return history(name, title, "ratio", dots, finding, of=of, explained=PAIRS_EXPLAINED)
+    return history(name, title, "ratio", dots, finding, of=of, explained="figure.pairs")
 
 
 def gate_junit(judged: Judged, lasted_s: float) -> str:

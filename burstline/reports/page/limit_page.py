@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from burstline.measure.metrics.slo import parse_slo
-from burstline.measure.record.rundir import Run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.typed_json import from_fields, plain
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Estimate, Result
@@ -87,6 +88,9 @@ class LimitResult:
 
     def to_json(self) -> dict[str, Any]:
         return {"state": self.state, "answer": answer_of(self).sentence, **plain(self)}
+
+    def page(self, folder: Path) -> str:
+        return limit_page(self, [open_run(folder.parent / name) for name in self.runs])
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> LimitResult:

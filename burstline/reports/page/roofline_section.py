@@ -69,7 +69,7 @@ def profiled(found: Profiled) -> list[Block]:
 
 def _rooflines(phases: Sequence[PhaseRow], device: DeviceFacts, of: str = "") -> list[Side]:
     drawn = tuple(plot for phase in phases if (plot := roofline.roofline(phase, device, of)))
-    return [Side(drawn, roofline.EXPLAINED)] if drawn else []
+    return [Side(drawn, say("figure.roofline"))] if drawn else []
 
 
 def _shares(found: Reconciliation) -> Table:

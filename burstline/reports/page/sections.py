@@ -19,12 +19,11 @@ from burstline.reports.blocks import Block, Cell, Command, Folded, Note, Plot, R
 from burstline.reports.figures import ecdf, run_figures
 from burstline.reports.figures.first_screen import ALL_REQUESTS, Bounds
 from burstline.reports.figures.run_figures import Panel
-from burstline.reports.model.comparison import QUANTILES, Contender, Shown, View
+from burstline.reports.model.comparison import QUANTILES, Contender, View
 from burstline.reports.number_format import count, duration, in_brackets, number, scale_for
 from burstline.reports.page.answer import counted_apart
 from burstline.reports.page.banner import instrument_error
 from burstline.reports.page.estimate_tables import (
-    LETTERS,
     glossary_table,
     group_table,
     headline_latencies,
@@ -33,6 +32,7 @@ from burstline.reports.page.estimate_tables import (
     whole_run,
 )
 from burstline.reports.page.first_screen import bounds_of, is_burst, left_out
+from burstline.reports.sentences import say
 from burstline.wording import counted
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
@@ -96,7 +96,7 @@ def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E, and what the TTFT is made of."""
     shown = [key for key in view.headline if key != "itl"]
     contender = Contender(view.manifest.engine, (view,))
-    return side_of(distributions([contender], *shown, slos=bounds_of(view)), ecdf.EXPLAINED)
+    return side_of(distributions([contender], *shown, slos=bounds_of(view)), say("figure.ecdf"))
 
 
 def side_of(distributions: Iterator[Plot], explained: str) -> list[Block]:
@@ -257,18 +257,9 @@ def _request_table(view: View) -> Table:
         texts += [_count(c.prompt_tok[k]), _count(c.output_tok[k]), _words(reasons[k])]
         rows.append(Row(tuple(map(Cell, texts)), id=f"r{k}"))
     words = {0, 1, len(titles) - 1}
-    return table(_listed(view.shown), titles, rows, text=words, sortable=True, id=ALL_REQUESTS)
-
-
-def _listed(shown: Shown) -> str:
-    text = "Every planned request in the order of sending"
-    if not shown.all:
-        text = (
-            f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
-            f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest, and those this page "
-            "links to; `burstline report --to DIR` writes all of them as CSV and Parquet"
-        )
-    return f"{text}; ∞ marks a request that failed"
+    drawn = {name: len(getattr(view.shown, name)) for name in ("listed", "even", "slowest")}
+    caption = say("requests.all" if view.shown.all else "requests.some", n=view.shown.n, **drawn)
+    return table(caption, titles, rows, text=words, sortable=True, id=ALL_REQUESTS)
 
 
 def nothing(view: View) -> list[Block]:
@@ -368,7 +359,7 @@ def again(view: View) -> list[Block]:
 
 
 def glossary(_: View) -> list[Block]:
-    return [Note(LETTERS), glossary_table()]
+    return [Note(say("letters")), glossary_table()]
 
 
 def _range(values: Floats) -> str:

@@ -277,19 +277,8 @@ def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibrati
 
 def device_toml(device: Device, calibration: Calibration) -> str:
     """Both as one file, which `load_device` and `load_calibration` read; what is not known is left out."""
-    names = (
-        "id",
-        "name",
-        "vendor",
-        "arch",
-        "source",
-        "assurance",
-        "note",
-        "n_units",
-        "tdp_w",
-        "usd_per_hour",
-    )
-    head = {name: value for name in names if (value := getattr(device, name))}
+    names = ("id", "name", "vendor", "arch", "source", "assurance", "note", "n_units", "tdp_w")
+    head = {name: value for name in (*names, "usd_per_hour") if (value := getattr(device, name))}
     own = {name: getattr(calibration, name) for name in ("name", "source", "own", "measured_spread")}
     of_device = [
         ("", head | {"peak_flops_per_s": device.peaks}),
