@@ -219,9 +219,8 @@ def ranges(
             if own:
                 _draw_range(panel, k, own, scale, top)
             else:
-                panel.plot(
-                    served / scale.divisor / top, np.full(len(served), k), "o", color=SERIES[0], alpha=0.5
-                )
+                rows = np.full(len(served), k)
+                panel.plot(served / scale.divisor / top, rows, "o", color=SERIES[0], alpha=0.5)
             for at in slos.values():
                 if at <= top:
                     panel.plot([at / top] * 2, [k - 0.11, k + 0.11], color=GOOD, linewidth=2.4)

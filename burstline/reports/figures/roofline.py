@@ -196,9 +196,8 @@ def _draw_dots(panel: Axes, dots: Sequence[_Dot], rows: Sequence[int], scale: Sc
     for dot, row in zip(dots, rows, strict=True):
         at = floor * 10 ** (below * (row + 0.7))
         panel.plot([dot.intensity] * 2, [at, dot.lowest / scale.divisor], color=MUTED, linewidth=0.8)
-        panel.annotate(
-            dot.name, (dot.intensity, at), (3, 0), textcoords="offset points", va="center", color=INK
-        )
+        place = (dot.intensity, at)
+        panel.annotate(dot.name, place, (3, 0), textcoords="offset points", va="center", color=INK)
 
 
 def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -> list[int]:
