@@ -75,6 +75,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "limit.one-in-flight": "Limited only by the load: never more than 1 request in flight",
     "limit.too-short": "What limited {whom} is unknown: the run was too short to watch the server's queue",
     "limit.unknown": "What limited {whom} is unknown: the server's queue was not recorded ({reason})",
+    "limit.streams": "Limited by the server: at most {n} of {most} streamed at once, and the rest waited for "
+    "their first token (by the replies: its queue was not recorded, {reason})",
     "limit.steps": "{who} had room for {all} requests at once, so the time went into running the model, not "
     "into waiting for a place in the batch: at most {n} in flight{waits}",
     "limit.gaps": "Limited by the load: at most {n} in flight{waits}",
@@ -198,7 +200,7 @@ LIMITS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("limit.concurrency", "limit.concurrency-unwatched"), "The concurrency"),
     "limit.steps": "Running the model",
     "limit.batch": "The batch limit",
-    "limit.own-batch": "The batch size",
+    **dict.fromkeys(("limit.own-batch", "limit.streams"), "The batch size"),
     "limit.kv-cache": "The KV cache",
     "limit.token-budget": "The tokens of a step",
     "limit.queue": "The server's queue",
@@ -218,7 +220,7 @@ NEXT: Final[Mapping[str, str]] = {
     "limit.batch": "raise the batch limit in the server's settings.",
     "limit.kv-cache": "give the KV cache more memory.",
     "limit.token-budget": "raise the budget of tokens a step in the server's settings.",
-    "limit.own-batch": "raise the batch size in the server's settings.",
+    **dict.fromkeys(("limit.own-batch", "limit.streams"), "raise the batch size in the server's settings."),
     "limit.queue": "look at the server's scheduler settings.",
     "limit.too-short": "send more requests.",
     "limit.unknown": "send a lower load: where TTFT falls, requests waited in the server's queue.",
