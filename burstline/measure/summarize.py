@@ -212,9 +212,8 @@ def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns |
     # Requests never sent (the run was interrupted) are outside the window.
     inside = in_time.without(Outcome.ABANDONED).without(Outcome.NOT_SENT)
     lives = Lives.of(in_time, turns.session if turns else None)
-    steady = steady_part(
-        inside, asked.pattern, concurrency=asked.concurrency, duration_s=duration_s, lives=lives
-    )
+    users = asked.concurrency
+    steady = steady_part(inside, asked.pattern, concurrency=users, duration_s=duration_s, lives=lives)
     window = steady.window if steady else throughput.whole_run(inside)
     counted = steady.counted(inside) if steady else inside
     return Part(planned, whole, inside, counted, lives, steady, window, ran_out)

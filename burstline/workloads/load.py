@@ -151,9 +151,8 @@ class Load:
         if self.has_sessions or self.shape.kind is not RequestKind.GENERATE:
             return None
         primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
-        return expected_hit_fraction(
-            plan.requests, self.spec.salt, server.block_tok, primed, server.tokenizer
-        )
+        salt, block_tok = self.spec.salt, server.block_tok
+        return expected_hit_fraction(plan.requests, salt, block_tok, primed, server.tokenizer)
 
     def hang_ups(self, plan: Plan) -> dict[int, int]:
         """After how many tokens which requests are abandoned, by index; drawn from the seed alone.
@@ -193,9 +192,8 @@ def _check_arrivals(load: Load) -> None:
     spec, n = load.spec, load.arrivals.n
     last_s = load.arrivals.due_s(rng(spec.seed, "arrivals")).max(initial=0.0)
     if last_s > arrivals.MOST_S:
-        advice = (
-            "are the recorded times in seconds?" if load.arrivals.times_s is not None else "raise the rate"
-        )
+        is_replay = load.arrivals.times_s is not None
+        advice = "are the recorded times in seconds?" if is_replay else "raise the rate"
         raise WorkloadError(
             f"the last request would be due after {last_s:g} s; expected at most {arrivals.MOST_S:g}: "
             f"{advice}"
@@ -225,9 +223,8 @@ def _arrivals(
     closed, arrival = spec.concurrency is not None, spec.arrival
     if arrival is None:
         has_times = times_s is not None and not closed
-        arrival = parse_arrival(
-            "replay" if has_times else "constant" if spec.rate and not closed else "burst"
-        )
+        paced = "constant" if spec.rate and not closed else "burst"
+        arrival = parse_arrival("replay" if has_times else paced)
     if arrival.pattern != "replay":
         times_s = None
     elif arrival.file:
@@ -273,9 +270,8 @@ def _work(spec: LoadSpec, sampling: Sampling) -> tuple[Work, int | None, tuple[f
         return _written(spec, spec.data, output_tok)
     if spec.of_sessions:
         return works.Sessions(_session_shape(spec, prompt_tok, output_tok)), None, None
-    shape = Shape(
-        prompt_tok, output_tok, sampling=sampling, kind=spec.request_kind, sharing=spec.shared_prefix
-    )
+    kind, shared = spec.request_kind, spec.shared_prefix
+    shape = Shape(prompt_tok, output_tok, sampling=sampling, kind=kind, sharing=shared)
     return works.Synthetic(shape), None, None
 
 

@@ -371,6 +371,5 @@ def _like(
     if short:
         output_tok = np.minimum(output_tok, N_BURST_OUTPUT)
     numbers = np.arange(first, first + n, dtype=np.int64)
-    return DrawnRequests(
-        numbers, prompt_tok, output_tok, vocabulary, plan.seed, kind=example.kind, stage=name
-    )
+    kind = example.kind
+    return DrawnRequests(numbers, prompt_tok, output_tok, vocabulary, plan.seed, kind=kind, stage=name)

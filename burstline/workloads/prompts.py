@@ -204,9 +204,8 @@ class DrawnRequests(Sequence[Request]):
 
     def sha256(self) -> bytes:
         """Of what the prompts are drawn from."""
-        digest = hashlib.sha256(
-            f"splitmix64/{self.seed}/{self.ignore_eos}/{self.sampling}/{self.kind}".encode()
-        )
+        drawn_by = f"splitmix64/{self.seed}/{self.ignore_eos}/{self.sampling}/{self.kind}"
+        digest = hashlib.sha256(drawn_by.encode())
         digest.update(self.vocabulary.ids.tobytes())
         for name in ("numbers", "n_prompt_tok", "n_output_tok"):
             digest.update(self.column(name).tobytes())

@@ -120,9 +120,8 @@ def _as_texts(
     families = [r.index if r.family is None else r.family for r in asked]
     texts = make_texts(targets, words, seed, salt, families, [r.prompt_ids or () for r in asked])
     made = {r.index: text for r, text in zip(asked, texts, strict=True)}
-    return tuple(
-        replace(r, prompt_ids=None, prompt_text=made[r.index]) if r.index in made else r for r in requests
-    )
+    pairs = ((r, made.get(r.index)) for r in requests)
+    return tuple(r if text is None else replace(r, prompt_ids=None, prompt_text=text) for r, text in pairs)
 
 
 def make_texts(

@@ -249,9 +249,8 @@ class Written:
         return self.data.source.rstrip("/").rsplit("/", 1)[-1]
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        requests, used, dropped = data_requests(
-            self.items, server, self.n_wanted, seed, self.output_tok, self.kind
-        )
+        wanted = self.n_wanted, seed, self.output_tok, self.kind
+        requests, used, dropped = data_requests(self.items, server, *wanted)
         _check_enough(self.data, len(requests), self.n_wanted, dropped)
         due_s = arrivals.due_s(rng(seed, "arrivals"))[: len(requests)]
         if self.timed:
@@ -287,9 +286,8 @@ class Sessions:
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
         due_s = arrivals.due_s(rng(seed, "arrivals"))
         if self.data is None:
-            requests, of, dropped = drawn_sessions(
-                self.session, len(due_s), server.vocabulary, seed, server.max_tok
-            )
+            n, words = len(due_s), server.vocabulary
+            requests, of, dropped = drawn_sessions(self.session, n, words, seed, server.max_tok)
         else:
             requests, of, dropped = written_sessions(self.items, server, self.n_wanted, self.session, seed)
             _check_enough(self.data, int(of.max()) + 1, self.n_wanted, dropped)

@@ -216,3 +216,17 @@ def test_chats_need_no_tokenizer_at_a_server_that_counts_them(
     assert {request.n_prompt_tok for request in plan.requests} == {0}
     assert all(json.loads(request.messages or "")[0]["role"] == "user" for request in plan.requests)
     assert [words for words in told if words.startswith("No tokenizer is known")]
+
+
+@pytest.mark.parametrize("place", ["identity", "target"])
+def test_a_model_that_is_named_by_its_folder_is_tokenized_there(folder: Path, place: str) -> None:
+    """R34: mlx-lm lists its model so; the Hub has no such name."""
+    with counting(len) as site:
+        own = replace(
+            site, identity=replace(site.identity, model=None), target=replace(site.target, model="m")
+        )
+        if place == "identity":
+            own = replace(own, identity=replace(own.identity, model=str(folder)))
+        else:
+            own = replace(own, target=replace(own.target, model=str(folder)))
+        assert plan_for_server.tokenizer_for(None, None, own).get_vocab_size() > 0

@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -87,3 +88,25 @@ def test_a_step_of_the_wall_clock_moves_no_send(monkeypatch):
             exchange.sent_ns, left_ns = sent_ns, sent_ns + 2 * ms
             exchange.left = left_ns + offset_at(left_ns), left_ns + 50_000
             assert exchange.capture(0, offsets).sent_ns == (left_ns if stamped else sent_ns)
+
+
+@pytest.mark.parametrize(("backlog", "is_full"), [(0, True), (1, True), (64, False)])
+def test_a_full_listen_queue_on_the_loopback_is_seen_in_what_tcp_sends_again(backlog: int, is_full: bool):
+    """The kernel drops what does not fit, and TCP sends it again after 0.2 s or later."""
+    network = Network(is_remote=False)
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as server:
+        clients = [socket.socket() for _ in range(6)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        time.sleep(0.1)
+        for client in clients:
+            with suppress(OSError):  # not yet connected
+                client.send(b"x")
+        time.sleep(1.2)
+        for client in clients:
+            network.leave(client)
+            client.close()
+    report = network.report()
+    assert (report is not None) == is_full, report
+    assert not is_full or report.retransmits > 0

@@ -15,6 +15,7 @@ from burstline.loadgen.capture.capture import Capture, CaptureWriter, DamagedCap
 from burstline.measure.record import decode
 from burstline.measure.record.decode import decode_run, decoded_batches
 from burstline.servers.host.child import ChildLostError
+from burstline.servers.registry import ENGINES
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
 from burstline.workloads.request import Request
@@ -125,3 +126,34 @@ def test_a_decoder_says_something_every_third_of_a_second_and_every_500_replies(
     monkeypatch.setattr(decode, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     captures = [SimpleNamespace(index=0)] * 1200
     assert [len(batch) for batch in decoded_batches(captures, [None], None)] == sizes
+
+
+ENDS = {
+    "all came without a reason, as the others": ([(2, None)] * 3, ["ok"] * 3),
+    "none ever has a reason": ([(2, None), (1, None), (2, None)], ["ok"] * 3),
+    "one is cut among others with a reason": (
+        [(2, "length"), (1, None), (2, "length")],
+        ["ok", "truncated", "ok"],
+    ),
+    "one ends of itself": ([(2, "length"), (1, "stop")], ["ok", "ok"]),
+    "all came, one without a reason": ([(2, "length"), (2, None)], ["ok", "ok"]),
+    "all but the last are cut": ([(1, None), (1, None), (2, "length")], ["truncated", "truncated", "ok"]),
+}
+
+
+@pytest.mark.parametrize(("replies", "outcomes"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("counts", [True, False])
+def test_done_alone_is_no_end_where_the_server_gives_others_a_reason(tmp_path, replies, outcomes, counts):
+    """R32: llama-cpp-python ends a stream so when a second one comes."""
+    requests = tuple(Request(i, array("I", [1, 2, 3, 4]), None, 4, 2) for i in range(len(replies)))
+    plan = Plan(requests, array("q", range(len(replies))), 0, "x")
+    pq.write_table(pa.concat_tables(plan_tables(plan)), tmp_path / "plan.parquet")
+    spool = CaptureWriter(tmp_path / "captures")
+    for index, (n, reason) in enumerate(replies):
+        texts = [(10 * (k + 1), event(finish=reason if k == n - 1 else None)) for k in range(n)]
+        reads = wire(*texts, *([(30, usage(n))] if counts else []), (30, DONE))
+        one = replace(capture(reads), index=index, due_ns=index)
+        spool.put(lambda one=one: one)
+    spool.close()
+    table = decode_run(tmp_path, ENGINES["openai"].decode, 1)
+    assert table.column("outcome").to_pylist() == outcomes

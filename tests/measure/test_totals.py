@@ -204,3 +204,38 @@ def test_the_time_behind_the_last_token_is_known(behind_s):
     assert any(
         each.code == "left-open" for each in caveats(summary, Manifest(engine="vllm", workload="burst"))
     ) == (behind_s > 0.05)
+
+
+def served(n, slots, prefill_s, decode_s, at_once=None):
+    """The records of n requests at so many slots; `at_once` users, None: all are sent at 0."""
+    rng, free_s, ends_s, rows = np.random.default_rng(n), [0.0] * slots, [], []
+    for k in range(n):
+        sent_s = 0.0 if at_once is None or k < at_once else sorted(ends_s)[k - at_once]
+        slot = free_s.index(min(free_s))
+        first_s = max(sent_s, free_s[slot]) + prefill_s * rng.uniform(0.8, 1.2)
+        free_s[slot] = first_s + decode_s * rng.uniform(0.8, 1.2)
+        ends_s.append(free_s[slot])
+        times = {"due_ns": sent_s, "sent_ns": sent_s, "dispatched_ns": sent_s, "closed_ns": ends_s[-1]}
+        row = replace(ok(k, 1.0, [1.0]), token_ns=[round(at * 1e9) for at in (first_s, ends_s[-1])])
+        rows.append(replace(row, **{name: round(at * 1e9) for name, at in times.items()}))
+    return columns(*rows)
+
+
+STREAMS = {
+    "one at a time": (served(16, 1, 0.05, 0.5), 1),
+    "one at a time, closed loop": (served(32, 1, 0.05, 0.5, 4), 1),
+    "five of forty": (served(40, 5, 0.05, 0.5), 5),
+    "five of sixteen users": (served(64, 5, 0.02, 0.5, 16), 5),
+    "32 of 100": (served(100, 32, 0.005, 0.5), 32),
+    "a place for each": (served(16, 16, 0.05, 0.5), None),
+    "a place for each user": (served(64, 8, 0.05, 0.5, 8), None),
+    "half of the time is prefill": (served(200, 8, 0.3, 0.3, 8), None),
+    "half of the time is prefill, of many": (served(2000, 200, 0.3, 0.3, 200), None),
+}
+
+
+@pytest.mark.parametrize(("c", "most"), STREAMS.values(), ids=STREAMS)
+def test_the_replies_show_how_many_stream_at_once(c, most):
+    """R41, R47: where no gauge of a queue is there."""
+    found = concurrency(c, Window(0.0, 1e4)).streaming_max
+    assert (found and found.point) == most

@@ -3,10 +3,13 @@ from dataclasses import replace
 import pytest
 
 from burstline.loadgen.capture.drive_report import DriveReport, DurationSpread, MachineUse, NetworkReport
+from burstline.measure.record.manifest import Manifest, ServerFacts
 from burstline.measure.record.record import lost_a_part
+from burstline.measure.record.summary import Summary
 from burstline.measure.record.typed_json import to_json
-from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, worst
+from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict, worst
 from burstline.measure.stats.figure import Absent, measured
+from burstline.measure.verdict.judge import caveats
 from tests.measure.making import judged
 
 
@@ -251,3 +254,20 @@ def test_what_disturbed_a_machine_of_the_load_is_named(drivers: list[DriveReport
     assert (verdict.state == State.DISTURBED) == bool(said)
     for words in said:
         assert words in verdict.reasons[0].text
+
+
+@pytest.mark.parametrize(
+    ("n_resent", "url", "is_said"),
+    [(56, "http://127.0.0.1:8000", True), (0, "http://127.0.0.1:8000", False), (2, "http://[::1]:1", False),
+     (56, "http://10.0.0.7:8000", False), (56, "http://localhost:8000/v1", True)],
+)  # fmt: skip
+def test_what_the_loopback_sends_again_is_a_full_listen_queue(n_resent: int, url: str, is_said: bool) -> None:
+    """R20: nothing else is lost there."""
+    drivers = (a_machine(None, n_resent=n_resent),)
+    resent = measured(float(n_resent), "segments", "") if n_resent else None
+    summary = Summary({"ok": 240, "planned": 240}, {}, Verdict(State.VALID))
+    summary = replace(summary, instrument=replace(summary.instrument, network_retransmits=resent))
+    manifest = Manifest(engine="openai", workload="load", drivers=drivers, server=ServerFacts(url=url))
+    said = [each for each in caveats(summary, manifest) if each.code == "listen-queue"]
+    assert bool(said) == is_said
+    assert not said or "56 segments of 240 requests" in said[0].text

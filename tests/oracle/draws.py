@@ -35,8 +35,9 @@ BEATS = (
     'data: {"choices": []}',
     "data: {}",
 )
-FIELDS = ("content", "content", "reasoning_content", "reasoning_details", "novel")
+FIELDS = ("content", "content", "reasoning_content", "reasoning_details", "novel", "tool_calls", "refusal")
 """Where the text of a chat stands."""
+ODD_USAGE = ("final", "zeros", "prompt", "choice", "stale", "role", "gateway", "bare")
 FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 500},
     {"status": 503},
@@ -50,7 +51,8 @@ FAULTS: tuple[dict[str, Any], ...] = (
 class Draw:
     """A load of a few seconds: `words` of the command line, a script for each reply, and how many servers.
 
-    `rows` are a data file's; with `needs_tokenizer` a folder with one is handed over.
+    `rows` are a data file's; with `needs_tokenizer` a folder with one is handed over. With `bare_list` the
+    servers list their models without an object around them.
     """
 
     seed: int
@@ -62,6 +64,7 @@ class Draw:
     arrival_times_s: tuple[float, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
     needs_tokenizer: bool = False
+    bare_list: bool = False
 
 
 def draw(seed: int) -> Draw:
@@ -148,7 +151,8 @@ def draw(seed: int) -> Draw:
         words += ["--cancel-share", "0.3,after=2"]
     slo_s = round(float(fast + slow) / 2, 4) if slow > fast else 1.0
     words += ["--slo", f"ttft<={slo_s:g}s", "--max-failures", "50%"]
-    return Draw(seed, kind, tuple(words), tuple(scripts), n_servers, slo_s, times, rows, of_text)
+    bare = bool(np.random.default_rng([seed, 2]).random() < 0.2)
+    return Draw(seed, kind, tuple(words), tuple(scripts), n_servers, slo_s, times, rows, of_text, bare)
 
 
 def _habits(seed: int, kind: str, n_tok: int) -> dict[str, Any]:
@@ -159,9 +163,12 @@ def _habits(seed: int, kind: str, n_tok: int) -> dict[str, Any]:
         times_s = np.sort(random.uniform(0.01, 0.3, 3)).round(4).tolist()
         own |= {"beat": str(random.choice(BEATS)), "comments_s": times_s}
     if kind in ("text", "chats", "chat sessions") and n_tok == 1:
-        own["usage"] = str(random.choice(["final", "zeros", "prompt", "choice", "stale"]))
+        own["usage"] = str(random.choice(ODD_USAGE))
     if kind in ("text", "chats"):
         own["field"] = str(random.choice(FIELDS))
+    if own.get("usage") == "role" or random.random() < 0.2:
+        own["role_s"] = 0.005
+    own["opens"] = int(random.choice([200, 200, 200, 201, 202]))
     return own
 
 

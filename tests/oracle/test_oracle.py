@@ -55,7 +55,7 @@ def fired(wanted: Draw, folder: Path) -> tuple[Path, list[Served], str]:
     if wanted.needs_tokenizer:
         TOKENIZER.save(str(folder / "tokenizer.json"))
         words += ["--tokenizer", str(folder)]
-    setup = TruthSetup(prefix_cache=wanted.kind == "shared prefixes")
+    setup = TruthSetup(prefix_cache=wanted.kind == "shared prefixes", bare_list=wanted.bare_list)
     with ExitStack() as stack:
         servers = [stack.enter_context(truth_server(scripts, setup=setup)) for _ in range(wanted.n_servers)]
         url = ",".join(server.url for server in servers)

@@ -1,6 +1,9 @@
 """The sentence about what limited a run is true of its summary, for any summary."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.summary import Concurrency, Memory, Stationarity, Summary
@@ -30,6 +33,7 @@ def random_summary(rng: np.random.Generator) -> tuple[Summary, Manifest]:
         max=of(most),
         server_running_max=of(running),
         server_waiting_mean=of(rng.uniform(0, most - running)),
+        streaming_max=of(rng.integers(1, most + 1)) if rng.random() < 0.5 else None,
     )
     memory = Memory(kv_peak_fraction=of(rng.uniform(0, 1), "1"), preemptions=of(rng.choice([0, 0, 3]), "1"))
     trend = Stationarity(in_flight_trend_p=of(rng.random(), "1"))
@@ -68,6 +72,7 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
             "limit.steps": waiting is not None,
             "limit.gaps": waiting is not None,
             "limit.one-in-flight": known(gauges.max) == 1,
+            "limit.streams": waiting is None and known(gauges.streaming_max) is not None,
             "limit.unknown": waiting is None,
         }
         assert holds[code], (code, summary.concurrency, memory)
@@ -97,3 +102,23 @@ def test_users_who_pause_are_the_limit_and_not_the_model():
     text = "Limited by the pauses of the users: on average 4.0 requests of 8 users in flight."
     assert told(think_s="1") == ("limit.pauses", text)
     assert told()[0] == "limit.concurrency"
+
+
+@pytest.mark.parametrize("why", ["/metrics: no complete answer within 5 s", "it has no such metric"])
+@pytest.mark.parametrize(("at_a_time", "streams"), [(16, 1), (16, 5), (None, 32), (None, 256)])
+def test_a_server_without_a_gauge_of_its_queue_is_limited_by_what_its_replies_show(why, at_a_time, streams):
+    """R41, R47: a page that is slow and a metric that is not there are two reasons."""
+    concurrency = Concurrency(
+        mean=measured(12.0, "requests", ""), max=measured(400.0, "requests", ""),
+        server_waiting_mean=Absent(why), streaming_max=measured(float(streams), "requests", ""),
+    )  # fmt: skip
+    ok = {"planned": 400, "ok": 400}
+    summary = Summary(ok, {}, Verdict(State.VALID), concurrency=concurrency)
+    manifest = Manifest(engine="openai", workload="load", asked=LoadSpec(400, concurrency=at_a_time))
+    text = limit_of(summary, manifest)
+    most = at_a_time or 400
+    assert f"at most {streams} of {most} requests streamed at once" in text
+    assert why in text
+    unseen = replace(summary, concurrency=replace(concurrency, streaming_max=None))
+    assert "streamed" not in limit_of(unseen, manifest)
+    assert why in limit_of(unseen, manifest)

@@ -225,6 +225,7 @@ def limits() -> Iterator[str]:
             replace(loaded(9), concurrency=Concurrency(mean=at(5), max=at(9), server_waiting_mean=SHORT)),
         ),
         (burst, replace(loaded(9), verdict=Verdict(State.CLIENT_BOUND))),
+        (users, replace(loaded(8), concurrency=Concurrency(mean=at(7), max=at(8), streaming_max=at(1)))),
     ):
         yield limit_of(summary, manifest)
 

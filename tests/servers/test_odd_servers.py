@@ -235,6 +235,29 @@ def test_what_stands_between_is_said(headers: Sequence[str], words: str, cookie:
     assert alone == told[: bool(headers)]
 
 
+WORKERS = {
+    "two": ({"workers": [{"url": "http://a:1"}, {"url": "http://a:2"}], "total": 2}, "router with 2 workers"),
+    "one": (
+        {"workers": [{"url": "http://a:1", "worker_type": "regular"}], "total": 1},
+        "router with 1 worker",
+    ),
+    "another page": ({"workers": 4}, ""),
+    "a page of words": ("workers", ""),
+    "none": (None, ""),
+}
+
+
+@pytest.mark.parametrize(("page", "words"), WORKERS.values(), ids=WORKERS)
+def test_a_router_is_known_by_the_workers_that_it_lists(page: object, words: str) -> None:
+    """R43: sglang-router 0.3.2 says of itself only that it is "local"."""
+    pages = {"/v1/models": raw("200 OK", {"data": [{"id": "unknown", "owned_by": "local"}]})}
+    pages |= {} if page is None else {"/workers": raw("200 OK", page)}
+    with answering(pages=pages) as target:
+        told = ready.passed_through(target, of_sessions=False)
+    assert len(told) == bool(words)
+    assert words in " ".join(told)
+
+
 PAGES = {
     "a router's": (
         raw("200 OK", "# TYPE dynamo_frontend_inflight gauge\n# TYPE process_x gauge\n"),

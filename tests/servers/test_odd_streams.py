@@ -182,6 +182,32 @@ CASES = {
         n_tok=2 * N,
         asked={"n_output_tok": 2 * N},
     ),
+    "hidden reasoning, one event before the text": Case(
+        [
+            (60, said({"content": None})),
+            *each(after=[last(2 * N, completion_tokens_details={"reasoning_tokens": N})]),
+        ],
+        n_tok=2 * N,
+        asked={"n_output_tok": 2 * N},
+    ),
+    # What a router drops on the way: a count in each event was asked for.
+    "one count at the end, two tokens an event": Case(
+        each(after=[last(2 * N)]), token_n=(2,) * N, n_tok=2 * N, asked={"n_output_tok": 2 * N}
+    ),
+    "one count at the end, fewer events than tokens": Case(
+        each(after=[last(12)]),
+        token_n=(2, 1, 2, 1, 2, 1, 2, 1),
+        n_tok=12,
+        asked={"n_output_tok": 12},
+    ),
+    "no count at all, though asked for": Case(each(), "tokenizer", recounts=[("tokenizer", N)]),
+    # As litgpt: another id in each event, a usage of zeros, and "stop" where the length was the end.
+    "another id in each event": Case(
+        [*((at, text(k, id=f"cmpl-{k}", created=k)) for k, at in enumerate(TIMES_MS)), last()]
+    ),
+    "zeros at the end, stop for its length": Case(
+        [*each()[:-1], (END_MS, said(X, "stop")), last(0)], "tokenizer", recounts=[("tokenizer", N)]
+    ),
     "reasoning that is shown": Case(
         [
             *of(*[{"reasoning": "hm"}] * 4, X, X, X, X)[:-1],
@@ -211,6 +237,26 @@ def test_a_stream_of_another_habit_has_the_same_times_and_counts(case: Case) -> 
     assert list(record.token_ns) == [at_ms * MS for at_ms in case.token_ms]
     assert list(record.token_n) == list(case.token_n)
     assert (record.output_tok, record.output_source) == (case.n_tok, case.source)
+
+
+def figures_of(record: Record) -> dict[str, float]:
+    c = columns_of(record_table([record]))
+    return {name: float(latencies(METRICS[name], c)[0]) for name in ("ttft_service", "tpot", "e2e_service")}
+
+
+HIDES = [name for name in CASES if name.startswith(("hidden", "one count at the end, two", "reasoning that"))]
+
+
+@pytest.mark.parametrize("name", HIDES)
+def test_the_pace_is_that_of_the_tokens_with_text(name: str) -> None:
+    """R74: neither what is hidden nor how it is sent changes the pace of the rest."""
+    record = record_(CASES[name])
+    sent_s = (record.sent_ns or 0) / 1e9
+    per_event = CASES[name].token_n[0]
+    figures = figures_of(record)
+    assert figures["ttft_service"] == pytest.approx(FIRST_MS / 1e3 - sent_s)
+    assert figures["tpot"] == pytest.approx(GAP_MS / 1e3 / per_event)
+    assert figures["e2e_service"] == pytest.approx(END_MS / 1e3 - sent_s)
 
 
 OWN_LENGTHS = {

@@ -195,7 +195,7 @@ def _usage(wanted: Wanted, n_tok: int) -> Json:
 def _usage_in_event(wanted: Wanted, script: Script, portion: Portion) -> Json:
     if script.usage == "null":
         return {"usage": None}
-    if script.usage == "cumulative" or (script.usage in ("last", "lagging") and portion.last):
+    if script.usage in ("cumulative", "role") or (script.usage in ("last", "lagging") and portion.last):
         return {"usage": _usage(wanted, portion.after)}
     if script.usage == "lagging":
         return {"usage": _usage(wanted, portion.before)}
@@ -218,8 +218,11 @@ def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
         choice["usage"] = _usage(wanted, portion.after)
     if "delta" in choice and script.field != "content":
         text = choice["delta"]["content"]
-        parts = [{"type": "reasoning.text", "text": text}]
-        choice["delta"] = {script.field: parts if script.field == "reasoning_details" else text}
+        shapes: dict[str, object] = {
+            "reasoning_details": [{"type": "reasoning.text", "text": text}],
+            "tool_calls": [{"index": 0, "function": {"arguments": text}}],
+        }
+        choice["delta"] = {script.field: shapes.get(script.field, text)}
     elif "delta" in choice and portion.before < script.n_reasoning_tok:
         choice["delta"] = {"reasoning_content": choice["delta"]["content"]}
     return payload | _usage_in_event(wanted, script, portion)

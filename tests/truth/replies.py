@@ -55,7 +55,11 @@ class ScriptedReplies:
         return TimedReply(writes, [0] * len(writes), end=end)
 
     def _track(self, script: Script, wanted: Wanted) -> "_Track":
-        in_every_event = DIALECTS[wanted.dialect].counts_prompt or script.usage in ("cumulative", "lagging")
+        in_every_event = DIALECTS[wanted.dialect].counts_prompt or script.usage in (
+            "cumulative",
+            "lagging",
+            "role",
+        )
         shape = replace(wanted, n_output_tok=0)
         if not in_every_event:
             shape = Wanted(
@@ -152,15 +156,23 @@ def _role(script: Script, wanted: Wanted) -> list[tuple[int, Write]]:
     make = DIALECTS[wanted.dialect].role
     if script.role_s is None or make is None:
         return []
-    return [(to_ns(script.role_s), _say(script, wanted, make(wanted), 0, Mark("role")))]
+    payload, usage = make(wanted), DIALECTS[wanted.dialect].usage
+    if script.usage == "role" and usage:
+        payload |= {"usage": usage(wanted, 1)["usage"]}
+    return [(to_ns(script.role_s), _say(script, wanted, payload, 0, Mark("role")))]
 
 
 def _closing(script: Script, wanted: Wanted, n_tok: int, seq: int) -> Write:
     """The usage event, `[DONE]` and the end of the body, as far as there are any, in one write."""
     usage = DIALECTS[wanted.dialect].usage
     parts = _end(script, wanted)
-    if script.usage == "final" and usage:
-        parts.insert(0, _say(script, wanted, usage(wanted, n_tok), seq, Mark("usage")))
+    if script.usage in ("final", "gateway", "bare") and usage:
+        payload = usage(wanted, n_tok)
+        if script.usage == "gateway":
+            payload["x_groq"] = {"usage": payload.pop("usage")}
+        if script.usage == "bare":
+            del payload["choices"]
+        parts.insert(0, _say(script, wanted, payload, seq, Mark("usage")))
     return joined(parts)
 
 

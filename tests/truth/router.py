@@ -34,7 +34,7 @@ class TruthSetup(ProductSetup):
     sent. The share `swaps_in_batch` of the replies to requests that are not alone, and `swaps_alone` of the
     others, have another token at their fourth place. `max_in_flight` requests are served at once, others
     refused with `shed_status`; None: no limit. `speed` stretches the times of every reply. The KV cache
-    of which "vllm" shows the use has room for `kv_requests`.
+    of which "vllm" shows the use has room for `kv_requests`. With `bare_list` the models are a list alone.
     """
 
     scripts: tuple[Script, ...] = (Script(),)
@@ -49,6 +49,7 @@ class TruthSetup(ProductSetup):
     swaps_in_batch: float = 0.0
     swaps_alone: float = 0.0
     kv_requests: int = 1000
+    bare_list: bool = False
 
     def __post_init__(self) -> None:
         if self.native not in ROUTES:
@@ -202,6 +203,8 @@ class ScriptedRouter(Router):
         if self.setup.native == "vllm":
             pages["/v1/models"]["data"][0]["owned_by"] = "vllm"
             pages["/version"] = {"version": "0.33.0"}
+        if self.setup.bare_list:
+            pages["/v1/models"] = pages["/v1/models"]["data"]
         return pages | own
 
 

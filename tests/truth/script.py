@@ -9,7 +9,10 @@ import orjson
 import burstline.servers.truth.replies as product
 from burstline.workloads.request import WorkloadError
 
-USAGE = ("final", "last", "cumulative", "lagging", "null", "off", "zeros", "prompt", "choice", "stale")
+USAGE = (
+    "final", "last", "cumulative", "lagging", "null", "off", "zeros", "prompt", "choice", "stale", "role",
+    "gateway", "bare",
+)  # fmt: skip
 FAULTS = ("error", "stall", "half_close", "close", "reset")
 
 
@@ -22,7 +25,10 @@ class Script(product.Script):
     - `usage`: where the count stands. "final": in an event of its own; "last": in the last token's event;
       "cumulative": in every event; "lagging": in every event, one event behind but for the last; "null": the
       key is there and empty; "off": nowhere; "zeros", "prompt": in every event, of no tokens or of the prompt
-      alone but for the last; "choice": in the last event's choice; "stale": as of every third token.
+      alone but for the last; "choice": in the last event's choice; "stale": as of every third token;
+      "role": in every event, and the role counts the first token; "gateway", "bare": in an event of its own,
+      in `x_groq` or without `choices`.
+    - `opens`: the status of a stream that begins well.
     - `field`: the field of a chat's delta in which the text stands.
     - `finish`: the finish reason, None: none is ever given.
     - `round_tok`: the server generates whole rounds of so many tokens where more than one round is asked for
@@ -45,6 +51,7 @@ class Script(product.Script):
     role_s: float | None = None
     n_reasoning_tok: int = 0
     usage: str = "final"
+    opens: int = 200
     field: str = "content"
     finish: str | None = "length"
     swapped: int | None = None

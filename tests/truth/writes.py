@@ -53,7 +53,7 @@ def stream_head(script: Script) -> Write:
     lines = ["content-type: text/event-stream; charset=utf-8", coding]
     if script.stamp:
         lines.append(f"x-burstline-sent-ns: {HOLE_NUMBER}")
-    return Write(tuple(head(200, *lines).split(HOLE)), (Mark("headers"),))
+    return Write(tuple(head(script.opens, *lines).split(HOLE)), (Mark("headers"),))
 
 
 def _framed(script: Script, line: bytes) -> bytes:

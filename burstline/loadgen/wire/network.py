@@ -1,7 +1,4 @@
-"""The network to a remote server by the kernel's data: TCP round trips, and when sent bytes left.
-
-Used only beyond the loopback, and only on Linux.
-"""
+"""The network to a server by the kernel's data: TCP round trips, and when sent bytes left. Only on Linux."""
 
 from __future__ import annotations
 
@@ -42,9 +39,10 @@ def is_remote(addresses: Sequence[tuple[int, Any]]) -> bool:
 
 
 class Network:
-    """Asks the kernel for transmit stamps of every socket it watches, and for TCP's view when one closes."""
+    """Asks the kernel for TCP's view of closing sockets and, beyond the loopback, for transmit stamps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_remote: bool = True) -> None:
+        self.is_remote = is_remote
         self._least_rtt_us, self._rtt_us = array("q"), array("q")
         self._retransmits = 0
 
@@ -88,8 +86,8 @@ class Network:
                 exchange.left = stamp_ns, time.monotonic_ns()
 
     def report(self) -> NetworkReport | None:
-        """The round trips and retransmissions of all connections; None without one."""
-        if not self._rtt_us:
+        """Round trips and retransmissions of all connections; None without one, or of a sound loopback."""
+        if not self._rtt_us or not (self.is_remote or self._retransmits):
             return None
         p99_ns = int(np.quantile(self._rtt_us, 0.99) * 1000)
         least_ns = int(np.median(self._least_rtt_us) * 1000)

@@ -238,7 +238,7 @@ class Pool:
             return False
         connection.connected_ns = now()
         self.connect_ns.append(connection.connected_ns - connection.opened_ns)
-        if self._network is not None:
+        if self._network is not None and self._network.is_remote:
             self._network.watch(connection.sock)
         del self._connecting[connection]
         self.idle[connection] = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -63,7 +64,7 @@ class Wire:
         self._counters = counters
         self._poller = new_poller()
         self.reader = Reader(self._poller)
-        self.network = Network() if is_remote(addresses) else None
+        self.network = Network(is_remote=is_remote(addresses)) if sys.platform == "linux" else None
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency, until_s)
         self._wake_in, self._wake_out = os.pipe()
@@ -260,7 +261,7 @@ class Wire:
     def _attend(self, connection: Connection, flags: int) -> None:
         """A socket that is opening, idle, ready to take more, or that has stamps of what it sent."""
         exchange = connection.exchange
-        if flags & ERR and self.network is not None and connection.connected_ns is not None:
+        if flags & ERR and self.network and self.network.is_remote and connection.connected_ns is not None:
             self.network.read_stamps(connection.sock, exchange)
             if flags == ERR:
                 return

@@ -158,10 +158,8 @@ METRICS: Final[dict[str, Metric]] = {
         pooled=itl,
     ),
     "e2e": Metric("E2E", "t_m − s; in a burst t_m − w", "to the last token, not to [DONE]", LOADGEN, of=e2e),
-    "ttft_service": Metric(
-        "TTFT, service", "t_1 − w", "what most tools print as TTFT", VLLM, of=ttft_service
-    ),
-    "e2e_service": Metric("E2E, service", "t_m − w", "what most tools print as E2E", VLLM, of=e2e_service),
+    "ttft_service": Metric("TTFT, service", "t_1 − w", "what most tools call TTFT", VLLM, of=ttft_service),
+    "e2e_service": Metric("E2E, service", "t_m − w", "what most tools call E2E", VLLM, of=e2e_service),
     "ttfa": Metric(
         "TTFA",
         "t(first token that is not reasoning) − s",

@@ -288,9 +288,8 @@ def prefix_cache(
     identity = manifest.identity or Identity(manifest.engine)
     c = c.without(Outcome.NOT_SENT)
     replied = ~np.isnan(c.cached_tok)
-    replied_tok = measured(
-        float(c.cached_tok[replied].sum()) if replied.any() else None, "tok", NO_CACHE_COUNT
-    )
+    cached_tok = float(c.cached_tok[replied].sum()) if replied.any() else None
+    replied_tok = measured(cached_tok, "tok", NO_CACHE_COUNT)
     counted_tok = watched.grown("engine", "prefix_hit_tokens", "tok")
     restarted_s = watched.restarted("engine", "prefix_hit_tokens", "prompt_tokens", "generation_tokens")
     if isinstance(restarted_s, Estimate):

@@ -18,7 +18,7 @@ from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Quantiles, SessionFigures, TurnFigures
 from burstline.measure.stats.estimates import Absent, Figure, measured
 from burstline.measure.stats.figure import noted
-from burstline.measure.stats.quantiles import Samples, mean, percentiles
+from burstline.measure.stats.quantiles import Samples, mean, percentiles, quantile_of
 
 _UNFINISHED: Final = (Outcome.NOT_SENT.value, Outcome.CANCELLED.value)
 NO_CACHE_COUNTS: Final = Absent("the server does not report cached tokens by request")
@@ -81,6 +81,7 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     own = counts[turns.session]
     late_s = _late_s(c, turns)[own]
     late_s = late_s[~np.isnan(late_s)]
+    n_late = len(late_s)
     asked_tok, earlier_tok = prompt_tok(c), _earlier_tok(c, turns)
     whole = int(np.isfinite(end_s[counts]).sum())
     sessions = measured(float(counts.sum()), "sessions", "", n)
@@ -91,12 +92,8 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
         completed=measured(whole / counts.sum() if counts.any() else None, "1", "no session ended", n),
         **{f"makespan_{p}_s": figure for p, figure in percentiles(makespans, QUANTILES, "s").items()},
         makespan_mean_s=mean(makespans, "s"),
-        early_turns=measured(
-            float((late_s < 0).sum()) if len(late_s) else None, "turns", NO_FOLLOWERS, len(late_s)
-        ),
-        pause_late_p99_s=measured(
-            float(np.quantile(late_s, 0.99)) if len(late_s) else None, "s", NO_FOLLOWERS, len(late_s)
-        ),
+        early_turns=measured(float((late_s < 0).sum()) if n_late else None, "turns", NO_FOLLOWERS, n_late),
+        pause_late_p99_s=measured(quantile_of(late_s, 0.99) if n_late else None, "s", NO_FOLLOWERS, n_late),
         earlier_fraction=_share(earlier_tok, asked_tok, c.ok),
         by_turn=tuple(
             _turn(c, depth, own & (turns.depth == depth), earlier_tok)

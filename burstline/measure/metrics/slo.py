@@ -277,9 +277,7 @@ def _held_against(
         return Result.INCONCLUSIVE, "the interval contains the limit: more requests would decide it"
     # The half of an interval shrinks with the square root of the number of requests.
     many = figure.n * ((side - figure.point) / (slo.bound - figure.point)) ** 2
-    decided_by = (
-        f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number of requests"
-    )
+    decided_by = f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number"
     return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
 
 

@@ -149,9 +149,7 @@ def steady_part(
     block_s = _least_block_s(c, lives)
     return Steady(
         window=window,
-        warm_up=measured(
-            None if cut_s is None else start_s - first_s, "s", "it settled only past the middle"
-        ),
+        warm_up=measured(None if cut_s is None else start_s - first_s, "s", "it settled past the middle"),
         n_warm_up=int((c.due_s < start_s).sum()),
         block_s=min(block_s, window.length_s) if of_sessions else block_s,
         figures=Stationarity(**_figures(tests)),

@@ -27,6 +27,8 @@ NO_LATER_SUCCESS = replace(NO_SUCCESS, reason="no request after the warm-up succ
 NO_LENGTH = Absent("the window has no length", "no-window")
 UNCOUNTED = Absent("the server did not count its tokens", "not-counted")
 BINS_A_BLOCK: Final = 8
+CROWDED: Final = 0.75
+"""To at most this share of the requests in flight replies stream where streams are the limit."""
 RATES: Final = ("output_tok_per_s", "input_tok_per_s", "total_tok_per_s", "requests_per_s")
 
 
@@ -98,9 +100,7 @@ def whole_run(c: Columns) -> Window | None:
 
 
 def throughputs(c: Columns) -> Throughput:
-    return Throughput(
-        **{name: _over_run(c, amount, METRICS[name].unit) for name, amount in _amounts(c).items()}
-    )
+    return Throughput(**{name: _over_run(c, each, METRICS[name].unit) for name, each in _amounts(c).items()})
 
 
 def _amounts(c: Columns) -> dict[str, Floats]:
@@ -241,9 +241,7 @@ def _rate(window: Window, block_s: float, binned: Sequence[tuple[Floats, int]], 
 
 
 def _too_short(block_s: float) -> str:
-    return (
-        f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (at least twice the mean E2E, and 1 s)"
-    )
+    return f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (1 s and twice the mean E2E or more)"
 
 
 def read_error(c: Columns, window: Window | None, beyond_s: float) -> Figure:
@@ -290,7 +288,22 @@ def concurrency(c: Columns, window: Window | None) -> Concurrency:
         mean=measured(mean if n else None, "requests", reason, n),
         max=measured(float(in_flight.max()) if n else None, "requests", reason, n),
         open_after_fraction=_open_after(c),
+        streaming_max=_most_streams(c, inside, float(in_flight.max(initial=0.0))),
     )
+
+
+def _most_streams(c: Columns, inside: NDArray[np.bool_], most: float) -> Figure | None:
+    """The most replies that streamed at once, where that is a limit: as many did (one fewer, of five or more)
+    for half of the time in which others waited for their first token."""
+    some = inside & ~np.isnan(c.first_s + c.last_s)
+    at_s = np.concatenate([each[some] for each in (c.sent_s, c.first_s, c.last_s)])
+    order, n = np.argsort(at_s, kind="stable"), int(some.sum())
+    waiting, streaming = (np.repeat(step, n)[order].cumsum()[:-1] for step in ((1, -1, 0), (0, 1, -1)))
+    at_once, length_s = int(streaming.max(initial=0)), np.diff(at_s[order]) * (waiting > 0)
+    held_s = length_s[streaming >= at_once - (at_once >= 5)].sum()
+    if 0 < at_once <= CROWDED * most and held_s > length_s.sum() / 2:
+        return measured(float(at_once), "requests", "", n)
+    return None
 
 
 def _open_after(c: Columns) -> Figure:

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -79,8 +80,19 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
     else:
         tables = _by_children([Share(directory, decode, k, n_processes) for k in range(n_processes)])
     measured = PlannedRequests(planned.slice(0, planned.column("stage").null_count))
-    seen = pa.concat_tables([RECORDS.empty_table(), *tables])
+    seen = _cut_where_unnamed(pa.concat_tables([RECORDS.empty_table(), *tables]))
     return with_cancelled(seen, measured, was_killed=were_killed(directory / "captures"))
+
+
+def _cut_where_unnamed(seen: pa.Table) -> pa.Table:
+    """Replies with fewer tokens than asked and no finish reason are cut where the server gives others one."""
+    outcome, unnamed = seen.column("outcome"), seen.column("finish_reason").is_null()
+    came = pc.coalesce(seen.column("output_tok"), pc.list_value_length(seen.column("token_n")))
+    short = pc.and_(pc.equal(outcome, "ok"), pc.less(came, seen.column("planned_output_tok")))
+    if pc.all(unnamed).as_py() or not pc.any(cut := pc.and_(short, unnamed)).as_py():
+        return seen
+    at = seen.schema.get_field_index("outcome")
+    return seen.set_column(at, seen.schema.field(at), pc.if_else(cut, "truncated", outcome))
 
 
 def _by_children(shares: list[Share]) -> list[pa.Table]:

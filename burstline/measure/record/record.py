@@ -198,9 +198,8 @@ class _Tokens:
         k = bisect_left(came, n_tok)
         n = [*self.n[:k], self.n[k] - (came[k] - n_tok)]
         beyond = max(came[-1], self.total or 0) - n_tok
-        return replace(
-            self, ends=self.ends[: k + 1], n=n, total=n_tok, source="events", gap=None, beyond=beyond
-        )
+        ends = self.ends[: k + 1]
+        return replace(self, ends=ends, n=n, total=n_tok, source="events", gap=None, beyond=beyond)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,7 @@ class Concurrency(Section):
     server_waiting_max: Figure = titled("Waiting in the server, maximum")
     server_waiting_mean: Figure = titled("Waiting in the server, mean")
     open_after_fraction: Figure = titled("Open after the last token", share=True)
+    streaming_max: Figure | None = optional("Most replies that streamed at once while others waited")
 
 
 @dataclass(frozen=True, slots=True)

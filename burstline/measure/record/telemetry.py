@@ -125,9 +125,8 @@ class Telemetry:
         at_s = np.concatenate([times for times, _ in counters.values()]) if counters else np.empty(0)
         before, after = at_s[at_s <= 0], at_s[at_s >= self.length_s]
         if not len(before) or not len(after):
-            return Absent(
-                "not read before and after the load" if counters else f"not reported by the {source}"
-            )
+            why = "not read before and after the load" if counters else f"not reported by the {source}"
+            return Absent(why)
         first_s, last_s = before.max(), after.max()
         grown = {}
         for name, (times, values) in counters.items():

@@ -89,9 +89,8 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
     residuals = (samples.sums(samples.samples.value) - mean.point * weights) / weights.mean()
     error, freedom = _error_of_requests(residuals, samples.n_cosines)
     half = students_t(freedom) * error
-    note = _effective(
-        len(weights), float(residuals.var()) / error**2 if error else math.inf, samples.n_cosines
-    )
+    n_independent = float(residuals.var()) / error**2 if error else math.inf
+    note = _effective(len(weights), n_independent, samples.n_cosines)
     mean = replace(mean, level=LEVEL, note=note)
     if mean.point <= 0:
         return replace(mean, low=mean.point - half, high=mean.point + half)

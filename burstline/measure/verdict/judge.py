@@ -262,13 +262,18 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         yield from _cached(summary.prefix_cache, summary.sessions, manifest.identity)
     load = manifest.load
     if load is not None and load.warm_up and not load.warm_up_agrees:
-        yield Reason(
-            "warm-up", load.warm_up_sentence, "Pass --warmup N with more requests; they do not count."
-        )
+        yield Reason("warm-up", load.warm_up_sentence, "Pass --warmup N with more; they do not count.")
     if (share := _point(summary.concurrency.open_after_fraction)) > LEFT_OPEN:
         text = f"Requests stayed open for {share:.0%} of their time after their last token."
         advice = "No latency includes that, but a closed loop waits for it: look at what ends the replies."
         yield Reason("left-open", text, advice)
+    again, n_sent = _point(summary.instrument.network_retransmits), sum(d.n_sent for d in manifest.drivers)
+    if manifest.on_this_machine and again > RESENT * n_sent:
+        text = (
+            f"The server's listen queue was full: TCP repeated {again:,.0f} segments of {n_sent:,} requests."
+        )
+        advice = "Each wait, 0.2 s or more, is in TTFT: raise the server's backlog, or send fewer at once."
+        yield Reason("listen-queue", text, advice)
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
     used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
     others = _point(used)
@@ -286,9 +291,7 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         yield Reason("too-short", text, "Send more with --requests, or for --duration-s 1 or longer.")
     if isinstance(canary, Absent) and canary.code == "canary-lost":
         text = "The canary was lost: for most of the load nothing checked the client's own times."
-        yield Reason(
-            "canary-lost", text, "Run it again, or run `burstline certify`, before you rely on them."
-        )
+        yield Reason("canary-lost", text, "Run it again, or `burstline certify`, before you rely on them.")
     capped = summary.instrument.gpu_power_capped_fraction
     if capped is not None and _point(capped) > SLOWED and manifest.on_this_machine:
         text = f"The power limit lowered the clocks of a GPU in {_point(capped):.0%} of the readings."
@@ -320,9 +323,7 @@ def _of_requests(summary: Summary, manifest: Manifest, status: str) -> Iterator[
         yield Reason("failures", text, advice)
     n, hang_ups = counts.get(Outcome.ABANDONED, 0), manifest.asked.cancel_share
     if n:
-        yield _abandoned(
-            summary, f"{n:,} of {planned:,} requests were abandoned by their clients, as planned"
-        )
+        yield _abandoned(summary, f"{n:,} of {planned:,} requests were abandoned, as planned")
     if hang_ups is not None and status == "complete" and n < hang_ups.share * (ok + n) / 2:
         text = f"Only {n:,} of {planned:,} clients hung up; {hang_ups.share:.0%} should have."
         advice = "The other replies ended first: lower N in --cancel-share P,after=N."
@@ -354,15 +355,11 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
     lengths = summary.lengths
     if n_other := _point(lengths.prompt_mismatches):
         text = f"The server counted a different prompt length than planned for {n_other:,.0f} requests."
-        causes = (
-            "a special token that the server adds, or a reply that is tokenized differently in the next turn"
-        )
+        causes = "a special token that the server adds, or a reply that has other tokens in the next turn"
         yield Reason("prompt-length", text, f"The usual causes: {causes}.")
     if n_silent := lengths.splits.get(NO_TEXT, 0):
         text = f"The server counted the tokens of {n_silent:,} replies and sent no text of them."
-        yield Reason(
-            "no-text", text, "Their E2E is to the end of the reply; their TTFT and TPOT are not known."
-        )
+        yield Reason("no-text", text, "Their E2E is to the reply's end; their TTFT and TPOT are not known.")
     if n_guessed := sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")):
         text = f"The server did not report how many tokens each event of {n_guessed:,} replies carries."
         yield Reason("chunks", text, "Their ITL assumes an even spread: use ICL and TPOT instead.")
@@ -395,9 +392,7 @@ def _cached(
     by_turns = sessions if isinstance(cache.infinite_tok, Absent) else None
     planned = _point(by_turns.earlier_fraction) if by_turns else _point(cache.infinite_tok) / total_tok
     if isinstance(cache.restarted_s, Estimate):
-        text = (
-            f"The engine restarted {cache.restarted_s.point:.1f} s into the load: its counters began again."
-        )
+        text = f"The engine restarted {cache.restarted_s.point:.1f} s into the load: its counters began anew."
         if cache.restarted_s.n > 3:  # where one starts again, each of the three counters falls once
             text = "The server's counters fell again and again, as of several servers that answer in turn."
         yield Reason("prefix-restarted", text, "What the prefix cache served is not known: run it again.")
@@ -414,9 +409,7 @@ def _cached(
         advice = "Results are not comparable with uncached runs. Pass a new --salt or disable the cache."
         yield Reason("prefix-cache", f"{text}.", advice)
     elif share > planned + NOTABLE:
-        text = (
-            f"{text}, {(share - planned) * 100:.1f} points more than the shared prefixes of the plan explain"
-        )
+        text = f"{text}, {(share - planned) * 100:.1f} points more than the plan's shared prefixes explain"
         advice = (
             "An earlier run probably filled the cache: pass a new --salt. Prompts from --data have no salt: "
             "restart the server instead."

@@ -75,9 +75,8 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
                 upward.append(tick)
         kept = [*(1 / tick for tick in reversed(upward)), 1.0, *upward]
         panel.xaxis.set_major_locator(FixedLocator(kept))
-        panel.set_xticks(
-            kept, ["equal" if tick == 1 else f"{max(tick, 1 / tick):.3g}×{word}" for tick in kept]
-        )
+        labels = ["equal" if tick == 1 else f"{max(tick, 1 / tick):.3g}×{word}" for tick in kept]
+        panel.set_xticks(kept, labels)
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
         panel.tick_params(axis="y", labelcolor=look.INK)
         for k, ratio in enumerate(ratios):

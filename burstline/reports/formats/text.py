@@ -127,9 +127,8 @@ def columns(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        cells = (
-            c.ljust(w) if k in words else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
+        sized = enumerate(zip(row, widths, strict=True))
+        cells = (c.ljust(w) if k in words else c.rjust(w) for k, (c, w) in sized)
         return "  ".join(cells).rstrip()
 
     return "\n".join(map(line, rows))
@@ -180,9 +179,8 @@ def _markdown_banner(banner: Banner) -> Iterator[str]:
     if judged:
         rows = [[f"{t.mark} {t.result}", f"`{t.text}`", t.measured, t.reason] for t in judged]
         yield _grid([["SLO", "Asked", "Measured", "Why"], *rows], ())
-    yield from (
-        f"Goodput: {_plain(t.text)} {_plain(t.measured)}." for t in banner.targets if t.result not in MARKS
-    )
+    goodputs = (t for t in banner.targets if t.result not in MARKS)
+    yield from (f"Goodput: {_plain(t.text)} {_plain(t.measured)}." for t in goodputs)
 
 
 def _cell(cell: Cell) -> str:

@@ -13,7 +13,7 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import OVERLOADED, lost_a_part
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, State
-from burstline.measure.stats.figure import Absent, Estimate, Figure, Result
+from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.reports.model.comparison import E2E, Case, Contender, View
@@ -129,6 +129,8 @@ def limited_by(
     if in_flight <= 1 and not is_all:
         return "limit.one-in-flight", {}
     if isinstance(waiting, Absent):
+        if streams := known(summary.concurrency.streaming_max):
+            return "limit.streams", {"n": count(streams), "most": n, "reason": waiting.reason}
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
     waits = f", of which {waiting.point:,.1f} on average waited for their prefill"

@@ -342,9 +342,8 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:
-    by_cost = sorted(
-        (figure.point, k) for k, at in enumerate(known) if isinstance(figure := cost.of(at), Estimate)
-    )
+    costs = ((cost.of(at), k) for k, at in enumerate(known))
+    by_cost = sorted((figure.point, k) for figure, k in costs if isinstance(figure, Estimate))
     rows: list[list[str | Cell]] = [
         [
             figure_cell(cost.of(at), scale, cost.path(at, sweep)),

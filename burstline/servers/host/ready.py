@@ -25,6 +25,7 @@ from burstline.servers.launch import StartStage
 from burstline.servers.messages import WITH_TOKENS, Call, EngineError, Get, HttpReply, Reply, Target
 from burstline.servers.openai import path_under
 from burstline.servers.replies import refusal, understood
+from burstline.wording import counted
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""
@@ -169,7 +170,10 @@ _PROXIES = ("nginx", "openresty", "envoy", "istio-envoy", "caddy", "apache", "li
 def passed_through(target: Target, *, of_sessions: bool) -> tuple[str, ...]:
     """What the heads of replies say of who is between, and of what `of_sessions` is lost on the way."""
     with contextlib.suppress(EngineError):
-        headers = getter(target, timeout_s=PAGE_TIMEOUT_S)("/v1/models").headers
+        get = getter(target, timeout_s=PAGE_TIMEOUT_S)
+        headers, workers = get("/v1/models").headers, json_at(get, "/workers").get("workers")
+        if isinstance(workers, list):  # as sglang-router and vllm-router list them
+            headers = {**headers, "via": f"router with {counted(len(workers), 'worker')}"}
         names = ["via", "x-litellm-version", "x-envoy-upstream-service-time", "x-kong-response-latency"]
         names += ["server"] * headers.get("server", "").lower().startswith(_PROXIES)
         own = ", ".join(f"{name}: {headers[name]}" for name in names if name in headers)

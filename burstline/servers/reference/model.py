@@ -204,9 +204,8 @@ class _Batch:
             contexts = np.array([chunk.context for _, chunk in group])[:, None]
             beyond = np.arange(n_blocks * kv.block_size) >= contexts
             hidden = np.where(beyond, np.float32(-np.inf), np.float32(0))[:, None, :]
-            self.attention.append(
-                partial(_attend_decode, np.array([row for row, _ in group]), tables, hidden)
-            )
+            rows = np.array([row for row, _ in group])
+            self.attention.append(partial(_attend_decode, rows, tables, hidden))
 
     def rotate(self, x: Array, rows: slice) -> Array:
         """Rotary embedding in transformers' layout: the two halves of a head form the pairs."""
