@@ -23,7 +23,7 @@ from burstline.bench.progress import Called, Progress, Snapshot
 from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.run_settings import words_of_run
-from burstline.console.server_options import API_KEY_VARIABLE, ServerOptions
+from burstline.console.server_options import ServerOptions, own_key
 from burstline.machine.hints import Hints
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
@@ -227,12 +227,12 @@ def _settings(
     where = ServerOptions(
         **table.options(ServerOptions),
         settings=Settings(**table.options(Settings)),
-        engine_args=tuple(engine_args),
-        api_key=Secret(os.environ[API_KEY_VARIABLE]) if os.environ.get(API_KEY_VARIABLE) else None,
+        engine_args=Secret.words(*engine_args),
+        api_key=own_key(),
     )
     asked = LoadSpec(**table.options(LoadSpec))
     argv = words_of_run(where, Path(out), asked, goals, hints)
-    learn_from(argv, os.environ)
+    learn_from((), os.environ)
     load = checked_load(checked(asked, goals), goals, where)
     return RunSettings(where, load, goals, Path(out), hints=hints, argv=argv)
 

@@ -31,7 +31,7 @@ from burstline.reports.model.foreign import foreign_results, printed_of, read_nu
 from burstline.servers.host.kernel import allowed_cores, keep_to
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
-from burstline.servers.redact import redacted, without_secrets
+from burstline.servers.redact import REMOVED, redacted, without_secrets
 from burstline.servers.truth.replies import Script
 from burstline.servers.truth.rig import TruthRig, truth_server
 from burstline.servers.truth.router import SCRIPTS, TruthSetup
@@ -129,7 +129,8 @@ def again(out: Path, reads: Mapping[str, str], name: str | None = None) -> Certi
 def tool_of(argv: Sequence[str]) -> str:
     """The program or the script that a command line runs, without what only starts it."""
     before = {"-c", "-u"} if Path(argv[0]).name == "env" else {"-c"}  # code, and a variable that `env` drops
-    words = (word for last, word in pairwise(("", *argv)) if last not in before and not word.startswith("-"))
+    pairs = pairwise(("", *without_secrets(argv)))
+    words = (word for last, word in pairs if last not in before and not word.startswith(("-", REMOVED)))
     names = (Path(word).name for word in words if "=" not in word)
     return next((name for name in names if not _STARTER.fullmatch(name)), Path(argv[0]).name)
 

@@ -35,6 +35,7 @@ from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError
+from burstline.servers.redact import Secret
 from burstline.servers.reference.steplog import load_steps
 from burstline.servers.registry import ENGINES
 from burstline.workloads.data_sets import Server
@@ -79,7 +80,8 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     config = {**config, "max_position_embeddings": N_CONTEXT_TOK}
     (model / "config.json").write_bytes(orjson.dumps(config))
     ensure_sockets(load.n_at_once)
-    where = ServerOptions(engine=ENGINE, model=str(model), engine_args=("--threads", str(threads)))
+    words = Secret.words("--threads", str(threads))
+    where = ServerOptions(engine=ENGINE, model=str(model), engine_args=words)
     vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
     plan = load.plan(Server(vocabulary))
     with serving(engine, where, folder, lambda _: None) as site:

@@ -53,9 +53,7 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     if not 2 - swept <= n <= MAX_REPEATS:
         raise WorkloadError(f"--repeats {n}: expected 2 to {MAX_REPEATS}; 3 give intervals between runs")
     if restart_after is not None and settings.where.url is not None:
-        raise WorkloadError(
-            f"--restart: the server at {settings.where.url} was not started by Burstline; drop --restart"
-        )
+        raise WorkloadError("--restart: the server at --url was not started by Burstline; drop --restart")
     # Every other round goes backwards: what drifts with time falls on all loads alike.
     order = [each for k in range(n) for each in every[:: 1 if k % 2 == 0 else -1]]
     if restart_after is not None and not 1 <= restart_after < len(order):

@@ -196,7 +196,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     ensure_sockets(load.n_connections)
     if settings.ray is None:  # the workers of a cluster have ports of their own
         urls = settings.where.urls
-        for port in {Destination.of(url).port for url in urls} or {0}:
+        for port in {Destination.of(target_at(url)).port for url in urls} or {0}:
             ensure_ports(load.n_connections // max(1, len(urls)), port)
     check_start(engine, settings.where, load.longest_tok or 0)
     if load.spec.warmup is None and settings.where.url is None and not engine.brings_model:

@@ -54,7 +54,7 @@ class Settings:
 def words_of_run(where: ServerOptions, out: Path, *options: object, verb: str = "run") -> tuple[str, ...]:
     """The command-line arguments of this run; `options` are the other dataclasses of its flags."""
     flags = chain.from_iterable(map(words_of, (where, where.settings, *options)))
-    args = ("--", *where.engine_args) if where.engine_args else ()
+    args = ("--", *(word.reveal() for word in where.engine_args)) if where.engine_args else ()
     return (verb, *flags, "--out", str(out), *args)
 
 
@@ -101,8 +101,8 @@ def server_facts(site: Site, model: str | None) -> ServerFacts:
         with suppress(psutil.Error):
             argv = without_secrets(psutil.Process(first).cmdline())
     with suppress(EngineError, OSError):  # they may not resolve here
-        urls = (site.target.url, *site.target.replicas)
-        n_addresses = len({address for url in urls for _, address in Destination.of(url).addresses()})
+        each = (replace(site.target, url=url) for url in (site.target.url, *site.target.replicas))
+        n_addresses = len({address for one in each for _, address in Destination.of(one).addresses()})
     return ServerFacts(
         url=site.target.url,
         model=site.target.model,

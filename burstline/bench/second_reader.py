@@ -25,13 +25,14 @@ from asyncio_throttle.throttler import Throttler
 from huggingface_hub import AsyncInferenceClient, constants
 
 from burstline.loadgen.capture.capture import Capture, CaptureWriter, reply_limit_bytes
+from burstline.loadgen.capture.masking import masked
 from burstline.loadgen.driver.job import Job
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.measure.record.decode import Reading
 from burstline.measure.record.record import Outcome
 from burstline.servers.destination import Destination
 from burstline.servers.messages import Call, EngineError, Read
-from burstline.servers.redact import masked, words_of_server
+from burstline.servers.redact import words_of_server
 from burstline.servers.registry import ENGINES
 
 MOST_PER_S: Final = 100
@@ -81,7 +82,7 @@ def main(home: Connection, task: tuple[str, Job]) -> None:
 
 
 async def _read_all(home: Connection, read: Reader, job: Job) -> None:
-    engine, destination = ENGINES[job.engine], Destination.of_target(job.target)
+    engine, destination = ENGINES[job.engine], Destination.of(job.target)
     pace, spool = Throttler(MOST_PER_S // 10, 0.1), CaptureWriter(job.captures)
     for request in job.requests:
         call = job.call(request, engine)

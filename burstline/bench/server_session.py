@@ -36,7 +36,7 @@ from burstline.servers.introspection import first_model
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
 from burstline.servers.openai import COMPLETION_LIMIT
-from burstline.servers.redact import can_be_known, redacted
+from burstline.servers.redact import can_be_known
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
@@ -108,7 +108,7 @@ def check_requests(where: ServerOptions) -> None:
         raise WorkloadError(f"--ca-bundle {where.ca_bundle} is not a file; expected certificates in PEM")
     if where.insecure and where.ca_bundle is not None:
         raise WorkloadError("--insecure trusts any certificate, so --ca-bundle would be ignored; give one")
-    if (where.insecure or where.ca_bundle is not None) and not (where.url or "").startswith("https:"):
+    if (where.insecure or where.ca_bundle is not None) and not "".join(where.urls).startswith("https:"):
         flag = "--insecure" if where.insecure else "--ca-bundle"
         raise WorkloadError(f"{flag} would be ignored: it applies only to an https --url")
     for header in where.header:
@@ -121,14 +121,13 @@ def check_requests(where: ServerOptions) -> None:
             "set it again without"
         )
     found = set[str]()
-    for url in where.urls:
+    for url in where.url or ():
         try:
-            base = target_at(url).url
+            base = target_at(url.reveal()).url
         except ValueError as error:
-            shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
-            bare = re.fullmatch(r"[\w.-]+(:\d+)?(/[\w./-]*)?", url) and re.search("[:/.]", url)
-            told = f"it has no scheme; try --url http://{shown}" if bare else error
-            raise WorkloadError(f"--url {shown}: {told}") from None
+            bare = re.fullmatch(r"[\w.-]+(:\d+)?(/[\w./-]*)?", url.shown) and re.search("[:/.]", url.shown)
+            told = f"it has no scheme; try --url http://{url.shown}" if bare else error
+            raise WorkloadError(f"--url {url.shown}: {told}") from None
         if base in found:
             raise WorkloadError(f"--url names {base} twice; expected different replicas: name it once")
         found.add(base)
@@ -183,7 +182,7 @@ def check_where(where: ServerOptions) -> None:
     if where.url is not None:  # a server that runs already has its settings
         given = [flag_of(name) for name in START if getattr(where, name) is not None]
         given += [flag_of(name) for name in where.settings.asked]
-        given += [" ".join(("--", *where.engine_args))] if where.engine_args else []
+        given += [" ".join(("--", *(word.shown for word in where.engine_args)))] if where.engine_args else []
         if given:
             raise WorkloadError(
                 f"{', '.join(given)} would be ignored: --url names a server that already runs; leave out one "
@@ -289,7 +288,7 @@ def context_limit(folder: Path) -> int | None:
 
 def spelled(engine: Engine, where: ServerOptions) -> Spelled:
     """The settings in the engine's words; WorkloadError for what it cannot do."""
-    return spell(engine.title, engine.settings, where.settings, where.engine_args)
+    return spell(engine.title, engine.settings, where.settings, [word.shown for word in where.engine_args])
 
 
 def check_model(model: str, engine: Engine | None = None) -> None:
@@ -395,7 +394,7 @@ def _launch(engine: Engine, where: ServerOptions, port: int, run_dir: Path, say:
         _our_name(engine, where),
         run_dir,
         where.engine_python,
-        (*words.arguments, *where.engine_args),
+        (*words.arguments, *(word.reveal() for word in where.engine_args)),
         where.n_concurrent,
         where.n_request_tok,
         profile_dir=None if where.profile is None else (run_dir / TRACES).resolve(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +19,16 @@ START: Final = ("port", "engine_python", "container")
 """The options of an engine that is started here."""
 
 
+def own_key() -> Secret | None:
+    key = os.environ.get(API_KEY_VARIABLE)
+    return Secret(key) if key else None
+
+
 def _hides(flag: str) -> dict[str, Any]:
-    return {"parse": partial(Secret.within, flag), "write": Secret.reveal}
+    return {"parse": lambda text: Secret.words(flag, text)[1], "write": Secret.reveal}
 
 
-@dataclass(frozen=True, slots=True, repr=False)  # a URL has a login, an engine's argument a key
+@dataclass(frozen=True, slots=True, repr=False)  # a model's URL may have a login
 class ServerOptions:
     """The server's options, as flags and as keys of a suite's [[engine]].
 
@@ -38,8 +42,10 @@ class ServerOptions:
         metavar="NAME",
         once=True,
     )
-    url: str | None = option(
+    url: tuple[Secret, ...] | None = option(
         f"a server that is already running, or several replicas, used in turn (API key: {API_KEY_VARIABLE})",
+        parse=lambda text: Secret.words(*filter(None, map(str.strip, text.split(",")))),
+        write=lambda urls: ",".join(map(Secret.reveal, urls)),
         metavar="URL[,URL...]",
         once=True,
     )
@@ -92,7 +98,7 @@ class ServerOptions:
         bare=Path(),
     )
     settings: Settings = field(default_factory=Settings)
-    engine_args: tuple[str, ...] = ()
+    engine_args: tuple[Secret, ...] = ()
     api_key: Secret | None = None
     host: str = "127.0.0.1"
     n_concurrent: int | None = None
@@ -100,7 +106,7 @@ class ServerOptions:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return tuple(filter(None, (url.strip() for url in (self.url or "").split(","))))
+        return tuple(url.reveal() for url in self.url or ())
 
 
 def add_settings(group: argparse._ActionsContainer) -> None:
@@ -112,6 +118,6 @@ def server_of(args: argparse.Namespace) -> ServerOptions:
         ServerOptions,
         args,
         settings=read_options(Settings, args),
-        engine_args=tuple(args.engine_args),
-        api_key=Secret(os.environ[API_KEY_VARIABLE]) if os.environ.get(API_KEY_VARIABLE) else None,
+        engine_args=Secret.words(*args.engine_args),
+        api_key=own_key(),
     )

@@ -19,7 +19,6 @@ from urllib.parse import SplitResult, quote, urlsplit
 import orjson
 
 from burstline.servers.messages import Call, EngineError, Target
-from burstline.servers.redact import Secret
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {
@@ -45,7 +44,7 @@ class Destination:
     port: int
 
     @classmethod
-    def of_target(cls, target: Target) -> Destination:
+    def of(cls, target: Target) -> Destination:
         try:
             parts = urlsplit(target.url.rstrip("/"))
             port = parts.port or _PORTS[parts.scheme]
@@ -54,11 +53,6 @@ class Destination:
         if not parts.hostname:
             raise EngineError(f"expected http://host:port or https://host:port, got {target.url!r}")
         return cls(target, parts, port)
-
-    @classmethod
-    def of(cls, url: str, login: Secret | None = None) -> Destination:
-        """`login` is "user:password", for basic authorization where a call brings none of its own."""
-        return cls.of_target(Target(url, "", login=login))
 
     @property
     def host(self) -> str:

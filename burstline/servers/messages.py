@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from burstline.servers.redact import Secret, learn, printable, redacted
+from burstline.servers.redact import Secret, printable, redacted
 
 
 class EngineError(RuntimeError):
@@ -184,8 +184,7 @@ class Target:
 def target_at(url: str, model: str = "", api_key: Secret | None = None) -> Target:
     """The target that a user's URL names, with or without `/v1/...`; its login is taken out of it.
 
-    From here on its secrets are known. Raises ValueError, which never quotes the URL, where it is not
-    scheme://[user:password@]host[:port][/path].
+    Raises ValueError, which never quotes the URL, where it is not scheme://[user:password@]host[:port][/path].
     """
     try:
         parts = urlsplit(url)
@@ -197,12 +196,9 @@ def target_at(url: str, model: str = "", api_key: Secret | None = None) -> Targe
             "expected something like http://127.0.0.1:8000 (special characters of a password as %XX)"
         )
     if parts.query or parts.fragment:
-        learn(parts.fragment, *(value for _, value in parse_qsl(parts.query)))
         raise ValueError("expected no ? or # in a base URL; pass an API key in BURSTLINE_API_KEY")
-    login = None
-    if parts.username is not None:
-        login = Secret(f"{unquote(parts.username)}:{unquote(parts.password or '')}")
-        learn(unquote(parts.password or ""), parts.password)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    login = None if parts.username is None else Secret(f"{user}:{password}")
     name = f"[{host}]" if ":" in host else host
     path = re.sub(r"/v1(?:/(?:chat/)?completions|/models)?$", "", parts.path.rstrip("/")).rstrip("/")
     base = f"{parts.scheme}://{name}{'' if port is None else f':{port}'}{path}"

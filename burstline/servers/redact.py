@@ -62,6 +62,7 @@ _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)[^\S\n]+)([\w.~+/=-]{5,})", re.
 URL_LOGIN: Final = re.compile(
     r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})(?=@)"
 )
+_QUERY: Final = re.compile(r"([?&#](?:[^?&#=]{0,64}=)?+)((?!\(removed\))[^?&#]+)")
 _FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, URL_LOGIN)
 _HINTS: Final = (
     *("key", "secret", "pass", "pwd", "auth", "credential", "cookie", "sig", "jwt", "bearer", "_pat", "-pat"),
@@ -88,9 +89,7 @@ def redacted(text: str) -> str:
     """The text without secrets."""
     text = without_known(text)
     lower = text.lower()
-    if not any(hint in lower for hint in _HINTS):
-        return text
-    for form in _FORMS:
+    for form in _FORMS if any(hint in lower for hint in _HINTS) else ():
         text = form.sub(rf"\1{REMOVED}", text)
     return text
 
@@ -136,11 +135,6 @@ def known_secrets() -> tuple[str, ...]:
     return tuple(sorted(_learned))
 
 
-def masked(data: bytes) -> bytes:
-    """Raw bytes with known values overwritten by as many asterisks."""
-    return data if _known_bytes is None else _known_bytes.sub(lambda found: b"*" * len(found[0]), data)
-
-
 def known_in(data: bytes) -> Iterator[tuple[int, int]]:
     """Where known values stand in raw bytes: from, to."""
     return iter(()) if _known_bytes is None else (found.span() for found in _known_bytes.finditer(data))
@@ -149,8 +143,7 @@ def known_in(data: bytes) -> Iterator[tuple[int, int]]:
 def n_unfinished(data: bytes) -> int:
     """How many bytes at the end may be the beginning of a known value."""
     forms = [form.encode() for form in _known]
-    longest = max(map(len, forms), default=0)
-    ends = range(min(longest - 1, len(data)), 0, -1)
+    ends = range(min(max(map(len, forms), default=1) - 1, len(data)), 0, -1)
     return next((n for n in ends if any(form.startswith(data[-n:]) for form in forms)), 0)
 
 
@@ -159,10 +152,10 @@ def secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator
     for form in forms:
         for found in form.finditer(text):
             secret = found[2]
-            yield from re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
+            parts = re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
             if form is URL_LOGIN:
-                user, colon, password = secret.partition(":")
-                yield from (password if colon else user, unquote(secret), unquote(password))
+                parts += [secret.partition(":")[2] or secret]
+            yield from (way(part) for part in parts for way in (str, unquote))
 
 
 def _encodings(secret: str) -> set[str]:
@@ -192,10 +185,11 @@ class Secret:
             learn(self._text)
 
     @classmethod
-    def within(cls, option: str, text: str) -> Secret:
-        """The value of an option, such as a header or JSON: names in it say what of it is secret."""
-        learn_from((option, text), {})
-        return cls(text, without_secrets((option, text))[1])
+    def words(cls, *words: str) -> tuple[Secret, ...]:
+        """The words of a command, of which names and forms say what is secret: `--header`, 'X-Key: 5'."""
+        shown = tuple(_words(words, found := list[str]()))
+        learn(*found)
+        return tuple(map(cls, words, shown))
 
     def reveal(self) -> str:
         return self._text
@@ -203,7 +197,7 @@ class Secret:
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Learn every secret that the command line or the environment names as one, commands within it too."""
-    found = [value for name, value in environ.items() if names_secret(name) and name not in ("PWD", "OLDPWD")]
+    found = [value for name, value in environ.items() if names_secret(name) and name != "PWD"]
     found += [secret for value in environ.values() for secret in secrets_in(value, (URL_LOGIN,))]
     _shown(argv, found)
     learn(*found)
@@ -253,13 +247,17 @@ def _words(items: Iterable[Any], found: list[str]) -> Iterator[Any]:
 def _within(text: str, found: list[str]) -> str:
     """A text as it may be shown: JSON and a command are read as what they are."""
     found += secrets_in(text)
-    shown, is_json = text, text.startswith(("{", "["))
+    is_json = text.startswith(("{", "["))
     with suppress(ValueError, RecursionError):  # it is neither
         if is_json or " -" in text:
             value = json.loads(text) if is_json else shlex.split(text)
             if (clean := _shown(value, found)) != value:
-                shown = json.dumps(clean) if is_json else shlex.join(clean)
-    return printable(redacted(shown))
+                text = json.dumps(clean) if is_json else shlex.join(clean)
+    shown = printable(redacted(text))
+    if re.match(r"[a-zA-Z][\w+.-]{1,31}://\S+$", shown):
+        found += (way(each[2]) for each in _QUERY.finditer(shown) for way in (str, unquote))
+        shown = _QUERY.sub(rf"\1{REMOVED}", shown)
+    return shown
 
 
 def _of_header(name: str, value: str) -> Iterator[str]:

@@ -199,8 +199,8 @@ def _carry_out_all(
 
         def here(argv: Sequence[str], slot: Slot) -> int:
             words = [word.replace(OUT, str(folder / slot.id)) for word in argv]
-            own = slot.platform.env if slot.platform else {}
-            return called(words, {**environments[slot.engine.name], **own}, lock)
+            own = {k: v.reveal() for k, v in slot.platform.env.items()} if slot.platform else {}
+            return called(words, environments[slot.engine.name] | own, lock)
 
         return [carry_out(slot, here) for slot in slots]
     keys = {name: {k: env[k] for k in (API_KEY_VARIABLE,) if k in env} for name, env in environments.items()}

@@ -115,7 +115,8 @@ class _PlatformRunner:
         try:
             self._get(actor.facts.remote(), PLACE_TIMEOUT_S)
             self._get(actor.prepare.remote(model), MAKE_TIMEOUT_S)
-            self._get(actor.start.remote(list(argv), {**env, **self.platform.env}), PLACE_TIMEOUT_S)
+            own = {name: value.reveal() for name, value in self.platform.env.items()}
+            self._get(actor.start.remote(list(argv), {**env, **own}), PLACE_TIMEOUT_S)
             told = False
             while (code := self._get(actor.wait.remote(POLL_S), CALL_TIMEOUT_S)) is None:
                 if self._interrupted.is_set() and not told:

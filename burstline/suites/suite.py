@@ -20,7 +20,7 @@ from burstline.errors import read_toml
 from burstline.measure.metrics.slo import parse_slo
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.weights import FORMATS
-from burstline.servers.redact import without_secrets
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import SETTINGS, Settings
 from burstline.suites.toml_table import TomlTable
@@ -45,7 +45,7 @@ class Platform:
     resources: Mapping[str, float] = field(default_factory=dict)
     accelerator: str | None = None
     gpus: float = 0.0
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, Secret] = field(default_factory=dict)
     device: str | None = None
     models: Mapping[str, Settings] = field(default_factory=dict)
 
@@ -268,8 +268,8 @@ def _engine(table: TomlTable, of_all: Settings) -> Contender:
     name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
     if engine is not None and engine not in ENGINES:
         raise WorkloadError(f"{table.where}: unknown engine {engine!r}; {hint(engine, ENGINES)}")
-    args = tuple(table.get("args", list, []))
-    if without_secrets(list(args)) != list(args):
+    args = Secret.words(*table.get("args", list, []))
+    if any(word.shown != word.reveal() for word in args):
         raise WorkloadError(f"{table.where}: args hold a secret; name a variable with api_key_env instead")
     own = Settings(**table.options(Settings))
     server = ServerOptions(**table.options(ServerOptions, but=("model",)), settings=own, engine_args=args)
@@ -342,7 +342,7 @@ def platform_of(table: TomlTable) -> Platform:
         resources=amounts,
         accelerator=table.get("accelerator", str, None),
         gpus=float(table.get("gpus", float, 0.0)),
-        env=_mapping(table, "env", str),
+        env={key: Secret.words(f"--{key}", value)[1] for key, value in _mapping(table, "env", str).items()},
         device=table.get("device", str, None),
         models={
             model: settings_of(TomlTable(raw, f"{table.where}, models.{model}"))

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     where = replace(server_of(args), engine=args.name or args.engine, host=args.host)
     check_where(where)
     engine = choose_engine(where)
-    if {"-h", "--help"} & {*where.engine_args}:  # of the engine, which prints it and ends
-        options = LaunchOptions("", where.host, 0, "", Path(), where.engine_python, where.engine_args)
+    if {"-h", "--help"} & {*args.engine_args}:  # of the engine, which prints it and ends
+        options = LaunchOptions("", where.host, 0, "", Path(), where.engine_python, args.engine_args)
         return subprocess.run(engine.launch(options).argv, check=False).returncode
     check_start(engine, where, longest_tok=0)
     with terminable(), TemporaryDirectory(prefix="burstline-serve-") as scratch:

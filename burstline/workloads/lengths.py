@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.rows import csv_rows, number_in
 
 Ints = NDArray[np.int64]
 
@@ -149,26 +151,19 @@ def _checked(low: int, high: int, weights: NDArray[np.float64], text: str) -> Le
 
 def _recorded(name: str, flag: str) -> Lengths:
     """A CSV with a header: column `prompt_tokens` or `output_tokens`, as the flag says, else its only one."""
-    import pyarrow.csv  # here: `--help` imports this module
-
-    path = Path(name)
-    wanted = flag.lstrip("-").replace("-", "_")
-    try:
-        table = pyarrow.csv.read_csv(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        why = "no such file" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
-        raise WorkloadError(f"{flag} file:{name} cannot be read as CSV: {why}") from None
-    column = wanted if wanted in table.column_names else table.column_names[0]
-    if column != wanted and table.num_columns > 1:
-        raise WorkloadError(
-            f"{flag} file:{name} has columns {', '.join(table.column_names)}; expected one named {wanted}"
-        )
-    values = table.column(column)
-    if not pyarrow.types.is_integer(values.type) or values.null_count:
-        bad = next((k for k, v in enumerate(values.to_pylist(), 2) if not str(v).isdecimal()), 2)
-        raise WorkloadError(f"{flag} file:{name} row {bad}: {column} is not a whole number of tokens")
-    rows = values.to_numpy().astype(np.int64)
-    if not len(rows) or (rows < 1).any() or (rows > MAX_TOK).any():
-        bad = int(np.argmax((rows < 1) | (rows > MAX_TOK))) + 2 if len(rows) else 2
-        raise WorkloadError(f"{flag} file:{name} row {bad}: expected a number of tokens from 1 to {MAX_TOK}")
+    path, wanted, found = Path(name), flag.lstrip("-").replace("-", "_"), array("q")
+    expected = f"expected a whole number of tokens from 1 to {MAX_TOK}"
+    for number, row in csv_rows(path, flag):
+        column = wanted if wanted in row else next(iter(row))
+        if column != wanted and len(row) > 1:
+            names = ", ".join(row)
+            raise WorkloadError(f"{flag} file:{name} has columns {names}; expected one named {wanted}")
+        value = number_in(row[column])
+        if not value.is_integer() or not 1 <= value <= MAX_TOK:
+            what = f"{flag} file:{name} row {number}: {column} is {row[column]!r:.60}"
+            raise WorkloadError(f"{what}; {expected}")
+        found.append(int(value))
+    if not found:
+        raise WorkloadError(f"{flag} file:{name} row 2: {expected}")
+    rows = np.array(found, np.int64)
     return Lengths(int(rows.min()), int(rows.max()), f"file:{path.name}", None, rows, str(path.resolve()))

@@ -5,6 +5,7 @@ JSON lines, JSON lists, text, CSV (all also as .gz or .zst), Parquet, and what t
 
 from __future__ import annotations
 
+import csv
 import gzip
 import importlib.util
 import io
@@ -27,6 +28,9 @@ Rows = Iterator[tuple[int, Row]]
 
 MAX_LINE: Final = 64 << 20
 """Bytes of one line; a longer one is no row but a file of another kind."""
+MAX_FIELD: Final = 8 << 20
+MAX_COLUMNS: Final = 10_000
+"""Characters of a value, and values of a row, of a CSV."""
 MOST_TIMES: Final = 50
 SMALL: Final = 16 << 20
 """What is packed may unpack to so many times its size, or to so many bytes; text does to ten times."""
@@ -55,7 +59,7 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     if head.startswith(_PARQUET) or kind == ".parquet":
         return _parquet(path, what)
     if kind == ".csv":
-        return _csv(path, what)
+        return csv_rows(path, what)
     if kind in (".json", ".jsonl", ".ndjson"):
         is_list = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         return _json_list(path, what) if is_list else _json_lines(path, what)
@@ -111,25 +115,28 @@ def _opened(path: Path, what: str, row: Callable[[], int] = lambda: 1) -> Iterat
 
 def lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Every line that is not blank, as text, with its number."""
+    return ((number, line) for number, text in _texts(path, what, MAX_LINE) if (line := text.strip()))
+
+
+def _texts(path: Path, what: str, most: int) -> Iterator[tuple[int, str]]:
     number = 0
     _check_packing(path, what)
     with _opened(path, what, lambda: number + 1) as file:
-        while line := file.readline(MAX_LINE + 1):
+        while line := file.readline(most + 1):
             number += 1
             where = f"{what} {path} row {number}"
-            if len(line) > MAX_LINE:
-                raise WorkloadError(f"{where} is longer than {MAX_LINE >> 20} MB; expected a row a line")
+            if len(line) > most:
+                raise WorkloadError(f"{where} is longer than {most >> 20} MB; expected a row a line")
             if number == 1 and line.startswith(_UTF16):
                 raise WorkloadError(f"{where}: the text is UTF-16; expected UTF-8, convert it")
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 why = f"byte {error.start + 1} is not UTF-8; is this a binary file?"
                 raise WorkloadError(f"{where}: {why}") from None
             if "\0" in text:
                 raise WorkloadError(f"{where} holds a zero byte; is this a binary file?")
-            if text:
-                yield number, text
+            yield number, text
     if not number:
         raise WorkloadError(f"{what} {path} row 1: the file is empty; expected at least one row")
 
@@ -174,26 +181,20 @@ def _object(row: Any, number: int, path: Path, what: str) -> Row:
     return row
 
 
-def _csv(path: Path, what: str) -> Rows:
-    """A CSV with a header, which is row 1; every value is text, its reader knows what it should be."""
-    from pyarrow import ArrowException, csv, string  # here: what the command line says is checked at once
+def csv_rows(path: Path, what: str) -> Rows:
+    """A CSV with a header, which is row 1; every value is text, its reader knows what it should be.
 
-    number = 1
-    with _opened(path, what, lambda: number + 1) as file:
-        # One thread: only then does an error name its row.
-        options = csv.ReadOptions(use_threads=False)
-        names = [name.strip().strip('"') for name in next(lines(path, what))[1].split(",")]
-        convert = csv.ConvertOptions(
-            column_types=dict.fromkeys(names, string()), strings_can_be_null=True, null_values=[""]
-        )
-        try:
-            with csv.open_csv(file, options, convert_options=convert) as reader:
-                for batch in reader:
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield number, row
-        except ArrowException as error:  # it names its row; `number` is the last of the block before
-            raise WorkloadError(f"{what} {path}: {error}".splitlines()[0].replace("Row #", "row ")) from None
+    Not by pyarrow: one of its threads that still reads ahead aborts a command that ends.
+    """
+    csv.field_size_limit(MAX_FIELD)
+    rows = csv.DictReader((text for _, text in _texts(path, what, MAX_FIELD)), strict=True)
+    try:
+        for number, row in enumerate(rows, 2):
+            if None in row or None in row.values() or len(row) > MAX_COLUMNS:
+                raise csv.Error(f"expected as many values as columns, at most {MAX_COLUMNS:,}")
+            yield number, {name: value or None for name, value in row.items()}
+    except csv.Error as error:
+        raise WorkloadError(f"{what} {path} line {rows.reader.line_num} is not CSV: {error}") from None
 
 
 def _parquet(path: Path, what: str) -> Rows:

@@ -25,6 +25,7 @@ from burstline.measure.stats.figure import Estimate
 from burstline.models.model_folder import make_model
 from burstline.roofline.model.families import bundled_config
 from burstline.roofline.predict.forecast import Score
+from burstline.servers.redact import Secret
 from burstline.servers.settings import Settings as EngineSettings
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.load import load_of
@@ -69,7 +70,7 @@ def model_at(folder: Path, name: str) -> Path:
 def fire(engine: str, model: Path, out: Path, of: int) -> None:
     """A burst, a closed loop and two open loops at one server."""
     chosen, server = ROUNDS[of], SharedServer()
-    one_core = ("--threads", "1") if engine == "reference" else ()  # vLLM leaves the client one by itself
+    one_core = Secret.words("--threads", "1") if engine == "reference" else ()
     where = ServerOptions(engine=engine, model=str(model), settings=ONE_CPU, engine_args=one_core)
     spec = LoadSpec(prompt_tokens=chosen["prompt"], output_tokens=chosen["output"], seed=of, requests=40)
 

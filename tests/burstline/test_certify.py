@@ -160,6 +160,7 @@ def test_our_own_run_has_a_limit_too(
         ("uvx mine", "mine"),
         ("python -c code", "python"),
         ("/usr/bin/mine", "mine"),
+        ("python -c 'import x' --api-key s3cr3t-1 tool.py", "tool.py"),
     ],
 )
 def test_a_tool_is_named_by_its_script(command: str, tool: str) -> None:

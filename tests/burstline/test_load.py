@@ -14,6 +14,7 @@ from burstline.bench.run_settings import Settings
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.driver.job import n_drivers
+from burstline.servers.redact import Secret
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.data_sets import Server
@@ -296,7 +297,7 @@ def test_goals_are_options_too():
 
 @pytest.mark.parametrize("engine", ["lightllm", "tgi", "llamacpp"])
 def test_sessions_that_an_engine_has_no_words_for_are_refused_before_it_is_asked(engine, tmp_path):
-    where = ServerOptions(engine=engine, url="http://127.0.0.1:9")
+    where = ServerOptions(engine=engine, url=Secret.words("http://127.0.0.1:9"))
     settings = Settings(load=load_of(LoadSpec(sessions=2)), where=where, out=tmp_path)
     with pytest.raises(WorkloadError, match="sessions need --endpoint chat"):
         check(settings)

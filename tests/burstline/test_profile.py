@@ -16,6 +16,7 @@ from burstline.roofline.reconcile.reconciliation import NotReconciled, Profiled
 from burstline.servers.host.ready import Startup
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.messages import EngineError, Target
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
 from tests.burstline.answering import answering
@@ -116,7 +117,7 @@ def test_what_a_trace_would_ignore_is_refused(more, says, capsys):
     ("engine", "where", "says"),
     [
         ("llamacpp", ServerOptions(profile=Path()), "has no profiler that a client can start"),
-        ("vllm", ServerOptions(url="http://h:1", profile=Path()), "--profile DIR"),
+        ("vllm", ServerOptions(url=Secret.words("http://h:1"), profile=Path()), "--profile DIR"),
         ("vllm", ServerOptions(profile=Path("x")), "go to the run's folder"),
     ],
 )

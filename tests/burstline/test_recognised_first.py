@@ -10,6 +10,7 @@ import pytest
 from burstline import cli
 from burstline.bench.server_session import choose_engine
 from burstline.console.server_options import ServerOptions
+from burstline.servers.redact import Secret
 from tests.burstline.answering import answering
 
 
@@ -52,4 +53,4 @@ def test_a_wrong_engine_and_a_too_long_request_are_refused_with_what_answers_the
 )
 def test_a_server_is_known_by_its_own_words(owner: str, engine: str) -> None:
     with answering(model(owner)) as url:
-        assert choose_engine(ServerOptions(url=url)).name == engine
+        assert choose_engine(ServerOptions(url=Secret.words(url))).name == engine

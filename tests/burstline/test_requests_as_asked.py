@@ -90,7 +90,7 @@ def test_the_endpoint_chooses_the_dialect(engine: str, endpoint: str | None, nam
 
 
 def test_extra_fields_are_laid_over_the_body_and_adapters_take_turns() -> None:
-    extra = Secret.within("--extra-body", '{"min_p": 0.1, "parameters": {"top_n": 2}}')
+    (extra,) = Secret.words('{"min_p": 0.1, "parameters": {"top_n": 2}}')
     target = Target("http://x", "m", extra_body=extra, loras=("a", "b"))
     call = Call("POST", "/", orjson.dumps({"model": "m", "parameters": {"max": 4}}))
     bodies = [body_of(dressed(call, target, index, ("model",))) for index in range(3)]
@@ -103,7 +103,7 @@ def test_extra_fields_are_laid_over_the_body_and_adapters_take_turns() -> None:
 
 @pytest.mark.parametrize("engine", ["lightllm", "llamacpp", "trtllm"])
 def test_adapters_are_refused_where_a_request_cannot_name_one(engine: str) -> None:
-    where = ServerOptions(engine=engine, url="http://127.0.0.1:1", lora=("one",))
+    where = ServerOptions(engine=engine, url=Secret.words("http://127.0.0.1:1"), lora=("one",))
     with pytest.raises(WorkloadError, match=r"--lora one: .* cannot select an adapter by request"):
         check_start(choose_engine(where), where, 8)
 
@@ -118,7 +118,7 @@ def test_adapters_are_named_where_the_dialect_reads_them() -> None:
 
 def test_headers_go_with_every_request_and_replace_those_of_the_client() -> None:
     target = Target("http://x", "m", headers=(Secret("X-Team: blue"), Secret("User-Agent: mine")))
-    sent = Destination.of_target(target).serialised(Call("POST", "/v1/completions", b"{}"))
+    sent = Destination.of(target).serialised(Call("POST", "/v1/completions", b"{}"))
     assert b"x-team: blue\r\n" in sent
     assert b"user-agent: mine\r\n" in sent
     assert sent.count(b"user-agent") == 1
@@ -284,5 +284,5 @@ def test_a_bundle_without_certificates_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text(json.dumps({}))
     target = Target("https://x", "m", ca_bundle=str(tmp_path / "empty.pem"))
     with pytest.raises(Exception, match="no certificates can be read"):
-        Destination.of_target(target).tls()
-    assert Destination.of_target(Target("https://x", "m", insecure=True)).tls().verify_mode == 0
+        Destination.of(target).tls()
+    assert Destination.of(Target("https://x", "m", insecure=True)).tls().verify_mode == 0

@@ -10,6 +10,7 @@ from burstline.bench import server_session
 from burstline.bench.server_session import choose_engine, serving
 from burstline.console.server_options import ServerOptions
 from burstline.servers.messages import EngineError
+from burstline.servers.redact import Secret
 from tests.burstline.answering import answering
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]}
@@ -33,7 +34,7 @@ def desk() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_a_url_with_v1_is_asked_for_the_same_as_one_without(desk, tmp_path, end):
     url, paths = desk
-    where = ServerOptions(url=f"{url}{end}")
+    where = ServerOptions(url=Secret.words(f"{url}{end}"))
     engine = choose_engine(where)
     assert engine.name == "vllm"
     refused = pytest.raises(EngineError, match=r"refuses a request for one token \(HTTP 400\): no such luck$")
@@ -50,4 +51,4 @@ def test_a_server_that_says_nothing_is_not_waited_for(binds: str, monkeypatch: p
         monkeypatch.setattr(server_session, name, 0.1 if name == binds else 600.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        assert choose_engine(ServerOptions(url=url)).name == "openai"
+        assert choose_engine(ServerOptions(url=Secret.words(url))).name == "openai"

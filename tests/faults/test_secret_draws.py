@@ -18,7 +18,7 @@ import pytest
 
 from burstline.loadgen.capture.masking import masked_reply
 from burstline.servers import redact
-from burstline.servers.messages import EngineError, target_at
+from burstline.servers.messages import EngineError
 from burstline.servers.redact import Secret, learn_from, without_secrets
 from tests.faults.lab import noted
 from tests.secrets_learned import forget
@@ -54,7 +54,6 @@ def header(text: str) -> Callable[[str], Argv]:
 
 
 def in_url(value: str) -> Argv:
-    target_at(f"http://me:{quote(value, safe='')}@h")
     return ["run", "--url", f"http://me:{quote(value, safe='')}@h"], {}
 
 
@@ -84,11 +83,13 @@ PLACES: dict[str, Callable[[str], Argv]] = {
     "a token": header("Authorization: Token {}"),
     "a header in one word": lambda value: ([f"--header=X-Pin: {value}"], {}),
     "a body": body,
+    "a URL's query": lambda value: (["run", "--url", f"http://h/?page={quote(value, safe='')}"], {}),
     "an argument of the engine": lambda value: (["run", "--", "--api-key", value], {}),
     "an argument in one word": lambda value: (["run", "--", f"--api-key={value}"], {}),
     "JSON for the engine": lambda value: (["run", "--", "--override", json.dumps({"api_key": value})], {}),
     "a contender": command,
     "a client": lambda value: (["certify", "--client", shlex.join(["tool", "--password", value, "-q"])], {}),
+    "a URL of the engine": lambda value: (["run", "--", f"https://h/m?rev={quote(value, safe='')}"], {}),
     "a variable": lambda value: (["run"], {"HF_TOKEN": value}),
 }
 WAYS: dict[str, Callable[[str], str]] = {

@@ -13,6 +13,10 @@ from burstline.servers.messages import Call, EngineError, Target
 from burstline.servers.redact import Secret
 
 
+def at(url: str, login: Secret | None = None) -> Destination:
+    return Destination.of(Target(url, "", login=login))
+
+
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:
     head, _, body = request.partition(b"\r\n\r\n")
     start, *lines = head.decode("latin-1").split("\r\n")
@@ -20,9 +24,7 @@ def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:
 
 
 def test_a_request_names_its_host_its_length_and_no_compression() -> None:
-    start, head, body = fields(
-        Destination.of("http://h:8000").serialised(Call("POST", "/v1/completions", b"{}"))
-    )
+    start, head, body = fields(at("http://h:8000").serialised(Call("POST", "/v1/completions", b"{}")))
     assert start == "POST /v1/completions HTTP/1.1"
     assert head["host"] == "h:8000"
     assert head["content-length"] == "2"
@@ -42,26 +44,26 @@ def test_a_request_names_its_host_its_length_and_no_compression() -> None:
     ],
 )
 def test_the_host_has_a_port_only_where_it_is_not_the_schemes_own(url: str, host: str, port: int) -> None:
-    destination = Destination.of(url)
+    destination = at(url)
     assert fields(destination.serialised(Call("GET", "/")))[1]["host"] == host
     assert destination.port == port
     assert "[" not in destination.host
 
 
 def test_a_path_prefix_a_query_and_odd_letters_survive() -> None:
-    start, _, _ = fields(Destination.of("http://h/pre fix/é").serialised(Call("GET", "/a%20b?x=1&y=ü")))
+    start, _, _ = fields(at("http://h/pre fix/é").serialised(Call("GET", "/a%20b?x=1&y=ü")))
     assert start == "GET /pre%20fix/%C3%A9/a%20b?x=1&y=%C3%BC HTTP/1.1"
 
 
 def test_a_header_of_the_call_replaces_ours_of_that_name() -> None:
     call = Call("GET", "/", headers=(("User-Agent", "other"), ("Authorization", "Bearer key")))
-    _, head, _ = fields(Destination.of("http://h", Secret("user:w0rd-one")).serialised(call))
+    _, head, _ = fields(at("http://h", Secret("user:w0rd-one")).serialised(call))
     assert (head["user-agent"], head["authorization"]) == ("other", "Bearer key")
 
 
 def test_a_key_goes_into_each_request_and_counts_more_than_a_login() -> None:
     target = Target("http://h", "m", Secret("sk-0f-th1s-test"), login=Secret("user:w0rd-one"))
-    _, head, _ = fields(Destination.of_target(target).serialised(Call("POST", "/", b"{}")))
+    _, head, _ = fields(Destination.of(target).serialised(Call("POST", "/", b"{}")))
     assert (head["authorization"], head["content-type"]) == ("Bearer sk-0f-th1s-test", "application/json")
 
 
@@ -69,12 +71,12 @@ def test_a_header_that_the_user_gives_counts_more_than_the_key_of_the_environmen
     target = Target(
         "http://h", "m", Secret("sk-0f-th1s-test"), headers=(Secret("Authorization: Bearer sk-own"),)
     )
-    _, head, _ = fields(Destination.of_target(target).serialised(Call("GET", "/")))
+    _, head, _ = fields(Destination.of(target).serialised(Call("GET", "/")))
     assert head["authorization"] == "Bearer sk-own"
 
 
 def test_a_login_becomes_basic_authorization() -> None:
-    _, head, _ = fields(Destination.of("http://h", Secret("us@er:w:ord")).serialised(Call("GET", "/")))
+    _, head, _ = fields(at("http://h", Secret("us@er:w:ord")).serialised(Call("GET", "/")))
     assert base64.b64decode(head["authorization"].removeprefix("Basic ")) == b"us@er:w:ord"
     assert head["host"] == "h"
 
@@ -82,7 +84,7 @@ def test_a_login_becomes_basic_authorization() -> None:
 @pytest.mark.parametrize("url", ["ftp://h", "h:8000", "http://", "http://h:99999", "http://h:abc", ""])
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(EngineError, match="expected http://host:port"):
-        Destination.of(url)
+        at(url)
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_an_address_that_is_silent_costs_a_fraction_of_a_second_once(
         both = [(socket.AF_INET, black_hole), (socket.AF_INET, answers)]
         monkeypatch.setattr(Destination, "addresses", lambda _: both)
         monkeypatch.setattr(socket.socket, "connect", watched)
-        destination = Destination.of("http://dual.example:18500")
+        destination = at("http://dual.example:18500")
         for _ in range(2):
             with destination.connected(30.0) as sock:
                 assert sock.getpeername() == answers
@@ -125,10 +127,10 @@ def test_where_no_address_answers_each_is_named(
     both = [(socket.AF_INET, black_hole), (socket.AF_INET, ("127.0.0.1", free_port()))]
     monkeypatch.setattr(Destination, "addresses", lambda _: both[:1])
     with pytest.raises(OSError, match=r"^no connection to 127.0.0.1 within 0.3 s$"):
-        Destination.of("http://one.example").connected(0.3)
+        at("http://one.example").connected(0.3)
     monkeypatch.setattr(Destination, "addresses", lambda _: both[1:])
     with pytest.raises(OSError, match="Connection refused"):
-        Destination.of("http://other.example").connected(0.3)
+        at("http://other.example").connected(0.3)
 
 
 PROXIES = {
@@ -152,6 +154,6 @@ def test_a_proxy_that_is_not_used_is_named_where_no_connection_stands(
     closed = [(socket.AF_INET, ("127.0.0.1", free_port()))]
     monkeypatch.setattr(Destination, "addresses", lambda _: closed)
     with pytest.raises(OSError, match="refused") as caught:
-        Destination.of(f"http://{host}").connected(1.0)
+        at(f"http://{host}").connected(1.0)
     assert said in str(caught.value)
     assert ("Burstline" in str(caught.value)) == bool(said)

@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 from urllib.parse import quote, quote_plus
@@ -17,9 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.bench.run_settings import words_of_run
 from burstline.bench.server_session import WITHOUT_MASK, Site, _probed
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions
+from burstline.loadgen.capture.masking import masked
 from burstline.measure.record.manifest import Status
 from burstline.servers import redact
 from burstline.servers.host.keeper import _keep_log
@@ -27,6 +31,8 @@ from burstline.servers.launch import Launch
 from burstline.servers.messages import Target, target_at
 from burstline.servers.redact import Secret, learn_from, printable, without_secrets
 from burstline.servers.registry import ENGINES
+from burstline.suites.suite import platform_of
+from burstline.suites.toml_table import TomlTable
 from burstline.workloads.options import words_of
 
 LEARN = """
@@ -110,7 +116,7 @@ def test_a_header_is_known_by_each_part_that_a_server_may_quote(name, value, sec
         else not any(s in redact.redacted(quoted) for s in secrets)
     )
     assert kept in redact.redacted(quoted)
-    assert redact.masked(kept.encode()) == kept.encode()
+    assert masked(kept.encode()) == kept.encode()
     assert redact.redacted(redact.redacted(quoted)) == redact.redacted(quoted)
 
 
@@ -143,7 +149,9 @@ def test_nothing_shows_a_secret_and_it_is_known_from_then_on():
     secret = Secret("open-sesame")
     target = target_at("http://me:pa55word@h", "m", secret)
     where = ServerOptions(
-        url="http://me:pa55word@h", api_key=secret, engine_args=("--api-key", "open-sesame")
+        url=Secret.words("http://me:pa55word@h"),
+        api_key=secret,
+        engine_args=Secret.words("--api-key", "open-sesame"),
     )
     launch = Launch(("vllm", "--api-key", "open-sesame"), {"HF_TOKEN": "open-sesame"})
     for text in (repr(secret), str(secret), f"{secret:}", repr(target), repr(where), repr(launch)):
@@ -171,11 +179,15 @@ def test_an_option_shows_all_but_what_is_secret_in_it(option, text, shown):
     assert "v4lue-1" not in repr(where) + str(where)
 
 
-def read_options_of(option, text):
-    """The value as it is after the command line was parsed, and no later."""
+def read_all(*words):
+    """The options as they are after the command line was parsed, and no later."""
     parser = argparse.ArgumentParser()
     add_options(parser, ServerOptions)
-    read = read_options(ServerOptions, parser.parse_args([f"{option}={text}"]))
+    return read_options(ServerOptions, parser.parse_args(words))
+
+
+def read_options_of(option, text):
+    read = read_all(f"{option}={text}")
     assert words_of(read) == (option, text)
     return read.extra_body or read.header[0]
 
@@ -291,7 +303,7 @@ def test_a_learned_value_is_known_in_each_encoding():
     forms += [html.escape(secret), html.escape(secret).replace("&#x27;", "'")]
     forms.append(base64.b64encode(secret.encode()).decode())
     assert {form: redact.redacted(f"x {form} y") for form in forms} == dict.fromkeys(forms, "x (removed) y")
-    assert redact.masked(b"x " + forms[-1].encode()) == b"x " + b"*" * len(forms[-1])
+    assert masked(b"x " + forms[-1].encode()) == b"x " + b"*" * len(forms[-1])
 
 
 @pytest.mark.usefixtures("fresh")
@@ -346,9 +358,29 @@ def test_a_list_is_removed_whole():
 
 @pytest.mark.usefixtures("fresh")
 def test_a_url_that_is_refused_is_known_by_what_it_asks():
+    (url,) = Secret.words("http://h/?sig=v4lue%2D1&page=v4lue-2#v4lue-3")
+    assert url.shown == "http://h/?sig=(removed)&page=(removed)#(removed)"
     with pytest.raises(ValueError, match="expected no"):
-        target_at("http://h/?sig=v4lue%2D1&page=v4lue-2#v4lue-3")
+        target_at(url.reveal())
     assert redact.redacted("v4lue-1 v4lue-2 v4lue-3") == "(removed) (removed) (removed)"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_urls_engine_arguments_and_variables_are_secrets_once_parsed():
+    where = read_all("--url", "http://me:v4lue-1@h, http://h/v1", "--header", "X-Pin: v4lue-2")
+    words = Secret.words("--tp", "2", "--api-key", "v4lue-3", "--token=v4lue-4", "https://h/m?rev=v4lue-5")
+    where = replace(where, engine_args=words)
+    env = platform_of(TomlTable({"name": "a", "env": {"DB_PASSWORD": "v4lue-6", "N": "1"}}, "x.toml")).env
+    assert "v4lue" not in repr((where, words, env))
+    assert [word.shown for word in words] == [
+        *("--tp", "2", "--api-key", "(removed)", "--token=(removed)", "https://h/m?rev=(removed)")
+    ]
+    assert redact.redacted(" ".join(f"v4lue-{k}" for k in range(1, 7))) == " ".join(["(removed)"] * 6)
+    assert words_of_run(where, Path("o"))[1:] == (
+        *("--url", "http://me:v4lue-1@h,http://h/v1", "--header", "X-Pin: v4lue-2", "--out", "o", "--"),
+        *("--tp", "2", "--api-key", "v4lue-3", "--token=v4lue-4", "https://h/m?rev=v4lue-5"),
+    )
+    assert {name: value.reveal() for name, value in env.items()} == {"DB_PASSWORD": "v4lue-6", "N": "1"}
 
 
 def test_what_is_kept_steers_no_terminal():

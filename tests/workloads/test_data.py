@@ -332,3 +332,17 @@ def test_a_seed_chooses_whole_sessions(tmp_path):
     assert one != other
     assert [item.session for item in one[::3]] == [item.session for item in one[2::3]]
     assert [item.row for item in one[:3]] == sorted(item.row for item in one[:3])
+
+
+def test_a_csv_is_read_without_threads_that_outlive_it(tmp_path):
+    """One that reads ahead when the command ends aborts it."""
+    (tmp_path / "x.csv").write_text("prompt\n" + "a\n" * 100_000)
+    before = set(Path("/proc/self/task").iterdir())
+    number, row = next(rows_module.read_rows(str(tmp_path / "x.csv"), "--data"))
+    assert (number, row, set(Path("/proc/self/task").iterdir())) == (2, {"prompt": "a"}, before)
+
+
+def test_a_csv_may_have_line_breaks_and_commas_in_quotes(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b'\xef\xbb\xbfprompt,n\r\n"a, \n\n ""b""",1\r\n\r\n,2')
+    read = list(rows_module.read_rows(str(tmp_path / "x.csv"), "--data"))
+    assert read == [(2, {"prompt": 'a, \n\n "b"', "n": "1"}), (3, {"prompt": None, "n": "2"})]

@@ -63,12 +63,16 @@ def test_a_silly_distribution_is_refused(text):
         ("a,b\n1,2\n", "expected one named prompt_tokens"),
         ("prompt_tokens\n5\nmany\n", "row 3"),
         ("prompt_tokens\n5\n0\n", "row 3"),
-        ("", "cannot be read"),
+        ("", "the file is empty"),
+        (None, "No such file"),
+        ("prompt_tokens,b\n5,1\n5\n", "line 3 is not CSV: expected as many values as columns"),
+        ('prompt_tokens\n"5\n', "line 2 is not CSV: unexpected end"),
     ],
 )
 def test_a_silly_file_of_lengths_names_its_row(tmp_path, content, words):
     file = tmp_path / "lengths.csv"
-    file.write_text(content)
+    if content is not None:
+        file.write_text(content)
     with pytest.raises(WorkloadError, match=words):
         parse_lengths(f"file:{file}", "--prompt-tokens")
 

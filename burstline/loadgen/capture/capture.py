@@ -26,9 +26,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from burstline.loadgen.capture.files import PARTIAL
-from burstline.loadgen.capture.masking import masked_reply
+from burstline.loadgen.capture.masking import masked, masked_reply
 from burstline.servers.messages import Read
-from burstline.servers.redact import masked
 from burstline.workloads.request import WorkloadError
 
 NO_STAMP = -(2**63)

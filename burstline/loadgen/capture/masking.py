@@ -27,6 +27,14 @@ _LINE_OF_JSON = re.compile(
 """A line of JSON, also one of an event's."""
 
 
+def masked(data: bytes) -> bytes:
+    """Raw bytes with known values overwritten by as many asterisks."""
+    out = bytearray(data)
+    for first, end in known_in(data):
+        out[first:end] = b"*" * (end - first)
+    return bytes(out)
+
+
 def masked_reply(data: bytes) -> bytes:
     """The bytes of one reply, head and body, without the values that were learned."""
     if next(known_in(data), None) is None:
@@ -35,9 +43,7 @@ def masked_reply(data: bytes) -> bytes:
     head_end = data.find(_HEAD_END)
     head = data if head_end < 0 else data[: head_end + 2]
     for header in _HEADER.finditer(head):
-        start = header.start(1)
-        for first, end in known_in(header[1]):
-            out[start + first : start + end] = b"*" * (end - first)
+        out[header.start(1) : header.end(1)] = masked(header[1])
     if head_end >= 0:
         _mask_body(out, head, head_end + len(_HEAD_END))
     return bytes(out)

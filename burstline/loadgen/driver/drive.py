@@ -84,7 +84,7 @@ class _Drive:
     def __init__(self, job: Job, conn: Connection) -> None:
         self._job, self._conn = job, conn
         self._engine = ENGINES[job.engine]
-        self._destination = Destination.of_target(job.target)
+        self._destination = Destination.of(job.target)
         self._t0_ns: int | None = None
         self._stopped = False
         self._n_prepared = self._n_ended = 0

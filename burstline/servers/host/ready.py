@@ -256,7 +256,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     timeout bounds the call as a whole: a server that sends a byte a second does not hold us.
     """
     url = target.url.rstrip("/") + path_under(target.url, call.path)
-    destination = Destination.of_target(target)
+    destination = Destination.of(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s
     alarm = threading.Timer(timeout_s, _hang_up, [connection])
