@@ -11,7 +11,10 @@ from tests.oracle.draws import BEATS, FIELDS, ODD_USAGE, Draw, draw
 
 HABITS: dict[str, Callable[[Draw], bool]] = {
     **{f"usage: {usage}": lambda d, usage=usage: d.scripts[0]["usage"] == usage for usage in ODD_USAGE},
-    **{f"text in {name}": lambda d, name=name: d.scripts[0].get("field") == name for name in set(FIELDS)},
+    **{
+        f"text in {name}": lambda d, name=name: d.scripts[0].get("field") == name
+        for name in sorted(set(FIELDS))
+    },
     **{f"heartbeat {beat!r}": lambda d, beat=beat: d.scripts[0].get("beat") == beat for beat in BEATS},
     "a role that counts": lambda d: d.scripts[0]["usage"] == "role" and "role_s" in d.scripts[0],
     "an event without text before the first": lambda d: "role_s" in d.scripts[0],
