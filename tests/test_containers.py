@@ -170,7 +170,7 @@ def test_the_burst_is_a_command_line_that_burstline_takes(services, profile):
     args = parser.parse_args(flags)
     assert verb in cli.VERBS
     assert args.engine in ENGINES
-    assert args.url == f"http://{profile}:8000"
+    assert [url.reveal() for url in args.url] == [f"http://{profile}:8000"]
 
 
 @pytest.mark.parametrize("profile", ON_GPU)

@@ -187,14 +187,15 @@ def csv_rows(path: Path, what: str) -> Rows:
     Not by pyarrow: one of its threads that still reads ahead aborts a command that ends.
     """
     csv.field_size_limit(MAX_FIELD)
-    rows = csv.DictReader((text for _, text in _texts(path, what, MAX_FIELD)), strict=True)
+    rows, number = csv.DictReader((text for _, text in _texts(path, what, MAX_FIELD)), strict=True), 2
     try:
-        for number, row in enumerate(rows, 2):
+        for row in rows:
             if None in row or None in row.values() or len(row) > MAX_COLUMNS:
                 raise csv.Error(f"expected as many values as columns, at most {MAX_COLUMNS:,}")
             yield number, {name: value or None for name, value in row.items()}
+            number += 1
     except csv.Error as error:
-        raise WorkloadError(f"{what} {path} line {rows.reader.line_num} is not CSV: {error}") from None
+        raise WorkloadError(f"{what} {path} row {number} is not CSV: {error}") from None
 
 
 def _parquet(path: Path, what: str) -> Rows:

@@ -184,6 +184,10 @@ def test_a_worker_gets_the_secrets_before_its_job_and_knows_them(tmp_path):
     assert redact.known_secrets() == ("sk-of-ours-0042",)
 
 
+def refusing() -> None:
+    raise ConnectionRefusedError
+
+
 def test_an_agent_whose_home_is_silent_stops_its_driver_and_ends(monkeypatch, tmp_path):
     for name in ("SILENCE_S", "STOP_S"):
         monkeypatch.setattr(agent, name, 0.1)
@@ -192,6 +196,7 @@ def test_an_agent_whose_home_is_silent_stops_its_driver_and_ends(monkeypatch, tm
     told: list[object] = []
     each = object.__new__(agent._Agent)
     each._clock, each._spool_path = SimpleNamespace(silent_s=lambda: 99.0), tmp_path / "never"
+    each._leaving, each._dial = threading.Lock(), refusing
     each._mind_home(SimpleNamespace(send=told.append))
     assert told == [Stop(), 1]
     each._listen(SimpleNamespace(receive=lambda: Done(None)))  # home may be heard again by then

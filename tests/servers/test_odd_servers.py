@@ -22,6 +22,7 @@ from burstline.servers.host.telemetry import Row
 from burstline.servers.introspection import first_model, gauges_in, json_at
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
+from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
 from tests.servers import documented as said
@@ -207,7 +208,7 @@ def test_a_wanted_certificate_is_named() -> None:
 def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(words: object, limit: str) -> None:
     where = ServerOptions(model="m")
     with answering(raw("400 Bad Request", {"error": words}), READY["text"]) as target:
-        site = _attached(ENGINES["openai"], replace(where, url=target.url), lambda text: None)
+        site = _attached(ENGINES["openai"], replace(where, url=Secret.words(target.url)), lambda text: None)
     asked = orjson.loads(site.engine.encode(Request(0, None, "a", 1, 7), site.target).body)
     assert asked[limit] == 7
     assert "max_tokens" not in asked

@@ -65,8 +65,8 @@ def test_a_silly_distribution_is_refused(text):
         ("prompt_tokens\n5\n0\n", "row 3"),
         ("", "the file is empty"),
         (None, "No such file"),
-        ("prompt_tokens,b\n5,1\n5\n", "line 3 is not CSV: expected as many values as columns"),
-        ('prompt_tokens\n"5\n', "line 2 is not CSV: unexpected end"),
+        ("prompt_tokens,b\n5,1\n5\n", "row 3 is not CSV: expected as many values as columns"),
+        ('prompt_tokens\n"5\n', "row 2 is not CSV: unexpected end"),
     ],
 )
 def test_a_silly_file_of_lengths_names_its_row(tmp_path, content, words):
