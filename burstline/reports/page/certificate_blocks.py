@@ -25,7 +25,7 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     yield table("What it cost", ("", ""), _cost(found), text=(0, 1))
     if found.findings:
         yield Findings(found.findings)
-    if not found.printed.is_read:
+    if not found.printed.is_read and found.offered.n:
         again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
         yield Note(f"To read the files anew, without the load: {again}")
 

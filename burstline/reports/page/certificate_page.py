@@ -4,7 +4,7 @@ from functools import partial
 
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.record.verdict import Reason
-from burstline.measure.verdict.certificate import Certificate, Reading, title_of
+from burstline.measure.verdict.certificate import Certificate, title_of
 from burstline.reports.blocks import Banner, Table, Tile
 from burstline.reports.figures.against_truth import Told, against_truth
 from burstline.reports.page.certificate_blocks import blocks
@@ -16,22 +16,22 @@ from burstline.wording import counted
 def certificate_page(found: Certificate) -> str:
     """What it printed against the truth, what it sent, and what that means for its numbers."""
     asked, offered, n = found.asked, found.offered, len(found.findings)
-    times = [each for each in found.readings if each.is_time and each.printed is not None]
+    times = [
+        Told(title_of(each.name), 1e3 * each.true, 1e3 * each.printed, each.is_off)
+        for each in found.readings
+        if each.is_time and each.printed is not None
+    ]
     off = sum(each.is_off for each in times)
     printed = f"{off} of {counted(len(times), 'printed time')} {'is' if off == 1 else 'are'} off."
-    worst = max(times, key=lambda each: abs(_error_s(each)), default=None)
     largest = "Not known", "No time that it printed was read."
-    if worst is not None:
-        largest = f"{1e3 * _error_s(worst):+,.2f} ms", f"{title_of(worst.name)}. {printed}"
+    if times:
+        worst = max(times, key=lambda each: abs(each.printed - each.true))
+        largest = f"{worst.printed - worst.true:+,.2f} ms", f"{worst.name}. {printed}"
     burst = "" if offered.spread_s is None else f"Its burst took {1e3 * offered.spread_s:,.1f} ms. "
     cost = f"{asked.cpu_s / max(found.n_events, 1) * 1e6:,.1f} µs an event"
     memory = "" if asked.pss_bytes is None else f"{asked.pss_bytes / 1e6:,.0f} MB of memory at most"
     told = f"{counted(n, 'finding')}. {found.findings[0]}" if n else "What it printed is what was so."
-    rows = [
-        Told(title_of(each.name), 1e3 * each.true, 1e3 * each.printed, each.is_off)
-        for each in times
-        if each.printed and each.true
-    ]
+    rows = [each for each in times if each.printed > 0 and each.true > 0]  # the axis is logarithmic
     made = list(blocks(found))
     tables = [each for each in made if isinstance(each, Table)]
     return Page(
@@ -62,7 +62,3 @@ def certificate_page(found: Certificate) -> str:
         summary=to_json(found),
         digest=made,
     ).html()
-
-
-def _error_s(each: Reading) -> float:
-    return (each.printed or 0.0) - each.true

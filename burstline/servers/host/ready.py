@@ -279,6 +279,8 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     except (OSError, ValueError, http.client.HTTPException) as error:
         late = connection.sock is not None and time.monotonic() >= until_s
         why = f"no complete answer within {timeout_s:g} s" if late else _why(error)
+        if late and destination.tls() is not None and not isinstance(connection.sock, ssl.SSLSocket):
+            why += ", not even a greeting in TLS: try http:// instead of https://"
         raise EngineError(f"{call.method} {url}: {why}") from error
     finally:
         alarm.cancel()

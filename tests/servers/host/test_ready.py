@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,12 @@ def test_a_server_whose_queue_of_connections_is_full_is_not_waited_for() -> None
         target = Target(f"http://{host}:{port}", "model")
         with pytest.raises(EngineError, match=r"no connection to 127.0.0.1 within 0\.2 s"):
             get(target, timeout_s=0.2)
+
+
+def test_a_server_that_does_not_greet_in_tls_may_have_none(mute: Target) -> None:
+    asked = replace(mute, url=mute.url.replace("http:", "https:"))
+    with pytest.raises(EngineError, match=r"within 0\.2 s, not even a greeting in TLS: try http:// instead"):
+        get(asked, timeout_s=0.2)
 
 
 def test_many_pages_share_a_limit(mute: Target) -> None:
