@@ -8,7 +8,7 @@ import orjson
 
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity, Sign
-from burstline.servers.introspection import owned_by
+from burstline.servers.introspection import first_model, json_at, owned_by
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, Get, Target
 from burstline.servers.openai import encode_completion
@@ -65,7 +65,7 @@ class Truth(Engine):
 
     def identify(self, get: Get, log: str) -> Identity:
         del log
-        model = orjson.loads(get("/v1/models").body)["data"][0]
+        model = first_model(json_at(get, "/v1/models"))
         return Identity(
             engine=self.name,
             version=orjson.loads(get("/version").body)["version"],
