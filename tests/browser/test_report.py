@@ -242,6 +242,8 @@ def test_without_javascript_everything_is_there(browser, pages):
         "undecided",
         "series",
         "limit",
+        "certificate",
+        "exact",
     ],
 )
 @pytest.mark.parametrize("theme", THEMES)
