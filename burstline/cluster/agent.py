@@ -54,7 +54,7 @@ TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
 REACH_S: Final = 5.0
 """How long a node may take to connect, to home or to the server."""
-RETURN_S: Final = 60.0
+DIAL_S: Final = 60.0
 """How long one that was cut off dials; a home that is gone refuses at once."""
 
 
@@ -234,10 +234,8 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
             driver.send(Stop())
             if (home := self._dialled_again()) is None:
                 return
-            end_s = time.monotonic() + STOP_S
-            while (
-                time.monotonic() < end_s and not self._spool_path.exists()
-            ):  # it has its name when it is whole
+            end_s = time.monotonic() + STOP_S  # until the spool is whole: then it has its name
+            while time.monotonic() < end_s and not self._spool_path.exists():
                 time.sleep(TAIL_S)
             with home, next(self._spool_path.parent.glob("driver-*")).open("rb") as spool:
                 spool.seek(home.recv())
@@ -246,12 +244,12 @@ class _Agent(contextlib.AbstractContextManager["_Agent"]):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _dialled_again(self) -> Connection | None:
-        end_s = time.monotonic() + RETURN_S
+        end_s = time.monotonic() + DIAL_S
         while time.monotonic() < end_s:
             try:
                 return self._dial()
             except (ConnectionRefusedError, EOFError, AuthenticationError):
-                return None  # the way is free, and nobody waits for us
+                return None  # the run has ended without us
             except OSError:
                 time.sleep(TAIL_S)
         return None

@@ -160,6 +160,10 @@ class Certificate:
     server_late_p99_s: float | None
     findings: tuple[str, ...]
 
+    @property
+    def cpu_us_per_event(self) -> float:
+        return self.asked.cpu_s / max(self.n_events, 1) * 1e6
+
 
 def certificate(rows: Rows, asked: Measured, printed: Printed, n_tok_of: Count) -> Certificate:
     """The certificate of a client whose requests the server logged as `rows`; `n_tok_of` counts a text."""

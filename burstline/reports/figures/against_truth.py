@@ -3,26 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from matplotlib.ticker import FixedLocator, LogLocator
+from matplotlib.ticker import LogLocator
 
 from burstline.reports.blocks import Drawing, Plot, table
-from burstline.reports.figures.drawing import (
-    BAD,
-    INK,
-    MUTED,
-    SERIES,
-    LogTicks,
-    canvas,
-    drawn,
-    head,
-    in_both_widths,
-    margins,
-)
-
-EXPLAINED = (
-    "Each line is a number: the ring is what was true, the mark what the client printed, both on a "
-    "logarithmic axis. A diamond misses the truth by more than 1 ms and 1%."
-)
+from burstline.reports.figures import drawing as look
+from burstline.reports.sentences import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +24,31 @@ def against_truth(rows: Sequence[Told], finding: str) -> Plot:
     """One line a number, in the order given."""
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 88 + 20 * len(rows))
-        margins(figure, top=40, bottom=48, left=84)
+        figure, (panel,) = look.canvas(width, 88 + 20 * len(rows))
+        look.margins(figure, top=40, bottom=48, left=84)
         panel.set_xscale("log")
         panel.set_ylim(len(rows) - 0.5, -0.5)
-        panel.yaxis.set_major_locator(FixedLocator(range(len(rows))))
-        panel.set_yticks(range(len(rows)), [row.name for row in rows])
-        panel.tick_params(axis="y", labelcolor=INK)
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
-        panel.xaxis.set_major_formatter(LogTicks())
-        for k, row in enumerate(rows):
-            panel.plot([row.true, row.printed], [k, k], color=BAD if row.is_off else MUTED, linewidth=1.4)
         places = range(len(rows))
-        panel.plot([row.true for row in rows], places, "o", color=MUTED, fillstyle="none", markersize=9)
-        for is_off, mark, color in ((False, "o", SERIES[0]), (True, "D", BAD)):
+        panel.set_yticks(places, [row.name for row in rows])
+        panel.tick_params(axis="y", labelcolor=look.INK)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+        panel.xaxis.set_major_formatter(look.LogTicks())
+        for k, row in enumerate(rows):
+            panel.plot(
+                [row.true, row.printed], [k, k], color=look.BAD if row.is_off else look.MUTED, linewidth=1.4
+            )
+        panel.plot([row.true for row in rows], places, "o", color=look.MUTED, fillstyle="none", markersize=9)
+        for is_off, mark, color in ((False, "o", look.SERIES[0]), (True, "D", look.BAD)):
             some = [(row.printed, k) for k, row in enumerate(rows) if row.is_off == is_off]
             if some:
                 panel.plot(*zip(*some, strict=True), mark, color=color, markersize=5)
-        head(panel, "Printed and true (ms)", named=False)
-        return replace(drawn(figure, drawing, panel), hover=None)
+        look.head(panel, "Printed and true (ms)", named=False)
+        return replace(look.drawn(figure, drawing, panel), hover=None)
 
     cells = [
         [row.name, f"{row.true:,.2f}", f"{row.printed:,.2f}", "yes" if row.is_off else "no"] for row in rows
     ]
     columns = ("Number", "True (ms)", "Printed (ms)", "Off")
     shown = table("Printed and true times", columns, cells, text=(0, 3))
-    return Plot("printed", "Printed against true", finding, EXPLAINED, in_both_widths("printed", draw), shown)
+    drawings, explained = look.in_both_widths("printed", draw), say("figure.against-truth")
+    return Plot("printed", "Printed against true", finding, explained, drawings, shown)

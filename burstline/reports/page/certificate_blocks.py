@@ -73,8 +73,7 @@ def _reading(each: Reading) -> tuple[str, ...]:
 
 
 def _cost(found: Certificate) -> Iterator[tuple[str, str]]:
-    cpu_s = found.asked.cpu_s
-    yield "CPU", f"{cpu_s:.2f} s, {cpu_s / max(found.n_events, 1) * 1e6:.1f} µs an event"
+    yield "CPU", f"{found.asked.cpu_s:.2f} s, {found.cpu_us_per_event:.1f} µs an event"
     if found.asked.pss_bytes is not None:
         yield "Memory", f"{found.asked.pss_bytes / 1e6:,.0f} MB (PSS of all processes, at most)"
     before, after = ("-" if s is None else f"{s:.2f} s" for s in (found.before_s, found.after_s))

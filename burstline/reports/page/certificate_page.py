@@ -28,7 +28,6 @@ def certificate_page(found: Certificate) -> str:
         worst = max(times, key=lambda each: abs(each.printed - each.true))
         largest = f"{worst.printed - worst.true:+,.2f} ms", f"{worst.name}. {printed}"
     burst = "" if offered.spread_s is None else f"Its burst took {1e3 * offered.spread_s:,.1f} ms. "
-    cost = f"{asked.cpu_s / max(found.n_events, 1) * 1e6:,.1f} µs an event"
     memory = "" if asked.pss_bytes is None else f"{asked.pss_bytes / 1e6:,.0f} MB of memory at most"
     told = f"{counted(n, 'finding')}. {found.findings[0]}" if n else "What it printed is what was so."
     rows = [each for each in times if each.printed > 0 and each.true > 0]  # the axis is logarithmic
@@ -51,7 +50,7 @@ def certificate_page(found: Certificate) -> str:
                 counted(offered.n, "request"),
                 f"{burst}At most {offered.most_in_flight:,} were in flight.",
             ),
-            Tile("What did it cost?", cost, memory),
+            Tile("What did it cost?", f"{found.cpu_us_per_event:,.1f} µs an event", memory),
             next_tile("Read the findings before you use its numbers" if n else "Use its numbers"),
         ],
         pictures=[against_truth(rows, printed)] if rows else [],

@@ -70,7 +70,7 @@ def in_short(comparison: Comparison, view: View) -> list[Block]:
     if numbers is None:
         return whole
     kept = [k for k, column in enumerate(numbers.columns) if column.title in SHORT]
-    rows = [row.cells for row in numbers.rows if row.cells[0].text.rstrip(" ↓\xa0") in SHORT]
+    rows = [row.cells for row in numbers.rows if row.cells[0].text.partition("\xa0")[0] in SHORT]
     cells = [[replace(row[k], note=None) for k in kept] for row in rows]
     numbers = table("", [numbers.columns[k].title for k in kept], cells, text=(0, 1))
     facts = Note(" · ".join((f"Burstline {view.manifest.version or '?'}", *comparison.facts)))
