@@ -54,18 +54,19 @@ MOST_LOOKED: Final = 100
 """So many steps tell how fast the machine was."""
 LONGEST_PROMPTS_S: Final = 8.0
 """Where the burst's prompts alone take longer, steps are so long that the host's part is lost in them."""
+LOST: Final = HostFit(ENGINE, 0.0, 0.0, 0.0, "not seen in steps as long as this model's")
 Log = Mapping[str, Sequence[Any]]
 
 
 def host_fit(
     config: Mapping[str, Any], threads: int, device: Device, calibration: Calibration, burst: LoadSpec = BURST
 ) -> HostFit | None:
-    """Measure the host's time, in about 5 s. None if the burst did not complete."""
+    """Measure the host's time, in about 5 s; `LOST` in long steps. None if the burst did not complete."""
     model = read_config(config, "the calibrated model")
     deployment = Deployment(model, QUANTS["fp32"], Parallel(), device)
     kernels_s = Clock(deployment, replace(calibration, host=None))
     if (burst.requests or 0) * kernels_s(Step.of([(512, 512, 1)])) > LONGEST_PROMPTS_S:
-        return None
+        return LOST
     try:
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
             log = _burst_log(Path(name), config, threads, burst)
@@ -80,8 +81,7 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     config = {**config, "max_position_embeddings": N_CONTEXT_TOK}
     (model / "config.json").write_bytes(orjson.dumps(config))
     ensure_sockets(load.n_at_once)
-    words = Secret.words("--threads", str(threads))
-    where = ServerOptions(engine=ENGINE, model=str(model), engine_args=words)
+    where = ServerOptions(ENGINE, model=str(model), engine_args=Secret.words("--threads", str(threads)))
     vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
     plan = load.plan(Server(vocabulary))
     with serving(engine, where, folder, lambda _: None) as site:

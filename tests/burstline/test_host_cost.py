@@ -11,7 +11,7 @@ from burstline.bench import host_overhead as measuring
 from burstline.bench.fire import DriveOutcome
 from burstline.bench.host_overhead import BURST, _slowness, fit_of, host_fit, host_of
 from burstline.measure.record.manifest import HardwareFacts
-from burstline.roofline.device.calibration import HostFit, load_calibration
+from burstline.roofline.device.calibration import HostFit, interval_factors, load_calibration
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.ops import Step
@@ -133,10 +133,16 @@ def test_what_was_measured_names_its_source(monkeypatch):
     assert "burst" in found.source
 
 
-def test_a_model_whose_steps_hide_the_host_is_not_started(monkeypatch):
+def test_a_model_whose_steps_hide_the_host_is_not_started_and_counts_as_measured(monkeypatch):
     monkeypatch.setattr(measuring, "LONGEST_PROMPTS_S", 0.0)
     monkeypatch.setattr(measuring, "serving", lambda *_: pytest.fail("an engine was started"))
-    assert measured_host() is None
+    lost = measured_host()
+    assert lost.seconds(Step.decode(8, 512), 100, 1.0) == 0.0
+    of_cpu = replace(load_calibration(load_device("h100")), measured_spread=0.05)
+    factors = [
+        interval_factors(load_device("h100"), replace(of_cpu, host=h), dense=True)[0] for h in (lost, None)
+    ]
+    assert all(factors[0][name] < factors[1][name] for name in factors[0])
 
 
 def measured_host(burst=BURST):
