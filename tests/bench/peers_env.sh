@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environments of the load generators that tests/bench/certify_all.sh holds against ours, each its own:
 #
-#   sh tests/bench/peers_env.sh DIR [vllm] [sglang] [guidellm] [aiperf]      (all; 5 to 8 GB where torch is CUDA's)
+#   sh tests/bench/peers_env.sh DIR [TOOL...]      (all; 8 to 12 GB where torch is CUDA's)
 #
 # PYTHON names the interpreter to build on (default python3; 3.11 or newer). One that stands is left alone.
 set -eu
@@ -9,7 +9,8 @@ set -eu
 [ $# -ge 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 dir=$1
 shift
-[ $# -gt 0 ] || set -- vllm sglang guidellm aiperf
+[ $# -gt 0 ] || set -- vllm sglang guidellm aiperf servebench evalscope llama-benchy \
+    llm-benchmark-runner autocannon
 scripts=$(cd "$(dirname "$0")/../../scripts" && pwd)
 
 fill() { # ENVIRONMENT PIP-ARGUMENTS...: the environment, made if need be, with this in it
@@ -35,7 +36,12 @@ for tool; do
         ;;
     guidellm) fill guidellm guidellm==0.8.1 ;;
     aiperf) fill aiperf aiperf==0.13.0 ;;
-    *) echo "$tool: expected vllm, sglang, guidellm or aiperf" >&2; exit 2 ;;
+    servebench) fill servebench servebench==1.1.3 ;;
+    evalscope) fill evalscope 'evalscope[perf]==1.14.1' ;;
+    llama-benchy) fill llama-benchy llama-benchy==0.4.0 ;;
+    llm-benchmark-runner) fill llm-benchmark-runner llm-benchmark-runner ;;
+    autocannon) npm install --silent --no-fund --prefix "$dir/autocannon" autocannon@9.0.0 ;;
+    *) echo "$tool: no such tool; expected one that this script knows" >&2; exit 2 ;;
     esac
     touch "$dir/$tool/.made"
 done

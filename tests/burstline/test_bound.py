@@ -167,7 +167,7 @@ def test_what_if_is_a_table_and_says_why_something_cannot_be(capsys):
     ("words", "most"),
     [
         ("qwen3-next-80b-a3b --device h100 --tp 4 --prompt 64 --output 16", 1496),  # states
-        ("llama-4-scout --device h200 --tp 4 --prompt 60000 --output 400", 56),  # windows
+        ("llama-4-scout --device h200 --tp 4 --prompt 60000 --output 400", 54),  # windows
     ],
 )
 def test_as_many_requests_fit_as_their_states_and_windows_leave_room_for(capsys, words, most):

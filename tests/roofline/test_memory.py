@@ -3,7 +3,8 @@
 import pytest
 
 from burstline.roofline.device.device import load_device
-from burstline.roofline.model.families import load_model, read_config
+from burstline.roofline.model.checkpoint import quant_of
+from burstline.roofline.model.families import bundled_config, load_model, read_config
 from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.capacity import request_bytes, room, weight_bytes
 from burstline.roofline.predict.predict import Deployment
@@ -20,7 +21,7 @@ GIB = 2**30
         ("qwen3-30b-a3b", "h100", None, 0.95, 1, None, 15.4),
         ("llama-3.1-70b", "h100", "fp8", 0.95, 2, None, 37.6),
         ("mixtral-8x7b", "h100", None, 0.95, 2, None, 28.8),
-        ("llama-4-scout", "h100", None, 0.95, 4, None, 17.1),
+        ("llama-4-scout", "h100", None, 0.95, 4, 53.1, 17.1),
         ("gpt-oss-120b", "h100", None, 0.95, 1, 64.4, 1.71),  # the engine refused to start
         ("gpt-oss-20b", "h100", None, 0.9, 2, 7.01, None),
     ],
@@ -28,11 +29,58 @@ GIB = 2**30
 def test_published_rooms_are_met_or_inside_the_band(model, device, quant, utilisation, tp, weights, kv):
     shape, stored = load_model(model, quant)
     of = room(Deployment(shape, stored, Parallel(tp=tp), load_device(device)), utilisation=utilisation)
+    met_or_inside(of, weights, kv)
+
+
+def met_or_inside(of, weights, kv):
     if weights:
         assert of.weight_bytes / GIB == pytest.approx(weights, rel=0.05)
     if kv:
         low, high = (each / GIB for each in of.kv_range_bytes)
         assert of.kv_bytes / GIB == pytest.approx(kv, rel=0.05) or low <= kv <= high
+
+
+def text_model(family, hidden, wide, n_layers, n_heads, n_kv, vocab, **more):
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    counts = dict(zip(names, (hidden, wide, n_layers, n_heads), strict=True))
+    counts |= {"num_key_value_heads": n_kv, "vocab_size": vocab, "max_position_embeddings": 40960}
+    return {"model_type": family, "tie_word_embeddings": False} | counts | more
+
+
+LLAMA_405B = bundled_config("llama-3.1-405b") | {
+    "quantization_config": {
+        "quant_method": "fbgemm_fp8",
+        "modules_to_not_convert": [
+            *(f"model.layers.{k}.self_attn.{name}_proj" for k in range(126) for name in "qkvo"),
+            *(f"model.layers.{k}.mlp.{name}_proj" for k in (0, 125) for name in ("gate", "up", "down")),
+        ],
+    }
+}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+QWEN3_235B = bundled_config("qwen3-235b-a22b") | {"quantization_config": BLOCKS}
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "utilisation", "weights", "kv"),
+    [
+        (text_model("qwen3", 5120, 17408, 40, 40, 8, 151936, head_dim=128), 1, 0.95, None, 45.2),
+        (
+            text_model("gemma2", 4608, 36864, 46, 32, 16, 256000, head_dim=128, tie_word_embeddings=True),
+            1,
+            0.95,
+            None,
+            20.6,
+        ),
+        (text_model("qwen2", 8192, 29568, 80, 64, 8, 152064), 2, 0.95, None, 3.2),
+        (LLAMA_405B, 8, 0.95, 57.75, None),
+        (QWEN3_235B, 4, 0.9, None, 8.02),  # 178,880 tokens
+    ],
+    ids=["qwen3-14b", "gemma-2-27b", "qwen2.5-72b", "llama-3.1-405b-fp8", "qwen3-235b-fp8"],
+)
+def test_published_rooms_of_other_files_are_met_or_inside_the_band(config, tp, utilisation, weights, kv):
+    shape = read_config(config)
+    on = Deployment(shape, quant_of(config, shape), Parallel(tp=tp), load_device("h100"))
+    met_or_inside(room(on, utilisation=utilisation), weights, kv)
 
 
 def test_fitting_has_three_answers():
