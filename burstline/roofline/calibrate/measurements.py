@@ -271,7 +271,10 @@ def _fitted(
         (["elementwise"], {"passes": share, "pass_s": floor}),
     ):
         found = fitted(found, limits, [known[kind] for kind in kinds])
-    off = {kind: 1 / (of(found) / took_s) for kind, (of, took_s) in known.items()}
+    spread = dict(before.spread)
+    for kind, (of, took_s) in known.items():
+        off = np.quantile(took_s / of(found), (0.1, 0.9)).tolist()
+        spread[name if kind == "matmul" else kind] = Spread(*off)
     names = (slot.name for slot in fields(Constants))
     own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
     return Calibration(
@@ -279,10 +282,7 @@ def _fitted(
         found,
         "measured by burstline calibrate",
         own,
-        {
-            name if kind == "matmul" else kind: Spread(*np.quantile(ratio, (0.1, 0.9)).tolist())
-            for kind, ratio in off.items()
-        },
+        spread,
         _tables(probe.dtype, *products),
     )
 

@@ -206,7 +206,11 @@ def load_calibration(device: Device | str) -> Calibration:
     own: dict[str, float] = {}
     for key in (device.memory.name, device.arch, device.id):
         own |= _shipped()["of"].get(key, {})
-    return replace(shared().changed(own), name=device.id)
+    known, unmeasured = replace(shared().changed(own), name=device.id), _shipped()["unmeasured"]
+    if device.arch not in unmeasured["archs"]:
+        return known
+    source = f"{known.source}; nothing was measured on {device.arch}, and {unmeasured['source']}"
+    return replace(known, source=source, spread=dict.fromkeys(known.spread, Spread(*unmeasured["spread"])))
 
 
 def interval_factors(
@@ -253,7 +257,7 @@ def read_calibration(table: Mapping[str, Any], path: object) -> Calibration:
             replace(shared().constants, **table["constants"]),  # an older file lacks newer ones
             table["source"],
             tuple(table["own"]),
-            {kind: Spread(**spread) for kind, spread in table["spread"].items()},
+            dict(shared().spread) | {kind: Spread(**spread) for kind, spread in table["spread"].items()},
             tuple(
                 ShapeTimes(row["dtype"], row["n"], row["k"], tuple(row["m"]), tuple(row["seconds"]))
                 for row in table.get("shapes", ())

@@ -10,13 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from burstline.roofline.device.calibration import Calibration, ShapeTimes, Spread
+from burstline.roofline.device.calibration import Calibration, ShapeTimes
 from burstline.roofline.device.device import Device, Limit, collective_s
 from burstline.roofline.model.ops import Op, Step, ops
 from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Parallel, Quant
 from burstline.roofline.predict.kernels import Work, difference, op_s, parts
 
-_UNKNOWN = Spread(0.75, 1.35)  # of kinds that no table holds: the widest of those that one does
 MEASURED = "measured shape"
 # A working set past this many times a cache's size gets no credit for what the cache might keep: on measured
 # tables (H100, A100, L40S; six rotating weight copies) a single product beyond it beat main memory's ceiling.
@@ -147,7 +146,7 @@ def predict(
         one_s, by = one_s * calibration.constants.mixed, (*by, "mixed")
     if by != (MEASURED,) and op.kind in ("matmul", "attention"):
         one_s = max(one_s, bound.seconds / op.count)  # a constant may err; the ceiling does not
-    around = calibration.spread.get(_kind(op, calibration), _UNKNOWN)
+    around = calibration.spread.get(_kind(op, calibration)) or calibration.spread["other"]
     seconds, floor_s = op.count * one_s, op.count * floor_s
     least, most, differs = difference(op, device)
     scaled_s = floor_s if kernel(op) in ("exchange", "index", "elementwise") else seconds
