@@ -27,9 +27,10 @@ certify() { # TOOL LOAD K
     [ "$1" = burstline ] && set -- || set -- --client "$client"
     # Exit code 4 says that there are findings.
     PATH=$dir/$name/bin:$dir/$name/node_modules/.bin:$PATH "$ours" certify $flags "$@" --out "$folder" \
-        >"$folder.txt" || [ $? -eq 4 ] || echo "$name: see $folder.txt" >&2
+        >"$folder.txt" 2>&1 || [ $? -eq 4 ] || { echo "$name: see $folder.txt" >&2; missing=1; }
 }
 
+missing=0
 for k in $(seq "${REPEATS:-3}"); do
     for load in ${LOADS:-100 1000}; do
         for tool in ${TOOLS:-burstline $(ls "$dir")}; do
@@ -40,3 +41,4 @@ done
 for text in "$out"/*.txt; do
     echo "$(basename "$text" .txt): $(tail -n 1 "$text")"
 done
+exit $missing

@@ -39,7 +39,7 @@ for tool; do
     servebench) fill servebench servebench==1.1.3 ;;
     evalscope) fill evalscope 'evalscope[perf]==1.14.1' ;;
     llama-benchy) fill llama-benchy llama-benchy==0.4.0 ;;
-    llm-benchmark-runner) fill llm-benchmark-runner llm-benchmark-runner ;;
+    llm-benchmark-runner) fill llm-benchmark-runner llm-benchmark-runner==0.2.0 ;;
     autocannon) npm install --silent --no-fund --prefix "$dir/autocannon" autocannon@9.0.0 ;;
     *) echo "$tool: no such tool; expected one that this script knows" >&2; exit 2 ;;
     esac
