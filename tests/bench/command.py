@@ -6,8 +6,8 @@ request (and those of them in which the server answered what it was asked before
 end, and of `report`, `compare`, `--help` and a usage error, each beside P, the seconds of
 `python -c "import pandas"` in the same minutes; their CPU seconds, which depend less on what else runs;
 memory of all processes during the load and afterwards; how many modules each process has imported.
-`--tree DIR` measures another checkout of Burstline; `--over-time` adds the memory of each process over time,
-and what its imports took.
+`--beside FILE` measures another client in turn, `vllm-rs` of vLLM's wheel; `--tree DIR` another checkout of
+Burstline; `--over-time` adds the memory of each process over time, and what its imports took.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tests.truth.script import Script
 
 CORES = sorted(os.sched_getaffinity(0))
 PERIOD_S = 0.05
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 PACKAGES = ("burstline", "reports", "measure", "loadgen", "servers", "roofline", "workloads")
 
 
@@ -141,6 +142,13 @@ def started(args: argparse.Namespace, argv: Sequence[str], log: Path) -> subproc
     return process
 
 
+def answered(process: subprocess.Popen[bytes], log: Path) -> int:
+    """When (monotonic ns) a command's figures stood in what it prints; waits until it has ended otherwise."""
+    while b"TTFT" not in log.read_bytes() and not os.waitid(os.P_PID, process.pid, ENDED):
+        time.sleep(0.005)
+    return time.monotonic_ns()
+
+
 def waited(process: subprocess.Popen[bytes], log: Path, codes: Sequence[int]) -> tuple[int, float]:
     """When (monotonic ns) a command ended, and the CPU seconds of it and of all that it waited for."""
     _, status, used = os.wait4(process.pid, 0)
@@ -161,6 +169,7 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
         start_ns = time.monotonic_ns()
         process = started(args, argv, out / "log.txt")
         memory = Memory(process.pid) if args.memory else None
+        answer_ns = answered(process, out / "log.txt")
         end_ns, cpu_s = waited(process, out / "log.txt", (0, 4))
         if memory:
             memory.stop()
@@ -177,6 +186,7 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
         return
     rows.add(f"{tool}: first request", (first_ns - start_ns) / 1e9)
     rows.add(f"{tool}: of it the server's answer before", everything.answered_s_before(args.streams))
+    rows.add(f"{tool}: last token to the answer", (answer_ns - last_ns) / 1e9)
     rows.add(f"{tool}: last token to the end", (end_ns - last_ns) / 1e9)
     rows.add(f"{tool}: own time beyond the load", (end_ns - start_ns - last_ns + first_ns) / 1e9)
     rows.add(f"{tool}: CPU of all processes", cpu_s)
@@ -198,6 +208,20 @@ def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Cal
     words += f" --requests {args.streams} --prompt-tokens 512 --output-tokens {args.output_tokens}"
     run = [*ours, *words.split(), "--tokenizer", str(tokenizer), "--out"]
 
+    beside = [
+        str(args.beside),
+        "bench",
+        "serve",
+        "--backend",
+        "vllm",
+        "--model",
+        "truth",
+        "--prompt-token-ids",
+    ]
+    beside += ["--base-url", "http://127.0.0.1:PORT", "--tokenizer", str(tokenizer), "--ignore-eos"]
+    beside += ["--num-prompts", str(args.streams), "--dataset-name", "random", "--random-input-len", "512"]
+    beside += ["--random-output-len", str(args.output_tokens)]
+
     def one_round(k: int, rows: Rows) -> None:
         ended(args, "P", [sys.executable, "-c", "import pandas"], rows)
         made = []
@@ -205,6 +229,8 @@ def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Cal
             out = folder / f"run-{k}-{args.memory}"
             fired(args, "burstline", [*run, str(out / "runs")], out, rows)
             made += map(str, (out / "runs").iterdir())
+            if args.beside:
+                fired(args, args.beside.name, beside, folder / f"beside-{k}-{args.memory}", rows)
         ended(args, "burstline report", [*ours, "report", made[0]], rows)
         words = ["compare", *made, "--anyway", "--format", "html", "--out", str(folder / "compare.html")]
         ended(args, "burstline compare", [*ours, *words], rows, 0, 4)
@@ -241,6 +267,7 @@ def arguments() -> argparse.Namespace:
     add("--rate-events", type=float, default=50_000, help="events a second of all streams together")
     add("--cores", type=int, default=len(CORES), help="on so many cores the command runs, the last ones")
     add("--tree", type=Path, default=Path(__file__).parents[2], help="the checkout that is measured")
+    add("--beside", type=Path, metavar="FILE", help="a client to measure in turn: vllm-rs")
     add("--over-time", action="store_true", help="memory of each process over time, and import times")
     args = parser.parse_args()
     args.tree = args.tree.resolve()
