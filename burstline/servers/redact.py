@@ -90,17 +90,18 @@ def without_known(text: str) -> str:
 def redacted(text: str) -> str:
     """The text without secrets."""
     text = without_known(text)
-    lower = text.lower()
-    for form in _FORMS if any(hint in lower for hint in _HINTS) else ():
+    for form in _forms_in(text):
         text = form.sub(rf"\1{REMOVED}", text)
     return text
 
 
-def printable(text: str, limit: int | None = None) -> str:
-    """The text with characters that steer a terminal, or hide or reorder text, written as their escapes.
+def _forms_in(text: str) -> tuple[re.Pattern[str], ...]:
+    lower = text.lower()
+    return _FORMS if any(hint in lower for hint in _HINTS) else ()
 
-    Line feeds and tabs stay; `limit` cuts what is longer.
-    """
+
+def printable(text: str, limit: int | None = None) -> str:
+    """The text, cut to `limit`, with what steers a terminal or hides text escaped, but for LF and tabs."""
     if limit is not None and len(text) > limit:
         text = text[:limit] + " ..."
     unseen = () if text.isprintable() else {c for c in set(text).difference("\n\t") if not c.isprintable()}
@@ -144,9 +145,9 @@ def n_unfinished(data: bytes) -> int:
     return next((n for n in ends if any(form.startswith(data[-n:]) for form in forms)), 0)
 
 
-def secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator[str]:
+def secrets_in(text: str, *forms: re.Pattern[str]) -> Iterator[str]:
     """What the forms of text say is a secret, also as it is sent where a URL quotes it."""
-    for form in forms:
+    for form in forms or _forms_in(text):
         for found in form.finditer(text):
             secret = found[2]
             parts = re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
@@ -196,9 +197,8 @@ class Secret:
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Learn every secret that the command line or the environment names as one, commands within it too."""
     found = [value for name, value in environ.items() if names_secret(name, value) and name != "PWD"]
-    found += [secret for value in environ.values() for secret in secrets_in(value, (URL_LOGIN,))]
     _shown(argv, found)
-    learn(*found)
+    learn(*found, *(secret for value in environ.values() for secret in secrets_in(value, URL_LOGIN)))
 
 
 def without_secrets(value: Any) -> Any:
