@@ -1,8 +1,7 @@
 """Text of others: remove secrets, and escape it so that it cannot control a terminal.
 
-Secrets are known by value once `learn` has seen them, which begins with the command (`learn_from`), and by
-their names and forms. `printable` is for every text that a server can influence. Everything here is linear in
-the length of its text.
+Secrets are known by value once `learn` has seen them, from the command on (`learn_from`), and by their names
+and forms. `printable` is for every text that a server can influence. All here is linear in a text's length.
 """
 
 from __future__ import annotations
@@ -23,13 +22,10 @@ REMOVED: Final = "(removed)"
 LEAST_KNOWN: Final = 5
 """Shorter values are removed by their names only: a word like "key" stands in too many places."""
 OF_PROTOCOL: Final = frozenset(
-    {
-        *("abort", "array", "assistant", "basic", "bearer", "chunk", "content", "default", "dummy", "empty"),
-        *("error", "event", "false", "finish_reason", "function", "index", "input", "length", "model"),
-        *("object", "output", "prompt", "retry", "string", "system", "token", "tokens", "usage"),
-        *("lightllm", "llamacpp", "openai", "openai-chat", "reference", "sglang", "transformers", "trtllm"),
-        *("truth", "complete", "failed", "interrupted", "running"),
-    }
+    """abort array assistant basic bearer bfloat16 chunk complete content default dummy empty error event
+    failed false finish_reason float float16 float32 function index input interrupted length lightllm llamacpp
+    model object openai openai-chat output prompt reference retry running sglang string system token tokens
+    transformers trtllm truth usage""".split()  # noqa: SIM905
 )
 """Words by which replies and runs are read, in lower case: as a key they are removed by their names only."""
 _OF_TEXT: Final = re.sub(
@@ -43,30 +39,36 @@ _OF_TEXT: Final = re.sub(
 # The names of secrets, each by its end, in text, options, variables, headers and JSON.
 _NAME: Final = (
     r"(?:(?i:api[_-]?keys?|[a-z0-9][_-]keys?|secrets?|passw(?:or)?ds?|passphrase|(?<![a-z])pwd|authorization"
-    rf"|credentials?|cookies?|signature|(?<![a-z])(?:auth|jwt|bearer|sig|webhook)|[_-]pat|{_OF_TEXT}[_-]token"
-    r"|(?:hf|hub|auth|access|bearer|api|refresh|session|security)tokens?)"
+    rf"|credentials?|cookies?|signature|(?<![a-z])(?:auth|jwt|bearer|sig|pin|webhook)|[_-]pat|{_OF_TEXT}[_-]token"
+    r"|(?:hf|hub|auth|access|bearer|api|refresh|session|security)tokens?|session[_-]?id)"
     r"|[a-z0-9](?:Key|Token|Auth|KeyId|Secret))"
 )
+_EITHER: Final = r"(?<![a-zA-Z])(?i:tokens|licen[cs]e)"
+_OF_KEY: Final = r"(?!\W{1,9}\d+[a-zA-Z]{0,9}\b)" + "".join(
+    rf"(?=\W{{1,9}}{what})" for what in (r"[\w-]{8}", r"[\d_-]{0,64}[a-zA-Z]", r"(?:[a-zA-Z_-]{0,64}\d){3}")
+)
+"""Names of counts, terms or keys; and a key's value: eight characters, of them a letter and three digits."""
 _SECRET_NAME: Final = re.compile(rf"(?:{_NAME}|^(?i:auth|key|token))$")
 # `Authorization: Bearer X`, `--api-key=X`, `X-API-Key: X`, `{"api_key": "X"}`, `api_key=['X']`, `?key=X`.
 _SCHEME: Final = r"(?i:bearer|basic|digest|token)[^\S\n]+"
 _GAP: Final = r"[^\S\n]{0,64}"
 _VALUE: Final = r"(?!\(removed\))(\[[^\]\n]*\]?+|[^\s\"'\\,;&#)\]}]+)"  # twice redacted is once redacted
 _ASSIGNED: Final = re.compile(
-    rf"((?:{_NAME}|(?<=[?&\"'])(?i:token)|(?<=[?&])(?i:key))(?:\\?[\"'])?{_GAP}(?:=|:|%3D|%3A){_GAP}"
+    rf"((?:{_NAME}|{_EITHER}{_OF_KEY}|(?<=[?&\"'])(?i:token)|(?<=[?&])(?i:key))(?:\\?[\"'])?{_GAP}(?:=|:|%3D|%3A){_GAP}"
     rf"(?:\\?[\"'])?+(?:{_SCHEME})?+){_VALUE}"
 )
 _OPTION: Final = re.compile(rf"(?<![\w-])(--?(?:[\w-]{{0,64}}{_NAME}|(?i:key|token))[^\S\n]+[\"']?+){_VALUE}")
 _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)[^\S\n]+)([\w.~+/=-]{5,})", re.IGNORECASE)
+_PLAIN: Final = "(?i:branch|download|dtype|format|lang|rev|revision|version)"
 # Bounded, and from the first letter of a scheme on: else each letter of a long word begins a search.
 URL_LOGIN: Final = re.compile(
     r"((?<![\w+.-])[a-zA-Z][\w+.-]{1,31}://)((?:[^\s/@\"'<>:]{0,512}:[^\s\"'<>]{0,512})|[^\s/@\"'<>:]{1,512})(?=@)"
 )
-_QUERY: Final = re.compile(r"([?&#](?:[^?&#=]{0,64}=)?+)((?!\(removed\))[^?&#]+)")
+_QUERY: Final = re.compile(rf"([?&#](?!{_PLAIN}=)(?:[^?&#=]{{0,64}}=)?+)((?!\(removed\))[^?&#]+)")
 _FORMS: Final = (_ASSIGNED, _OPTION, _BEARER, URL_LOGIN)
 _HINTS: Final = (
     *("key", "secret", "pass", "pwd", "auth", "credential", "cookie", "sig", "jwt", "bearer", "_pat", "-pat"),
-    *("webhook", "token", "basic", "://"),
+    *("webhook", "token", "basic", "://", "session", "pin", "licen"),
 )
 """Each form has one of them, in lower case: they are found a hundred times as fast."""
 
@@ -88,23 +90,22 @@ def without_known(text: str) -> str:
 def redacted(text: str) -> str:
     """The text without secrets."""
     text = without_known(text)
-    lower = text.lower()
-    for form in _FORMS if any(hint in lower for hint in _HINTS) else ():
+    for form in _forms_in(text):
         text = form.sub(rf"\1{REMOVED}", text)
     return text
 
 
-def printable(text: str, limit: int | None = None) -> str:
-    """The text with characters that steer a terminal, or hide or reorder text, written as their escapes.
+def _forms_in(text: str) -> tuple[re.Pattern[str], ...]:
+    lower = text.lower()
+    return _FORMS if any(hint in lower for hint in _HINTS) else ()
 
-    Line feeds and tabs stay; `limit` cuts what is longer.
-    """
+
+def printable(text: str, limit: int | None = None) -> str:
+    """The text, cut to `limit`, with what steers a terminal or hides text escaped, but for LF and tabs."""
     if limit is not None and len(text) > limit:
         text = text[:limit] + " ..."
-    if text.isprintable():
-        return text
-    shown = (c for c in set(text) if c.isprintable() or c in "\n\t" or category(c) == "Zs")  # any space
-    return text.translate({ord(c): ascii(c)[1:-1] for c in set(text).difference(shown)})
+    unseen = () if text.isprintable() else {c for c in set(text).difference("\n\t") if not c.isprintable()}
+    return text.translate({ord(c): ascii(c)[1:-1] for c in unseen if category(c) != "Zs"}) if unseen else text
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:
@@ -120,14 +121,11 @@ def can_be_known(secret: str) -> bool:
 def learn(*secrets: str | None) -> None:
     """From now on remove these values wherever they stand, in each encoding that a server may use."""
     global _known_text, _known_bytes
-    for secret in secrets:
-        if secret and can_be_known(secret):
-            _learned.add(secret)
-            _known.update(_encodings(secret))
+    _learned.update(more := set(filter(can_be_known, filter(None, secrets))))
+    _known.update(*map(_encodings, more))
     if _known:
-        longest_first = sorted(_known, key=lambda form: (-len(form), form))
-        _known_text = re.compile("|".join(map(re.escape, longest_first)))
-        _known_bytes = re.compile(b"|".join(re.escape(form.encode()) for form in longest_first))
+        longest_first = "|".join(map(re.escape, sorted(_known, key=lambda form: (-len(form), form))))
+        _known_text, _known_bytes = re.compile(longest_first), re.compile(longest_first.encode())
 
 
 def known_secrets() -> tuple[str, ...]:
@@ -147,14 +145,13 @@ def n_unfinished(data: bytes) -> int:
     return next((n for n in ends if any(form.startswith(data[-n:]) for form in forms)), 0)
 
 
-def secrets_in(text: str, forms: Iterable[re.Pattern[str]] = _FORMS) -> Iterator[str]:
+def secrets_in(text: str, *forms: re.Pattern[str]) -> Iterator[str]:
     """What the forms of text say is a secret, also as it is sent where a URL quotes it."""
-    for form in forms:
+    for form in forms or _forms_in(text):
         for found in form.finditer(text):
             secret = found[2]
             parts = re.findall(r"[^\s,'\"]+", secret[1:-1]) if secret[0] == "[" else [secret]
-            if form is URL_LOGIN:
-                parts += [secret.partition(":")[2] or secret]
+            parts += [secret.partition(":")[2] or secret] * (form is URL_LOGIN)
             yield from (way(part) for part in parts for way in (str, unquote))
 
 
@@ -168,9 +165,11 @@ def _encodings(secret: str) -> set[str]:
     return {secret, *as_json, *slashes, *percent, *lower, *as_html, *in_base64}
 
 
-def names_secret(name: Any) -> bool:
-    """Whether an option, a variable, a header or a key of JSON is named as a secret is."""
-    return _SECRET_NAME.search(str(name).lstrip("-")) is not None
+def names_secret(name: Any, value: Any = "") -> bool:
+    """Whether an option, a variable, a header or a key of JSON with this value is named as a secret is."""
+    name, first = str(name).lstrip("-"), value[0] if isinstance(value, list) and value else value
+    is_key = isinstance(first, str) and re.search(f"{_EITHER}$", name) and re.match(_OF_KEY, f"={first}")
+    return bool(is_key or _SECRET_NAME.search(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +196,9 @@ class Secret:
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Learn every secret that the command line or the environment names as one, commands within it too."""
-    found = [value for name, value in environ.items() if names_secret(name) and name != "PWD"]
-    found += [secret for value in environ.values() for secret in secrets_in(value, (URL_LOGIN,))]
+    found = [value for name, value in environ.items() if names_secret(name, value) and name != "PWD"]
     _shown(argv, found)
-    learn(*found)
+    learn(*found, *(secret for value in environ.values() for secret in secrets_in(value, URL_LOGIN)))
 
 
 def without_secrets(value: Any) -> Any:
@@ -216,7 +214,7 @@ def _shown(value: Any, found: list[str], *, hidden: bool = False) -> Any:
     """The JSON value as it may be shown; secrets in it, such as each text that is `hidden`, go to `found`."""
     shown = value
     if isinstance(value, Mapping):
-        shown = {k: _shown(each, found, hidden=hidden or names_secret(k)) for k, each in value.items()}
+        shown = {k: _shown(each, found, hidden=hidden or names_secret(k, each)) for k, each in value.items()}
     elif isinstance(value, str):
         found += [value] if hidden else []
         shown = printable(redacted(value))
@@ -233,7 +231,7 @@ def _words(items: Iterable[Any], found: list[str]) -> Iterator[Any]:
         before = "" if names_secret(option) else re.match(r"(?:--?[\w-]+=)?", word)[0]  # type: ignore[index]
         flag, value = before[:-1] or option, word[len(before) :]
         name, colon, content = value.partition(":")
-        if names_secret(flag):
+        if names_secret(flag, value):
             found.append(value)
             yield before + REMOVED
         elif flag in ("--header", "-H") and colon and not _INNOCENT.fullmatch(name.strip()):
@@ -262,7 +260,8 @@ def _within(text: str, found: list[str]) -> str:
 
 def _of_header(name: str, value: str) -> Iterator[str]:
     """A header that each request carries, and each part of it that may be quoted alone."""
-    first, *more = re.findall(r"(?=(?:^|[\s;,=])([^\s;,]+))", value) or [value]
+    words = [part for word in re.split(r"[\s;,]+", value) for part in (word, word.partition("=")[2])]
+    first, *more = [word for word in words if word.strip("=")] or [value]
     if first.lower() == "basic" and more:
         with suppress(ValueError):
             more += base64.b64decode(more[0], validate=True).decode(errors="replace").split(":", 1)

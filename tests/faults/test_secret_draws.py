@@ -89,7 +89,7 @@ PLACES: dict[str, Callable[[str], Argv]] = {
     "JSON for the engine": lambda value: (["run", "--", "--override", json.dumps({"api_key": value})], {}),
     "a contender": command,
     "a client": lambda value: (["certify", "--client", shlex.join(["tool", "--password", value, "-q"])], {}),
-    "a URL of the engine": lambda value: (["run", "--", f"https://h/m?rev={quote(value, safe='')}"], {}),
+    "a URL of the engine": lambda value: (["run", "--", f"https://h/m?sig={quote(value, safe='')}"], {}),
     "a variable": lambda value: (["run"], {"HF_TOKEN": value}),
 }
 WAYS: dict[str, Callable[[str], str]] = {
@@ -172,6 +172,11 @@ UNITS = {
     "JSON": '{"a": "open-sesame", "n": 5},\n',
     "URLs": "http://me:pa55@h ",
     "keys": "api_key=open-sesame ",
+    "short words": "a bc def ",
+    "headers": "X-Api-Key: open-sesame\r\nAccept: text/html\r\n",
+    "counts and keys": "tokens=128 license: mit session_id=4711 ",
+    "digits": "4711",
+    "paths": "/a?b=c&d=e#",
     "quotes": '"\\',
     "the beginning of a secret": "open-sesam",
 }

@@ -47,6 +47,29 @@ def graded(**how):
     return grades(columns_of(records(**how)))
 
 
+def read_late(*, after_s=0.0004, share=0.8):
+    """Of that share the end was read 40 ms late and with all that follows it, of the others at once."""
+    rows = []
+    for k in range(N):
+        row = replace(ok(k, k * 0.01 + 0.1, [0.01] * 3), due_ns=k * 10 * MS, sent_ns=k * 10 * MS)
+        late = k % 100 < 100 * share
+        errors, lags = ([40 * MS] * 4, [2 * MS] * 4) if late else ([0] * 4, [MS // 10] * 4)
+        closed_ns = row.token_ns[-1] + (0 if late else round(after_s * 1e9))
+        rows.append(replace(row, read_error_ns=errors, read_lag_ns=lags, closed_ns=closed_ns))
+    return grades(columns_of(record_table(rows)))
+
+
+def test_a_reply_that_ends_as_those_read_in_time_had_its_last_token_no_sooner():
+    """What follows the last token in a late read takes as long as elsewhere; the first stays unknown."""
+    found = read_late()
+    assert found["e2e"]["p50"].read_effect_s == pytest.approx(0.0004)
+    assert found["e2e"]["p50"].grade == Grade.OK
+    assert found["ttft"]["p50"].grade == Grade.UNRELIABLE
+    assert read_late(after_s=0.03)["e2e"]["p50"].read_effect_s == pytest.approx(0.03)
+    assert read_late(after_s=2.0)["e2e"]["p50"].read_effect_s == pytest.approx(0.04)
+    assert read_late(share=0.99)["e2e"]["p50"].read_effect_s == pytest.approx(0.04), "8 of 800 say too little"
+
+
 def late_now_and_then(ms, share=0.02):
     return np.where(np.arange(N) % round(1 / share) == 0, ms / 1e3, 0.0)
 

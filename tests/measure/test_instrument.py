@@ -31,6 +31,16 @@ def test_lateness_counts_from_due_in_an_open_loop_and_from_dispatch_in_a_closed_
     assert by_dispatch.send_lag_p50_s.point == pytest.approx(1e-4)
 
 
+def test_an_event_that_others_follow_in_its_read_may_have_waited_since_the_read_before():
+    """The first two of three came with the third, whose stamp is exact: 23.9 ms for 97 ms is no lateness."""
+    record = replace(stamped([100, 100, 100], [24, 24, 24]), read_error_ns=[73 * MS, 50 * MS, 0])
+    found = instrument(columns(record), (), Telemetry.empty(), closed_loop=False, n_cores=2)
+    assert (found.read_lag_max_s.point, found.read_lag_p50_s.point) == pytest.approx((0.097, 0.074))
+    unknown = replace(stamped([100, 100], [24, None]), read_error_ns=[-1, 5 * MS])
+    found = instrument(columns(unknown), (), Telemetry.empty(), closed_loop=False, n_cores=2)
+    assert (found.read_lag_max_s.point, found.read_lag_max_s.n) == (pytest.approx(0.024), 1)
+
+
 def test_the_peak_is_the_most_events_within_any_second():
     times_ms = [[0, 700, 1600, 1650, 1690, 2650], [1700]]
     records = [replace(stamped(ms, [0] * len(ms)), index=i) for i, ms in enumerate(times_ms)]

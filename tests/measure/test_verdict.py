@@ -227,6 +227,14 @@ def test_what_is_unavailable_beside_broken_streams_is_a_lost_worker(
     assert ("read the server's log" in advice) == (is_lost or "truncated" in failures)
 
 
+@pytest.mark.parametrize(("kind", "is_one"), [("truncated", True), ("reset", False), ("http_500", False)])
+def test_streams_that_end_early_may_be_those_of_a_server_of_one_stream(kind: str, is_one: bool) -> None:
+    """llama-cpp-python in its defaults ends a stream when a second one comes: what helps is said."""
+    advice = judged({"planned": 40, "ok": 20, kind: 20}).reasons[0].advice
+    assert ("if it ends a stream when another begins, pass --concurrency 1" in advice) == is_one
+    assert "Read the server's log" in advice
+
+
 def a_machine(host: str | None, others: float = 0.0, n_resent: int = 0) -> DriveReport:
     some = DurationSpread(5, 1, 2, 3)
     known = DriveReport(0, 240, 4, 4, 0, {}, some, None, some, 9, 2, 0, 8, 99, 0.5, 1.0, 77, 4)

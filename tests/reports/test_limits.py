@@ -10,7 +10,7 @@ from burstline.measure.record.summary import Concurrency, Memory, Stationarity, 
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Absent, known, measured
 from burstline.reports.page.bottleneck import limit_of, limited_by
-from burstline.reports.sentences import LIMITS
+from burstline.reports.sentences import LIMITS, NEXT
 from burstline.servers.identity import Identity
 from burstline.workloads.spec import LoadSpec
 
@@ -122,3 +122,24 @@ def test_a_server_without_a_gauge_of_its_queue_is_limited_by_what_its_replies_sh
     unseen = replace(summary, concurrency=replace(concurrency, streaming_max=None))
     assert "streamed" not in limit_of(unseen, manifest)
     assert why in limit_of(unseen, manifest)
+
+
+@pytest.mark.parametrize("at_a_time", [None, 100])
+def test_a_full_listen_queue_is_named_as_the_limit(at_a_time):
+    """A server whose own queue nobody watches, at a hundred connections at once and a backlog of five."""
+    full = Reason("listen-queue", "The server's listen queue was full.", "")
+    concurrency = Concurrency(
+        mean=measured(60.0, "requests", ""), max=measured(100.0, "requests", ""),
+        server_waiting_mean=Absent("it has no metrics"), streaming_max=measured(5.0, "requests", ""),
+    )  # fmt: skip
+    verdict = Verdict(State.VALID, warnings=(full,))
+    summary = Summary({"planned": 100, "ok": 100}, {}, verdict, concurrency=concurrency)
+    manifest = Manifest(engine="openai", workload="load", asked=LoadSpec(100, concurrency=at_a_time))
+    assert limited_by(summary, manifest)[0] == "limit.listen-queue"
+    assert limit_of(summary, manifest) == (
+        "Limited by the server's listen queue: it was full, so TCP sent requests again, with at most 100 "
+        "requests in flight."
+    )
+    assert "backlog" in NEXT["limit.listen-queue"]
+    others = replace(summary, verdict=Verdict(State.VALID))
+    assert limited_by(others, manifest)[0] == "limit.streams"

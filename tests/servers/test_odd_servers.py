@@ -259,6 +259,16 @@ def test_a_router_is_known_by_the_workers_that_it_lists(page: object, words: str
     assert words in " ".join(told)
 
 
+@pytest.mark.parametrize(
+    "page", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n[", raw("500 No", "workers")]
+)
+def test_a_proxy_is_named_whatever_becomes_of_the_page_of_workers(page: bytes) -> None:
+    pages = {"/v1/models": raw("200 OK", {"data": []}, "via: 1.1 varnish"), "/workers": page}
+    with answering(pages=pages) as target:
+        (told,) = ready.passed_through(target, of_sessions=False)
+    assert "via: 1.1 varnish" in told
+
+
 PAGES = {
     "a router's": (
         raw("200 OK", "# TYPE dynamo_frontend_inflight gauge\n# TYPE process_x gauge\n"),

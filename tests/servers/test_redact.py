@@ -23,6 +23,7 @@ from burstline.bench.run_settings import words_of_run
 from burstline.bench.server_session import WITHOUT_MASK, Site, _probed
 from burstline.console.flags import add_options, read_options
 from burstline.console.server_options import ServerOptions
+from burstline.dtypes import FLOATS
 from burstline.loadgen.capture.masking import masked
 from burstline.measure.record.manifest import Status
 from burstline.servers import redact
@@ -193,7 +194,7 @@ def read_options_of(option, text):
 
 
 def test_no_key_is_a_word_by_which_our_own_files_are_read():
-    words = (*ENGINES, *get_args(Status))
+    words = (*ENGINES, *get_args(Status), *FLOATS)
     assert [word for word in words if redact.can_be_known(word)] == []
 
 
@@ -222,6 +223,11 @@ SECRET_NAMES = (
     "accessKey",
     "apikey",
     "passphrase",
+    "pin",
+    "DB_PIN",
+    "session_id",
+    "sessionId",
+    "license_key",
     "credentials",
     "signature",
     "auth",
@@ -235,6 +241,11 @@ INNOCENT_NAMES = (
     "author",
     "keyed",
     "first_token",
+    "tokens",
+    "license",
+    "pin_memory",
+    "spin",
+    "sessions",
 )
 
 
@@ -277,6 +288,47 @@ def test_one_list_of_names_is_meant_in_text_options_and_json_and_learned_from_bo
 )
 def test_a_secret_is_known_by_the_form_of_what_surrounds_it(text, shown):
     assert redact.redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "is_key"),
+    [
+        ("tokens=128", False),
+        ("max_tokens: 1234567890", False),
+        ("tokens: 12345678tok of 99999", False),
+        ("n_tokens=12345678 in 4.5 s", False),
+        ("'tokens': [1234, 5678, 91011]", False),
+        ('"tokens": ["Hello", " world", "1234"]', False),
+        ("tokens\n1a2b3c4d5e", False),
+        ("tokens: ghp-1a2b3c4d5e", True),
+        ("refresh_tokens='1a2b3c4d5e'", True),
+        ('"tokens": ["1a2b3c4d5e", "second-1"]', True),
+        ("license: apache-2.0", False),
+        ("license=cc-by-nc-4.0", False),
+        ("License: LIC-9F3A-7721", True),
+        ('{\\"licence\\": \\"9f3a77218c\\"}', True),
+    ],
+)
+@pytest.mark.usefixtures("fresh")
+def test_names_of_counts_and_of_keys_hide_what_is_a_key(text, is_key):
+    shown = redact.redacted(text)
+    assert ("(removed)" in shown) == is_key
+    assert is_key or shown == text
+    assert redact.redacted(shown) == shown
+
+
+@pytest.mark.usefixtures("fresh")
+def test_our_own_values_under_such_names_are_known_where_they_are_keys():
+    body = {"tokens": ["1a2b3c4d5e"], "license": "LIC-9F3A-7721", "max_tokens": 12_345_678}
+    assert without_secrets(body) == {"tokens": "(removed)", "license": "(removed)", "max_tokens": 12_345_678}
+    assert without_secrets(["--tokens", "1a2b3c4d5e"]) == ["--tokens", "(removed)"]
+    assert without_secrets(["--tokens", "12345678"]) == ["--tokens", "12345678"]
+    assert without_secrets({"tokens": [101, 102], "license": "mit"}) == {
+        "tokens": [101, 102],
+        "license": "mit",
+    }
+    learn_from([json.dumps(body)], {"LICENSE": "LIC-1111-7721"})
+    assert redact.redacted("1a2b3c4d5e LIC-9F3A-7721 LIC-1111-7721") == "(removed) (removed) (removed)"
 
 
 def test_json_is_known_by_its_names_and_nothing_is_still_nothing():
@@ -366,19 +418,31 @@ def test_a_url_that_is_refused_is_known_by_what_it_asks():
 
 
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("value", ["experimental", "main-2026", "bfloat16-scaled"])
+def test_which_version_of_a_model_is_meant_is_no_secret(value):
+    """A revision, a data type, a format: other programs name them in their own texts."""
+    url = f"https://h/m?rev={value}&sig=v4lue-1&DTYPE={value}"
+    said = f"loading {value} with v4lue-1"
+    assert Secret.words("--model", url)[1].shown == f"https://h/m?rev={value}&sig=(removed)&DTYPE={value}"
+    assert redact.redacted(said) == f"loading {value} with (removed)"
+    learn_from(["--model", "https://h/m?x=float16&y=BFloat16"], {})
+    assert redact.redacted("dtype=torch.float16 bfloat16") == "dtype=torch.float16 bfloat16"
+
+
+@pytest.mark.usefixtures("fresh")
 def test_urls_engine_arguments_and_variables_are_secrets_once_parsed():
     where = read_all("--url", "http://me:v4lue-1@h, http://h/v1", "--header", "X-Pin: v4lue-2")
-    words = Secret.words("--tp", "2", "--api-key", "v4lue-3", "--token=v4lue-4", "https://h/m?rev=v4lue-5")
+    words = Secret.words("--tp", "2", "--api-key", "v4lue-3", "--token=v4lue-4", "https://h/m?of=v4lue-5")
     where = replace(where, engine_args=words)
     env = platform_of(TomlTable({"name": "a", "env": {"DB_PASSWORD": "v4lue-6", "N": "1"}}, "x.toml")).env
     assert "v4lue" not in repr((where, words, env))
     assert [word.shown for word in words] == [
-        *("--tp", "2", "--api-key", "(removed)", "--token=(removed)", "https://h/m?rev=(removed)")
+        *("--tp", "2", "--api-key", "(removed)", "--token=(removed)", "https://h/m?of=(removed)")
     ]
     assert redact.redacted(" ".join(f"v4lue-{k}" for k in range(1, 7))) == " ".join(["(removed)"] * 6)
     assert words_of_run(where, Path("o"))[1:] == (
         *("--url", "http://me:v4lue-1@h,http://h/v1", "--header", "X-Pin: v4lue-2", "--out", "o", "--"),
-        *("--tp", "2", "--api-key", "v4lue-3", "--token=v4lue-4", "https://h/m?rev=v4lue-5"),
+        *("--tp", "2", "--api-key", "v4lue-3", "--token=v4lue-4", "https://h/m?of=v4lue-5"),
     )
     assert {name: value.reveal() for name, value in env.items()} == {"DB_PASSWORD": "v4lue-6", "N": "1"}
 

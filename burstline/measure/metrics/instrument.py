@@ -40,12 +40,13 @@ def instrument(
     """The client's own lateness and cost.
 
     `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
-    leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is how long after
-    the kernel our code had an event; it is already taken out of every time. `read_error_*` bounds what cannot
-    be taken out, event by event.
+    leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is at most how long
+    after its arrival our code had an event: one that others follow in its read may have come right after the
+    read before. `read_error_*` bounds what of that is in its time, event by event; the rest is taken out.
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
     lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
+    late_s = seconds_or_nan(c.event_lag_ns) + np.maximum(c.event_error_ns, 0) / 1e9
     n_events, n_stamped = len(c.event_s), int(np.count_nonzero(c.event_lag_ns >= 0))
     max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
     n = len(sent_s)
@@ -56,7 +57,7 @@ def instrument(
     return Instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
-        **_quantiles("read_lag", seconds_or_nan(c.event_lag_ns), NO_STAMP),
+        **_quantiles("read_lag", late_s, NO_STAMP),
         **_quantiles("read_error", seconds_or_nan(c.event_error_ns), "no token arrived"),
         kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
         unread_fraction=_unread(c) if closed_loop else None,
@@ -193,9 +194,7 @@ def pacing(c: Columns, *, closed_loop: bool) -> ScheduleFigures:
 
 def mean_rate_per_s(at_s: Floats) -> float | None:
     """Requests per second between the first and the last; None for a burst or fewer than two."""
-    if len(at_s) < 2 or at_s[-1] == at_s[0]:
-        return None
-    return float((len(at_s) - 1) / (at_s[-1] - at_s[0]))
+    return None if len(at_s) < 2 or at_s[-1] == at_s[0] else float((len(at_s) - 1) / (at_s[-1] - at_s[0]))
 
 
 def rate_error(at_s: Floats, due_s: Floats) -> float | None:

@@ -128,11 +128,10 @@ def _send_effect(name: str, metric: Metric, c: Columns, p: float) -> tuple[float
 
 def _bounds(name: str, metric: Metric, c: Columns, error_s: Floats) -> tuple[Samples, Samples]:
     """The least and the most that every request's value can have been, were all errors as bad as possible."""
-    values = latencies(metric, c)
-    some = c.ok & (c.n_events > 0)
+    values, some = latencies(metric, c), c.ok & (c.n_events > 0)
     first_error_s, last_error_s = np.zeros(len(c)), np.zeros(len(c))
     first_error_s[some] = error_s[c.starts[:-1][some]]
-    last_error_s[some] = error_s[c.starts[1:][some] - 1]
+    last_error_s[some] = np.minimum(error_s[c.starts[1:][some] - 1], _most_after_s(c, error_s))
     if name == "tpot":
         n_later = c.output_tok - c.first_n
         n_later = np.where(n_later > 0, n_later, 1)  # failed, or not defined: nothing to move
@@ -142,6 +141,16 @@ def _bounds(name: str, metric: Metric, c: Columns, error_s: Floats) -> tuple[Sam
         )
     early_s = last_error_s if name.startswith("e2e") else first_error_s
     return Samples.per_request(values - early_s), Samples.per_request(values)
+
+
+def _most_after_s(c: Columns, error_s: Floats) -> float:
+    """How long after its last token a reply ends at most, by those read in time; infinite where few were."""
+    some = c.ok & (c.n_events > 0)
+    last = c.starts[1:][some] - 1
+    after_s = c.closed_s[some] - c.event_s[last] + error_s[last]
+    in_time = seconds_or_nan(c.event_lag_ns[last]) + error_s[last] <= tolerance_s(0.0)
+    after_s = after_s[in_time & (after_s >= 0)]
+    return float(after_s.max()) if len(after_s) >= _LEAST else math.inf
 
 
 def _gap_bound(name: str, c: Columns, error_s: Floats, *, least: bool) -> Samples:

@@ -38,6 +38,7 @@ STOLEN: Final = 0.05
 """Of all CPU time: a server beside it was slower by about as much, and by more where both cores compute."""
 RESENT: Final = 0.01
 """TCP segments sent again for each request: as many wait for a timer of 200 ms, which moves a p99."""
+LISTEN_QUEUE: Final = "listen-queue"
 SLOWED: Final = 0.05
 """The share of the readings in which a GPU may be slow from heat: a passing moment moves no median."""
 
@@ -124,6 +125,8 @@ def _remedy(kind: str, failures: Mapping[str, int]) -> str:
         return "Lower the load, or give requests more time with --deadline-s."
     if kind.startswith("http_4"):
         return "Read the first error: the server rejected the requests themselves."
+    if kind == Outcome.TRUNCATED:
+        return "Read the server's log; if it ends a stream when another begins, pass --concurrency 1."
     return "Read the server's log at the time of the first failure."
 
 
@@ -185,12 +188,9 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
         return [Reason("read-unknown", f"{text}. Unreliable: {names}.", "Repeat the run for longer.")]
     moved = f"may have changed {name} by {effect_s * 1e3:.3g} ms. Unreliable: {names}."
     if beyond_s and beyond_s > effect_s / 2:
-        text = (
-            f"Events of the canary were {beyond_s * 1e3:.3g} ms outside the client's own error bounds, which "
-            f"{moved}"
-        )
+        text = f"Events of the canary were {beyond_s * 1e3:.3g} ms outside the client's own error bounds"
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
-        return [Reason("instrument-error", text, advice)]
+        return [Reason("instrument-error", f"{text}, which {moved}", advice)]
     return [Reason("read-lag", f"The client read replies late, which {moved}", MACHINE)]
 
 
@@ -269,11 +269,9 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         yield Reason("left-open", text, advice)
     again, n_sent = _point(summary.instrument.network_retransmits), sum(d.n_sent for d in manifest.drivers)
     if manifest.on_this_machine and again > RESENT * n_sent:
-        text = (
-            f"The server's listen queue was full: TCP repeated {again:,.0f} segments of {n_sent:,} requests."
-        )
+        text = f"The server's listen queue was full: TCP resent {again:,.0f} segments of {n_sent:,} requests."
         advice = "Each wait, 0.2 s or more, is in TTFT: raise the server's backlog, or send fewer at once."
-        yield Reason("listen-queue", text, advice)
+        yield Reason(LISTEN_QUEUE, text, advice)
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
     used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
     others = _point(used)
@@ -296,8 +294,7 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
     if capped is not None and _point(capped) > SLOWED and manifest.on_this_machine:
         text = f"The power limit lowered the clocks of a GPU in {_point(capped):.0%} of the readings."
         yield Reason("power-cap", text, "Compare only with runs under the same power limit.")
-    medians = {name: each.get("p50") for name, each in summary.grades.items()}
-    late_s = {name: each.read_effect_s or 0.0 for name, each in medians.items() if each}
+    late_s = {name: row["p50"].read_effect_s or 0.0 for name, row in summary.grades.items() if "p50" in row}
     yield from disagreement(summary.agreement, late_s)
 
 
@@ -334,14 +331,9 @@ def _abandoned(summary: Summary, text: str) -> Reason:
     """Whether the server has freed what it held for the clients that hung up."""
     advice = "They are in no latency and no throughput, but the server's work on them slows the others."
     running, kv = summary.memory.running_after, summary.memory.kv_after_fraction
-    held = " and ".join(
-        words
-        for figure, words in (
-            (running, f"{_point(running):,.0f} requests in flight"),
-            (kv, f"{_point(kv):.1%} of its KV cache in use"),
-        )
-        if isinstance(figure, Estimate)
-    )
+    in_flight = [f"{_point(running):,.0f} requests in flight"] * isinstance(running, Estimate)
+    cached = [f"{_point(kv):.1%} of its KV cache in use"] * isinstance(kv, Estimate)
+    held = " and ".join(in_flight + cached)
     if not held:
         return Reason("abandoned", f"{text}; the server does not report whether it freed them.", advice)
     if _point(running) > 0 or _point(kv) > NOTABLE:
@@ -410,10 +402,7 @@ def _cached(
         yield Reason("prefix-cache", f"{text}.", advice)
     elif share > planned + NOTABLE:
         text = f"{text}, {(share - planned) * 100:.1f} points more than the plan's shared prefixes explain"
-        advice = (
-            "An earlier run probably filled the cache: pass a new --salt. Prompts from --data have no salt: "
-            "restart the server instead."
-        )
+        advice = "An earlier run probably filled it: pass a new --salt; with --data, restart the server."
         yield Reason("prefix-more", f"{text} ({planned:.1%}).", advice)
     simulated = isinstance(cache.simulated_tok, Estimate)
     expected = _point(cache.simulated_tok) / total_tok if simulated else planned
@@ -425,10 +414,7 @@ def _cached(
         yield Reason("prefix-off", text, "TTFT depends on it: compare only runs with the same setting.")
     elif share < NONE_OF * expected:
         text = f"{text}; {bound} serve {expected:.1%}." if simulated else f"{text}; {bound} {expected:.1%}."
-        advice = (
-            "The prompts reached the engine without their shared prefixes (a salt or a template of its own "
-            "in each), or its prefix caching is off."
-        )
+        advice = "Each prompt got a salt or a template of its own on its way, or the prefix caching is off."
         yield Reason("prefix-none", text, advice)
     else:
         gap = f"{text}, {(expected - share) * 100:.1f} points less than {bound} ({expected:.1%})."

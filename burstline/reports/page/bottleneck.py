@@ -16,6 +16,7 @@ from burstline.measure.record.verdict import QUEUE_GREW, State
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
+from burstline.measure.verdict.judge import LISTEN_QUEUE
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.number_format import count, with_unit
 from burstline.reports.page.sweep_words import slo_words
@@ -129,6 +130,8 @@ def limited_by(
     if in_flight <= 1 and not is_all:
         return "limit.one-in-flight", {}
     if isinstance(waiting, Absent):
+        if any(each.code == LISTEN_QUEUE for each in summary.verdict.warnings):
+            return "limit.listen-queue", {"n": n}
         if streams := known(summary.concurrency.streaming_max):
             return "limit.streams", {"n": count(streams), "most": n, "reason": waiting.reason}
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"

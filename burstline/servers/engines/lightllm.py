@@ -122,7 +122,7 @@ class Lightllm(PackagedEngine):
             scripts=found.scripts if found else None,
             version=found.versions.get("lightllm") if found else None,
             leftovers=("/dev/shm/{id}_*", "/tmp/_{id}_*"),  # noqa: S108
-            leftover_id=r"ipc://\S*/_([0-9a-f]{4,16}_\d+)_",
+            leftover_id=r"ipc://[^\s:]*/_([0-9a-f]{4,16}_\d+)_",
         )
 
     def encode(self, request: Request, target: Target) -> Call:
@@ -156,9 +156,9 @@ class Lightllm(PackagedEngine):
         models, info = json_at(get, "/v1/models"), json_at(get, "/get_server_info")
         model = first_model(models)
         kv_tok = number(logged(log, r"set shm_max_total_token_num value to (\d+)"))
-        kv_tok = kv_tok or number(logged(log, r"(\d+) is the profiled max_total_token_num"))
+        kv_tok = kv_tok or number(logged(log, r"(?<!\d)(\d+) is the profiled max_total_token_num"))
         kv_tok = kv_tok or info.get("max_total_token_num")
-        token_mib = logged(log, r"([\d.]+) MB is the size of one token kv cache")
+        token_mib = logged(log, r"(?<![\d.])([\d.]+) MB is the size of one token kv cache")
         ranks, kv, off = info.get("tp"), info.get("llm_kv_type"), info.get("disable_cudagraph")
         return Identity(
             engine=self.name,

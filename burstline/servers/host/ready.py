@@ -144,7 +144,7 @@ def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
         return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
     lines = reversed(log.splitlines())
     # Indented lines quote source code, Python's warnings are about that code.
-    telling = (line for line in lines if line[:1].strip() and not re.search(r"\w+Warning: ", line))
+    telling = (line for line in lines if line[:1].strip() and not re.search(r"\wWarning: ", line))
     return log_message(next(telling, "")) or "nothing in its log yet"
 
 
@@ -169,18 +169,18 @@ _PROXIES = ("nginx", "openresty", "envoy", "istio-envoy", "caddy", "apache", "li
 
 def passed_through(target: Target, *, of_sessions: bool) -> tuple[str, ...]:
     """What the heads of replies say of who is between, and of what `of_sessions` is lost on the way."""
+    get, headers = getter(target, timeout_s=PAGE_TIMEOUT_S), dict[str, str]()
     with contextlib.suppress(EngineError):
-        get = getter(target, timeout_s=PAGE_TIMEOUT_S)
-        headers, workers = get("/v1/models").headers, json_at(get, "/workers").get("workers")
+        headers = dict(get("/v1/models").headers)
+        workers = json_at(get, "/workers").get("workers")
         if isinstance(workers, list):  # as sglang-router and vllm-router list them
-            headers = {**headers, "via": f"router with {counted(len(workers), 'worker')}"}
-        names = ["via", "x-litellm-version", "x-envoy-upstream-service-time", "x-kong-response-latency"]
-        names += ["server"] * headers.get("server", "").lower().startswith(_PROXIES)
-        own = ", ".join(f"{name}: {headers[name]}" for name in names if name in headers)
-        between = f"a gateway is between ({own}): its time is in each latency, and it may change requests"
-        cookie = "the server sets a cookie, which Burstline does not send back: turns may go to other workers"
-        return (between,) * bool(own) + (cookie,) * (of_sessions and "set-cookie" in headers)
-    return ()
+            headers["via"] = f"router with {counted(len(workers), 'worker')}"
+    names = ["via", "x-litellm-version", "x-envoy-upstream-service-time", "x-kong-response-latency"]
+    names += ["server"] * headers.get("server", "").lower().startswith(_PROXIES)
+    own = ", ".join(f"{name}: {headers[name]}" for name in names if name in headers)
+    between = f"a gateway is between ({own}): its time is in each latency, and it may change requests"
+    cookie = "the server sets a cookie, which Burstline does not send back: turns may go to other workers"
+    return (between,) * bool(own) + (cookie,) * (of_sessions and "set-cookie" in headers)
 
 
 def identified(engine: Engine, get: Get, log: str) -> Identity:
