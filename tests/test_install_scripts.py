@@ -73,9 +73,10 @@ PYTHON = """#!/bin/sh
 echo "$*" >> "$LOG"
 case "$*" in
 *"import pip"*) [ -e "$(dirname "$0")/pip" ] ;;
+*"import ensurepip"*) [ "$FAILS" != ensurepip ] ;;
 "-m venv "*)
     mkdir -p "$3/bin"; touch "$3/pyvenv.cfg" "$3/bin/pip"; cp "$0" "$3/bin/python"
-    [ -z "$FAILS" ] ;;
+    [ "$FAILS" != venv ] ;;
 esac
 """
 
@@ -114,7 +115,13 @@ def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
 
 
 def test_without_python3_venv_one_line_says_what_to_install_and_nothing_is_left(tmp_path: Path) -> None:
-    code, err, _ = set_up(tmp_path, fails="1")
+    code, err, calls = set_up(tmp_path, fails="ensurepip")
     assert code == 1
-    assert err.splitlines()[-1].endswith("on Debian and Ubuntu: apt install python3-venv")
+    assert err.splitlines() == [err.rstrip()]
+    assert err.rstrip().endswith("on Debian and Ubuntu: apt install python3-venv")
+    assert not any(call.startswith("-m venv") for call in calls)
+
+
+def test_an_environment_that_cannot_be_made_is_not_left_half_made(tmp_path: Path) -> None:
+    assert set_up(tmp_path, fails="venv")[0] == 1
     assert not (tmp_path / "venv").exists()
