@@ -12,8 +12,11 @@ import pytest
 
 import burstline
 from burstline.bench import repeats, server_session
+from burstline.bench import run as run_module
 from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
+from burstline.measure.record.manifest import Manifest, ServerFacts
+from burstline.measure.record.run_writer import RunDir
 from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.redact import Secret
@@ -344,10 +347,23 @@ def test_a_start_tells_each_state_once(monkeypatch):
     said: list[str] = []
     clock = iter(range(0, 100, 10))
     monkeypatch.setattr(server_session.time, "monotonic", lambda: next(clock))
-    told = server_session._every(10.0, said.append)
+    told = server_session._every(10.0, 600.0, said.append)
     for waited_s, state in ((10, "reserved_cpus=[]"), (20, "reserved_cpus=[]"), (30, "warming up, 2 s")):
         told(waited_s, state)
-    assert said == ["  10 s: reserved_cpus=[]", "  20 s: still starting", "  30 s: warming up, 2 s"]
+    states = ["reserved_cpus=[]", "still starting", "warming up, 2 s"]
+    assert said == [f"  {10 * k} s of at most 600: {state}" for k, state in enumerate(states, 1)]
+
+
+def test_a_start_tells_how_long_the_last_one_took(tmp_path):
+    """A newcomer who sees "warming up, 91 s" asks how long that usually lasts."""
+    facts = [ServerFacts(ready_s=95.2, attached=False), ServerFacts(ready_s=0.1), ServerFacts()]
+    for k, server in enumerate(facts):
+        run = RunDir.create(tmp_path, Manifest(engine="vllm", workload=f"load{k}", server=server))
+        run.path.rename(tmp_path / f"2026010{k}T000000Z-vllm-load-0000000{k}")
+    (tmp_path / "20260109T000000Z-vllm-load-00000009").mkdir()
+    ours = tmp_path / "20260110T000000Z-vllm-load-00000010"
+    assert run_module._last_start(ours, "vllm") == ": the last start took 95 s"
+    assert run_module._last_start(ours, "sglang") == ""
 
 
 def test_devices_may_be_named_by_one_flag_or_by_a_flag_each(capsys):

@@ -45,9 +45,8 @@ def most_moved(graded: Mapping[str, PercentileGrade] | None, canary_s: float | N
         return None
     known = [each.read_effect_s for each in graded.values() if each.read_effect_s is not None]
     known += [canary_s] if known and canary_s is not None else []
-    return measured(
-        max(known, default=None), "s", "the effect of late reads is unknown for every percentile", len(known)
-    )
+    why = "the effect of late reads is unknown for every percentile"
+    return measured(max(known, default=None), "s", why, len(known))
 
 
 def widened(figure: Figure, moved: float | None) -> Figure:
@@ -137,10 +136,8 @@ def _bounds(name: str, metric: Metric, c: Columns, error_s: Floats) -> tuple[Sam
     if name == "tpot":
         n_later = c.output_tok - c.first_n
         n_later = np.where(n_later > 0, n_later, 1)  # failed, or not defined: nothing to move
-        return (
-            Samples.per_request(values - last_error_s / n_later),
-            Samples.per_request(values + first_error_s / n_later),
-        )
+        low, high = values - last_error_s / n_later, values + first_error_s / n_later
+        return Samples.per_request(low), Samples.per_request(high)
     early_s = last_error_s if name.startswith("e2e") else first_error_s
     return Samples.per_request(values - early_s), Samples.per_request(values)
 

@@ -185,10 +185,8 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
         return [Reason("read-unknown", f"{text}. Unreliable: {names}.", "Repeat the run for longer.")]
     moved = f"may have changed {name} by {effect_s * 1e3:.3g} ms. Unreliable: {names}."
     if beyond_s and beyond_s > effect_s / 2:
-        text = (
-            f"Events of the canary were {beyond_s * 1e3:.3g} ms outside the client's own error bounds, which "
-            f"{moved}"
-        )
+        off = f"{beyond_s * 1e3:.3g} ms outside the client's own error bounds"
+        text = f"Events of the canary were {off}, which {moved}"
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
         return [Reason("instrument-error", text, advice)]
     return [Reason("read-lag", f"The client read replies late, which {moved}", MACHINE)]
@@ -207,7 +205,7 @@ def is_watched(summary: Summary, manifest: Manifest) -> bool:
 def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
     """Others took CPU time that client or server needed, or heat slowed a GPU."""
     client, reasons = summary.instrument, []
-    advice = "Stop other work on this machine and run again; compare accepts this run only with --anyway."
+    advice = "Stop other work on this machine and run again."
     others, waited, throttled = map(
         known, (client.others_cpu_fraction, client.client_cpu_wait_fraction, client.throttled_fraction)
     )
@@ -221,8 +219,7 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
         reasons.append(one_core if alone else Reason("cpu-wait", text, advice))
     if throttled is not None and throttled > THROTTLED:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
-        advice = "Lift the client's CPU quota; compare accepts this run only with --anyway."
-        reasons.append(Reason("throttled", text, advice))
+        reasons.append(Reason("throttled", text, "Lift the client's CPU quota, and run again."))
     slowed = known(client.gpu_slowed_fraction) if manifest.on_this_machine else None
     if slowed is not None and slowed > SLOWED:  # another run would be as fast only in the same heat
         text = f"Heat or a power fault lowered the clocks of a GPU in {slowed:.0%} of the readings."
@@ -233,7 +230,7 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
 
 def _elsewhere(manifest: Manifest) -> Iterator[Reason]:
     """What disturbed machines of the load that no watcher sees; the server may be one of them."""
-    again = "Repair it, or leave the machine out; compare accepts this run only with --anyway."
+    again = "Repair it, or leave the machine out, and run again."
     used = {each.host: each.machine.others_fraction for each in manifest.drivers if each.machine}
     busy = [f"{share:.0%} of {host}'s CPU" for host, share in used.items() if share > BUSY]
     if len(busy) > 1:
@@ -269,11 +266,9 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         yield Reason("left-open", text, advice)
     again, n_sent = _point(summary.instrument.network_retransmits), sum(d.n_sent for d in manifest.drivers)
     if manifest.on_this_machine and again > RESENT * n_sent:
-        text = (
-            f"The server's listen queue was full: TCP repeated {again:,.0f} segments of {n_sent:,} requests."
-        )
+        sent = f"TCP repeated {again:,.0f} segments of {n_sent:,} requests"
         advice = "Each wait, 0.2 s or more, is in TTFT: raise the server's backlog, or send fewer at once."
-        yield Reason("listen-queue", text, advice)
+        yield Reason("listen-queue", f"The server's listen queue was full: {sent}.", advice)
     yield from _conservation(summary.conservation, whole=summary.counts["ok"] == summary.counts["planned"])
     used, canary = summary.instrument.others_cpu_fraction, summary.instrument.canary_p99_s
     others = _point(used)

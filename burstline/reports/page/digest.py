@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.figure import known
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, Table, table
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
@@ -40,10 +41,18 @@ def digest(comparison: Comparison) -> list[Block]:
     for case in comparison.cases:
         # All that a lone contender's case holds is in its sweep.
         if case not in in_a_sweep or not case.is_alone:
-            blocks += [case_banner(case), side_by_side(case)]
+            blocks += [_decisive(case_banner(case)), side_by_side(case)]
     if comparison.others:
         blocks += [banner(comparison), *beside_others(comparison)]
     return [*blocks, *(Note(say("missing", what=what)) for what in comparison.missing)]
+
+
+def _decisive(shown: Banner) -> Banner:
+    """Where the loads differ that reason alone: most of the others follow from it, and the page has all."""
+    if len(shown.reasons) < 3 or shown.reasons[0].code != "workload":
+        return shown
+    more = Reason("more", say("reasons.more", n=len(shown.reasons) - 1), "")
+    return replace(shown, reasons=(shown.reasons[0], more))
 
 
 def _of_run(comparison: Comparison, view: View) -> list[Block]:
@@ -98,10 +107,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "cells": [_case(case) for case in comparison.cases],
         "sweeps": [sweep_json(sweep) for sweep, _ in sweeps_in(comparison.cases)],
         "missing": list(comparison.missing),
-        "others": [
-            {"name": each.name, "tool": each.tool, "numbers": dict(each.numbers)}
-            for each in comparison.others
-        ],
+        "others": [{"name": o.name, "tool": o.tool, "numbers": dict(o.numbers)} for o in comparison.others],
     }
 
 
