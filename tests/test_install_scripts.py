@@ -22,8 +22,9 @@ def called(tmp_path: Path, script: str, **env: str) -> list[str]:
     """What `uv` was called with by a script that ends at the first step after it."""
     commands, log = tmp_path / "bin", tmp_path / "log"
     commands.mkdir()
-    (commands / "uv").write_text(UV)
-    (commands / "uv").chmod(0o755)
+    for name in ("uv", "nm"):  # a machine without a compiler has no nm either
+        (commands / name).write_text(UV)
+        (commands / name).chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

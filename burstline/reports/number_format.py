@@ -20,8 +20,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 ARROWS = {"lower": "↓", "higher": "↑"}
 """Which way is better, as shown after a metric's name."""
-COUNTED = ("requests", "sessions", "turns")
-"""Units of which a whole number is shown as one."""
+COUNTED = ("requests", "sessions", "turns")  # a whole number of them is shown as one
 TINY = 1e-6
 """Below it digits are counted from the first that is not 0."""
 

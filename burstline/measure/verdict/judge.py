@@ -186,9 +186,8 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
     moved = f"may have changed {name} by {effect_s * 1e3:.3g} ms. Unreliable: {names}."
     if beyond_s and beyond_s > effect_s / 2:
         off = f"{beyond_s * 1e3:.3g} ms outside the client's own error bounds"
-        text = f"Events of the canary were {off}, which {moved}"
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
-        return [Reason("instrument-error", text, advice)]
+        return [Reason("instrument-error", f"Events of the canary were {off}, which {moved}", advice)]
     return [Reason("read-lag", f"The client read replies late, which {moved}", MACHINE)]
 
 

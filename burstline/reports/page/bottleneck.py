@@ -123,7 +123,7 @@ def limited_by(
         return "limit.pauses", {"mean": f"{mean:.1f}", "n": counted(at_a_time, "user")}
     # A request that is sent as another's reply closes may overlap with it for a moment.
     in_flight = min(most, at_a_time or most)
-    if _is_queued(summary, manifest.identity and manifest.identity.max_num_seqs, in_flight):
+    if _is_queued(summary, manifest.identity, in_flight):
         return _batch(summary, manifest, in_flight)
     n, is_all = counted(in_flight, "request"), in_flight == at_a_time
     if in_flight <= 1 and not is_all:
@@ -144,9 +144,9 @@ def limited_by(
     return "limit.concurrency" if is_all else alone, values
 
 
-def _is_queued(summary: Summary, slots: int | None, in_flight: float) -> bool:
+def _is_queued(summary: Summary, identity: Identity | None, in_flight: float) -> bool:
     """Whether requests waited in the server: many, or most of those for whom its full batch had no slot."""
-    gauges = summary.concurrency
+    gauges, slots = summary.concurrency, identity.max_num_seqs if identity else None
     waiting, running = finite(gauges.server_waiting_mean), finite(gauges.server_running_max) or 0
     if slots and waiting and slots <= running < in_flight and waiting >= QUEUED * (in_flight - slots):
         return True

@@ -25,8 +25,7 @@ from burstline.wording import counted
 def headline(comparison: Comparison, view: View) -> list[Block]:
     """What a terminal shows at the end of a run: the answer, the verdict and SLOs, the percentiles."""
     numbers = [*headline_latencies(view, ""), *session_tables(view)]
-    score = view.summary.forecast
-    forecast = [score_line(score)] if isinstance(score, Score) else []
+    forecast = [score_line(score)] if isinstance(score := view.summary.forecast, Score) else []
     return [answer(comparison), run_banner(view.summary), *numbers, *forecast, _outcomes(view.summary)]
 
 
@@ -37,10 +36,9 @@ def digest(comparison: Comparison) -> list[Block]:
     swept = sweeps_in(comparison.cases)
     for sweep, _ in swept:
         blocks += [Findings(tuple(remarks(sweep))), all_loads(sweep, {})]
-    in_a_sweep = [case for _, cases in swept for case in cases]
     for case in comparison.cases:
         # All that a lone contender's case holds is in its sweep.
-        if case not in in_a_sweep or not case.is_alone:
+        if not (case.is_alone and any(case in cases for _, cases in swept)):
             blocks += [_decisive(case_banner(case)), side_by_side(case)]
     if comparison.others:
         blocks += [banner(comparison), *beside_others(comparison)]
@@ -48,11 +46,12 @@ def digest(comparison: Comparison) -> list[Block]:
 
 
 def _decisive(shown: Banner) -> Banner:
-    """Where the loads differ that reason alone: most of the others follow from it, and the page has all."""
-    if len(shown.reasons) < 3 or shown.reasons[0].code != "workload":
+    """Where the loads differ, without the reasons that mostly follow from that: the page has all."""
+    kept = [each for k, each in enumerate(shown.reasons) if not k or each.code not in FOLLOWING]
+    n = len(shown.reasons) - len(kept)
+    if n < 2 or kept[0].code != "workload":
         return shown
-    more = Reason("more", say("reasons.more", n=len(shown.reasons) - 1), "")
-    return replace(shown, reasons=(shown.reasons[0], more))
+    return replace(shown, reasons=(*kept, Reason("more", say("reasons.more", n=n), "")))
 
 
 def _of_run(comparison: Comparison, view: View) -> list[Block]:
@@ -69,6 +68,7 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
     ]
 
 
+FOLLOWING: Final = "workload", "prompt-tokens", "output-tokens", "finish-reasons", "sampling", "unchecked"
 SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n"
 
 
