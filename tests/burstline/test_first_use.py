@@ -30,6 +30,8 @@ from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 from tests.burstline.test_compare import another
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 OTHERS, VALUES = others()["flags"], others()["values"]
 ROOT = Path(__file__).parents[2]
@@ -274,6 +276,15 @@ def test_nothing_at_a_url_leaves_no_run_and_one_cause(tmp_path, capsys):
     assert "Expected a running" in told
     assert "--url http://127.0.0.1:9;" in told
     assert "Decoding" not in told
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_search_that_does_not_know_where_to_begin_leaves_no_run(tmp_path, capsys):
+    """It asks the server for one reply, which tells the model: there is no forecast of this one."""
+    with truth_server(Script(ttft_s=0.01)) as server:
+        assert main(["limit", "--url", server.url, "--slo", "ttft.p90<=1s", "--out", str(tmp_path)]) == 2
+    assert "say where the search begins: --rate R" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
