@@ -54,6 +54,7 @@ from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, target_at
 from burstline.servers.reference.steplog import load_steps
+from burstline.wording import time_text
 from burstline.workloads.load import Load
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
@@ -183,7 +184,7 @@ def _last_start(run: Path, engine: str) -> str:
         with suppress(WorkloadError):
             server = read_manifest(path.parent).server
             if server and server.ready_s and not server.attached:
-                return f": the last start took {server.ready_s:.0f} s"
+                return f": the last start took {time_text(server.ready_s)}"
     return ""
 
 

@@ -373,7 +373,7 @@ def test_a_start_tells_how_long_the_last_one_took(tmp_path):
         run.path.rename(tmp_path / f"2026010{k}T000000Z-vllm-load-0000000{k}")
     (tmp_path / "20260109T000000Z-vllm-load-00000009").mkdir()
     ours = tmp_path / "20260110T000000Z-vllm-load-00000010"
-    assert run_module._last_start(ours, "vllm") == ": the last start took 95 s"
+    assert run_module._last_start(ours, "vllm") == ": the last start took 95.2 s"
     assert run_module._last_start(ours, "sglang") == ""
 
 
