@@ -26,9 +26,13 @@ if command -v uv >/dev/null 2>&1; then
     # shellcheck disable=SC2086
     uv_pip --editable . $groups
 else
+    # Debian and Ubuntu have it in a package of its own, and say so in nine lines.
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+        echo "'$python -m venv' cannot work here; on Debian and Ubuntu: apt install python3-venv" >&2
+        exit 1
+    fi
     if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv"; then
         rm -rf "$venv"
-        echo "'$python -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2
         exit 1
     fi
     # Dependency groups came with pip 25.1.

@@ -119,10 +119,12 @@ FIRST_SCREEN = (
         GEMMS,
     ),
     row(
-        "## Try it You need Linux, git, make and Python 3.11 or newer, but no GPU. `make run` needs 1,064 "
+        "## Try it You need Linux, git, make and Python 3.11 or newer (on Debian "
+        "and Ubuntu with `python3-venv`), but no GPU. `make run` needs 1,064 "
         "open files: where fewer are allowed (`ulimit -Hn`), it names the largest burst that works. Only "
         "Python packages are downloaded:",
         MAKE_RUN,
+        "tests/test_install_scripts.py::test_without_python3_venv_one_line_says_what_to_install_and_nothing_is_left",
         "tests/loadgen/test_drive.py::test_too_few_file_descriptors_are_refused_with_the_fix",
     ),
     row(

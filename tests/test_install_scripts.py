@@ -22,8 +22,9 @@ def called(tmp_path: Path, script: str, **env: str) -> list[str]:
     """What `uv` was called with by a script that ends at the first step after it."""
     commands, log = tmp_path / "bin", tmp_path / "log"
     commands.mkdir()
-    (commands / "uv").write_text(UV)
-    (commands / "uv").chmod(0o755)
+    for name in ("uv", "nm"):  # a machine without a compiler has no nm either
+        (commands / name).write_text(UV)
+        (commands / name).chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -73,9 +74,10 @@ PYTHON = """#!/bin/sh
 echo "$*" >> "$LOG"
 case "$*" in
 *"import pip"*) [ -e "$(dirname "$0")/pip" ] ;;
+*"import ensurepip"*) [ "$FAILS" != ensurepip ] ;;
 "-m venv "*)
     mkdir -p "$3/bin"; touch "$3/pyvenv.cfg" "$3/bin/pip"; cp "$0" "$3/bin/python"
-    [ -z "$FAILS" ] ;;
+    [ "$FAILS" != venv ] ;;
 esac
 """
 
@@ -114,7 +116,13 @@ def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
 
 
 def test_without_python3_venv_one_line_says_what_to_install_and_nothing_is_left(tmp_path: Path) -> None:
-    code, err, _ = set_up(tmp_path, fails="1")
+    code, err, calls = set_up(tmp_path, fails="ensurepip")
     assert code == 1
-    assert err.splitlines()[-1].endswith("on Debian and Ubuntu: apt install python3-venv")
+    assert err.splitlines() == [err.rstrip()]
+    assert err.rstrip().endswith("on Debian and Ubuntu: apt install python3-venv")
+    assert not any(call.startswith("-m venv") for call in calls)
+
+
+def test_an_environment_that_cannot_be_made_is_not_left_half_made(tmp_path: Path) -> None:
+    assert set_up(tmp_path, fails="venv")[0] == 1
     assert not (tmp_path / "venv").exists()

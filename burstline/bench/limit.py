@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -131,7 +132,11 @@ def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
     ended = carry_out(one, progress, server.serving)
     if ended.error is not None:
         raise ended.error
-    rate = forecast_rate(open_run(ended.run.path), slos, settings.load)
+    try:
+        rate = forecast_rate(open_run(ended.run.path), slos, settings.load)
+    except WorkloadError:
+        shutil.rmtree(ended.run.path)  # it was to ask alone, and is no probe
+        raise
     progress.phase(f"The SLOs should hold at {rate:g} requests per second: the search begins there")
     return replace(settings, load=load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson"))))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -39,7 +40,7 @@ from burstline.loadgen.driver.job import local_drivers, n_drivers
 from burstline.loadgen.wire.os_limits import ensure_ports, ensure_sockets
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
-from burstline.measure.record.run_writer import FORECAST, RunDir
+from burstline.measure.record.run_writer import FORECAST, RunDir, read_manifest
 from burstline.measure.record.tables import keep_pandas_out, telemetry_table
 from burstline.servers.destination import Destination
 from burstline.servers.engine import Engine
@@ -53,6 +54,7 @@ from burstline.servers.host.watch import Watcher, WatchTask
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, target_at
 from burstline.servers.reference.steplog import load_steps
+from burstline.wording import time_text
 from burstline.workloads.load import Load
 from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
@@ -137,7 +139,8 @@ def serve_and_fire(
     """Everything that needs the server or the drivers, and why it failed; what is known is on disk."""
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with _cluster(settings.ray, run, load, progress) as fleet:
-        progress.phase("Waiting until the server has generated a token")
+        before = "" if where.url else _last_start(run.path, engine.name)
+        progress.phase(f"Waiting until the server has generated a token{before}")
         with (
             canary() if settings.canary and fleet is None else nullcontext() as truth,
             Watcher() as watcher,
@@ -173,6 +176,16 @@ def serve_and_fire(
             recount(run, ready.site, load.spec.tokenizer, where.model, progress.phase, ask=whole)
         _keep_steps(run, site.launch, t0_ns, ended_ns)
     return done, why
+
+
+def _last_start(run: Path, engine: str) -> str:
+    """How long a start of this engine took in the newest run beside this one; "" where none tells."""
+    for path in sorted(run.parent.glob(f"*-{engine}-*/manifest.json"), reverse=True):
+        with suppress(WorkloadError):
+            server = read_manifest(path.parent).server
+            if server and server.ready_s and not server.attached:
+                return f": the last start took {time_text(server.ready_s)}"
+    return ""
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:

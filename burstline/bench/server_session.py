@@ -345,7 +345,7 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
         limit_s = where.ready_s or launch.ready_timeout_s
-        startup = wait_ready(engine, server, target, timeout_s=limit_s, progress=_every(10.0, say))
+        startup = wait_ready(engine, server, target, timeout_s=limit_s, progress=_every(10.0, limit_s, say))
         identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), server.log())
         if launch.fixed is not None:
             identity = identity.completed_by(launch.fixed)
@@ -474,7 +474,7 @@ def _probed(site: Site, say: Say) -> Site:
     return replace(site, target=target, capabilities=site.engine.capabilities_of(target), notes=notes + lacks)
 
 
-def _every(period_s: float, say: Say) -> Callable[[float, str], None]:
+def _every(period_s: float, limit_s: float, say: Say) -> Callable[[float, str], None]:
     """Report a start's progress once a period, because engines take minutes; each state once."""
     next_s, last = time.monotonic() + period_s, ""
 
@@ -482,7 +482,9 @@ def _every(period_s: float, say: Say) -> Callable[[float, str], None]:
         nonlocal next_s, last
         if time.monotonic() >= next_s:
             next_s += period_s
-            say(f"  {waited_s:.0f} s: {'still starting' if state == last else state}")
+            say(
+                f"  {waited_s:.0f} s of at most {limit_s:.0f}: {'still starting' if state == last else state}"
+            )
             last = state
 
     return told

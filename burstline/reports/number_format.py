@@ -20,6 +20,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 ARROWS = {"lower": "↓", "higher": "↑"}
 """Which way is better, as shown after a metric's name."""
+COUNTED = ("requests", "sessions", "turns")  # a whole number of them is shown as one
 TINY = 1e-6
 """Below it digits are counted from the first that is not 0."""
 
@@ -107,6 +108,8 @@ def point(figure: Figure, scale: Scale) -> str:
     """The value in the scale's unit, a dash where it is absent."""
     if isinstance(figure, Absent):
         return "–"
+    if scale.unit in COUNTED and figure.low is None and figure.point.is_integer():
+        return count(figure.point)
     return number(figure.point / scale.divisor, _half_width(figure, scale))
 
 

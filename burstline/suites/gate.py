@@ -140,7 +140,7 @@ def gated(contenders: Sequence[str], shared: Sequence[str], options: GateOptions
     elif n == 2:
         folder, members = _in_turn(contenders, shared, rule, out, options.budget_s)
     else:
-        raise WorkloadError(f"{n} contenders: expected BASELINE and CANDIDATE, or --history FOLDER")
+        raise WorkloadError(f"{n} given: expected BASELINE and CANDIDATE, or --history FOLDER")
     words = (*contenders, *words_of(options), "--out", str(out), *(["--", *shared] if shared else ()))
     command, judged = shlex.join(without_secrets(["burstline", "gate", *words])), _judge(members, rule)
     runs = (JudgedRun(m.label, str(Path(m.href).parent), m.repeat) for m in members)

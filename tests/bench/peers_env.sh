@@ -10,7 +10,7 @@ set -eu
 dir=$1
 shift
 [ $# -gt 0 ] || set -- vllm sglang guidellm aiperf servebench evalscope llama-benchy \
-    llm-benchmark-runner autocannon
+    genai-bench llmeter llm-benchmark-runner autocannon
 scripts=$(cd "$(dirname "$0")/../../scripts" && pwd)
 
 fill() { # ENVIRONMENT PIP-ARGUMENTS...: the environment, made if need be, with this in it
@@ -38,6 +38,8 @@ for tool; do
     aiperf) fill aiperf aiperf==0.13.0 ;;
     servebench) fill servebench servebench==1.1.3 ;;
     evalscope) fill evalscope 'evalscope[perf]==1.14.1' ;;
+    genai-bench) fill genai-bench genai-bench==0.0.5 ;;
+    llmeter) fill llmeter 'llmeter[openai]==0.2.0' httpx ;; # its newest openai brings none
     llama-benchy) fill llama-benchy llama-benchy==0.4.0 ;;
     llm-benchmark-runner) fill llm-benchmark-runner llm-benchmark-runner==0.2.0 ;;
     autocannon) npm install --silent --no-fund --prefix "$dir/autocannon" autocannon@9.0.0 ;;

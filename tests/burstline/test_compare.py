@@ -26,6 +26,7 @@ from burstline.measure.record.manifest import (
 )
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
+from burstline.measure.record.verdict import Reason, State
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.factors import canonical
 from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of
@@ -85,6 +86,42 @@ def test_runs_of_different_work_still_show_each_contenders_numbers(two_runs, cap
     (row,) = (line for line in out.splitlines() if line.startswith("E2E p50"))
     assert len(re.findall(r"\d+(?:\.\d+)?", row.removeprefix("E2E p50"))) >= 2
     assert "faster" not in out
+
+
+def test_of_two_loads_the_reason_that_decides_stands_first_and_what_follows_from_it_on_the_page(
+    two_runs, burst_run, capsys
+):
+    """Eight reasons once: another load has other tokens, another sampling, and unknown settings."""
+    folders, change = two_runs
+    change(0, identity=Identity("vllm", dtype="float32"), title="a load")
+    change(1, identity=Identity("tgi", dtype="bfloat16"), title="another load")
+    out = compare(capsys, folders)[1]
+    reasons = [line for line in out.splitlines() if line.startswith("  - ")]
+    assert reasons[0].startswith("  - The workload differs: a load in ")
+    assert any("bfloat16" in line for line in reasons), "a difference of another kind stands beside it"
+    assert re.fullmatch(r"  - And \d more that may follow from this, on the page: .*", reasons[-1])
+    page = compare(capsys, folders, "--format", "html")[1]
+    assert "does not report" not in out
+    assert "does not report" in page
+
+
+def test_a_disturbed_comparison_asks_for_an_idle_machine_and_for_no_more_runs(two_runs, capsys):
+    """Also where it was made with --anyway, which it then does not recommend."""
+    folders, change = two_runs
+    change(1, engine="tgi")
+    for folder in folders:
+        run = open_run(folder)
+        idle = Reason("busy-machine", "Others used 90% of the CPU.", "Stop other work on this machine.")
+        verdict = replace(run.summary.verdict, state=State.DISTURBED, reasons=(idle,))
+        write_json(folder / "summary.json", replace(run.summary, verdict=verdict).to_json())
+    code, out, _ = compare(capsys, folders)
+    assert code == 4
+    assert "--anyway compares the runs all the same" in out
+    code, out, _ = compare(capsys, folders, "--anyway")
+    assert code == 0
+    assert "Next: stop other work on this machine." in out
+    assert "Next: run each" not in out
+    assert "--anyway" not in out
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ import pytest
 
 import burstline
 from burstline.bench import repeats, server_session
+from burstline.bench import run as run_module
 from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
+from burstline.measure.record.manifest import Manifest, ServerFacts
+from burstline.measure.record.run_writer import RunDir
 from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.redact import Secret
@@ -27,6 +30,8 @@ from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 from tests.burstline.test_compare import another
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 OTHERS, VALUES = others()["flags"], others()["values"]
 ROOT = Path(__file__).parents[2]
@@ -274,6 +279,15 @@ def test_nothing_at_a_url_leaves_no_run_and_one_cause(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_a_search_that_does_not_know_where_to_begin_leaves_no_run(tmp_path, capsys):
+    """It asks the server for one reply, which tells the model: there is no forecast of this one."""
+    with truth_server(Script(ttft_s=0.01)) as server:
+        assert main(["limit", "--url", server.url, "--slo", "ttft.p90<=1s", "--out", str(tmp_path)]) == 2
+    assert "say where the search begins: --rate R" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("key", "told"), [(None, "it wants a key"), ("k-1", "its key is wrong")])
 def test_a_refused_key_names_its_variable(key, told):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
@@ -344,10 +358,23 @@ def test_a_start_tells_each_state_once(monkeypatch):
     said: list[str] = []
     clock = iter(range(0, 100, 10))
     monkeypatch.setattr(server_session.time, "monotonic", lambda: next(clock))
-    told = server_session._every(10.0, said.append)
+    told = server_session._every(10.0, 600.0, said.append)
     for waited_s, state in ((10, "reserved_cpus=[]"), (20, "reserved_cpus=[]"), (30, "warming up, 2 s")):
         told(waited_s, state)
-    assert said == ["  10 s: reserved_cpus=[]", "  20 s: still starting", "  30 s: warming up, 2 s"]
+    states = ["reserved_cpus=[]", "still starting", "warming up, 2 s"]
+    assert said == [f"  {10 * k} s of at most 600: {state}" for k, state in enumerate(states, 1)]
+
+
+def test_a_start_tells_how_long_the_last_one_took(tmp_path):
+    """A newcomer who sees "warming up, 91 s" asks how long that usually lasts."""
+    facts = [ServerFacts(ready_s=95.2, attached=False), ServerFacts(ready_s=0.1), ServerFacts()]
+    for k, server in enumerate(facts):
+        run = RunDir.create(tmp_path, Manifest(engine="vllm", workload=f"load{k}", server=server))
+        run.path.rename(tmp_path / f"2026010{k}T000000Z-vllm-load-0000000{k}")
+    (tmp_path / "20260109T000000Z-vllm-load-00000009").mkdir()
+    ours = tmp_path / "20260110T000000Z-vllm-load-00000010"
+    assert run_module._last_start(ours, "vllm") == ": the last start took 95.2 s"
+    assert run_module._last_start(ours, "sglang") == ""
 
 
 def test_devices_may_be_named_by_one_flag_or_by_a_flag_each(capsys):

@@ -162,7 +162,7 @@ def test_the_how_tos_gate_runs_as_printed(servers, capsys):
         (PAIR, {"margn": 3}, "unknown key 'margn'; did you mean margin?"),
         (PAIR, {"max_runs": 2}, "--max-runs 2: expected 6 to 200"),
         (PAIR, {"num_prompts": 2}, "num_prompts is requests here"),
-        (PAIR[:1], {}, "1 contenders: expected BASELINE and CANDIDATE, or --history FOLDER"),
+        (PAIR[:1], {}, "1 given: expected BASELINE and CANDIDATE, or --history FOLDER"),
         (("runs", "http://h:1"), {"history": "."}, "--history judges one run"),
         (PAIR, {"out": 5}, "out must be a folder, not int 5"),
     ],

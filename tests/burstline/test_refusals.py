@@ -74,7 +74,9 @@ def refused(words: str) -> tuple[object, str]:
             code = ended.code
     lines = [line for line in errors.getvalue().splitlines() if not line.startswith("See `")]
     listed = re.compile(r"(?:[\w.+-]+, ){4,}[\w.+-]+")  # engines: more come, the sentence stays
-    return code, listed.sub("...", " / ".join(lines))
+    chosen = re.compile(r"\(choose from [^)]*\)")  # argparse put the choices in quotes up to Python 3.12
+    line = chosen.sub(lambda found: found[0].replace("'", ""), " / ".join(lines))
+    return code, listed.sub("...", line)
 
 
 def commands() -> list[str]:

@@ -376,3 +376,61 @@ def test_text_that_nginx_gathers_is_named(
     assert shot.outcomes == Counter(ok=20), shot.errors
     reason = gathered(columns_of(record_table(shot.records)))
     assert (reason and reason.code) == code
+
+
+def hold(client: socket.socket, server: socket.socket, beat_s: float) -> None:
+    """Pass requests on as they come, and what the server writes at each beat."""
+
+    def up() -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                server.sendall(data)
+            server.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=up, daemon=True).start()
+    with contextlib.suppress(OSError), client, server:
+        while True:
+            time.sleep(beat_s - time.monotonic() % beat_s)
+            server.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                if not (data := server.recv(1 << 20)):
+                    return
+                server.setblocking(True)
+                client.sendall(data)
+
+
+@contextlib.contextmanager
+def by_beat(upstream: str, beat_s: float) -> Iterator[str]:
+    """The URL of a proxy of our own, which forwards text at each beat."""
+    host, port = upstream.removeprefix("http://").split(":")
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                pair = (client, socket.create_connection((host, int(port))), beat_s)
+                threading.Thread(target=hold, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("beat_ms", "gap_ms", "code"),
+    [(40, 28, "bunched"), (40, 20, "bunched"), (100, 30, "bunched"), (10, 25, None)],
+)
+def test_text_that_is_held_for_a_beat_is_named(
+    beat_ms: float, gap_ms: float, code: str | None, tmp_path: Path
+) -> None:
+    """Also where fewer than half of the events share a beat; a beat shorter than an event joins none."""
+    script = Script(ttft_s=0.05, gaps_s=(gap_ms / 1e3,))
+    with truth_server(script) as truth, by_beat(truth.url, beat_ms / 1e3) as url:
+        shot = shoot(url, tmp_path / "shot", 20, every_ms=29, n_output_tok=64)
+    assert shot.outcomes == Counter(ok=20), shot.errors
+    reason = gathered(columns_of(record_table(shot.records)))
+    noted(f"a beat of {beat_ms} ms, an event each {gap_ms} ms", str(code), str(reason and reason.code), 0)
+    assert (reason and reason.code) == code

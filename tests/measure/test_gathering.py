@@ -75,6 +75,21 @@ def to_end(pieces: Pieces) -> Pieces:
     return [pieces[0], (pieces[-1][0], b"".join(data for _, data in pieces[1:]))]
 
 
+def by_acknowledgement(pieces: Pieces, ack_ms: float) -> Pieces:
+    """Nagle's algorithm: forwarded at once, or when what was sent before is acknowledged, so much later."""
+    made, held, free_ms = [pieces[0]], b"", 0.0
+    for at_ms, data in pieces[1:]:
+        if held and free_ms <= at_ms:
+            made.append((free_ms, held))
+            held, free_ms = b"", free_ms + ack_ms
+        if held or at_ms < free_ms:
+            held += data
+        else:
+            made.append((at_ms, data))
+            free_ms = at_ms + ack_ms
+    return [*made, (free_ms, held)] if held else made
+
+
 def in_groups(pieces: Pieces, *sizes: int, after: bytes = b"") -> Pieces:
     """The engine writes so many whole events at once, in turns, and `after` them an event of no token."""
     made, rest, turns = [pieces[0]], pieces[1:], cycle(sizes)
@@ -171,8 +186,25 @@ def test_what_held_text_on_its_way_is_named(make: Make, code: str) -> None:
         "proxy_http_version 1.1",
         "option http-no-delay",
         "X-Accel-Buffering",
+        "TCP_NODELAY",
     ):
         assert remedy in reason.advice
+
+
+@pytest.mark.parametrize("hold", [by_beat, by_timer, by_acknowledgement])
+@pytest.mark.parametrize("hold_ms", [10, 20, 40, 50, 100])
+@pytest.mark.parametrize("events", [1.3, 2.0, 2.5])
+def test_what_holds_text_for_longer_than_an_event_takes_is_seen(hold, hold_ms: float, events: float) -> None:
+    """Also where fewer than half of the events come with another; a stall gathers as many, but is longer."""
+    reason = gathered(many(lambda n: hold(engine(n, 103, gap_ms=hold_ms / events), hold_ms)))
+    assert reason is not None
+    assert reason.code in ("bunched", "held-by-time")
+
+
+@pytest.mark.parametrize("hold", [by_beat, by_timer, by_acknowledgement])
+def test_what_holds_text_for_less_than_an_event_takes_joins_none(hold) -> None:
+    """docs/method.md says that it is not seen."""
+    assert gathered(many(lambda n: hold(engine(n), 19))) is None
 
 
 def through_link(n_replies: int, events_per_ms: float) -> Columns:

@@ -56,7 +56,9 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
             known(f) for f in (gauges.server_waiting_mean, gauges.server_running_max, gauges.mean)
         )
         kv, preempted = known(memory.kv_peak_fraction), known(memory.preemptions)
-        queued = waiting is not None and waiting >= 1
+        slots = manifest.identity.max_num_seqs
+        beyond = min(known(gauges.max) or 0, manifest.asked.concurrency or 999) - slots
+        queued = waiting is not None and (waiting >= 1 or ((running or 0) >= slots and waiting >= beyond / 4))
         holds = {
             "": known(gauges.max) is None,
             "limit.client": summary.verdict.state == State.CLIENT_BOUND,
@@ -83,6 +85,24 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
         shown = limit_of(summary, manifest)
         assert not ("room for all" in shown and "Limited by" in shown), shown
     assert len(seen) >= 9
+
+
+@pytest.mark.parametrize(("waiting", "code"), [(0.88, "limit.batch"), (0.1, "limit.concurrency")])
+def test_one_request_beyond_the_batch_limit_waits_for_it(waiting: float, code: str) -> None:
+    """Where a search of the highest load ends: four slots, five at a time, the queue never above one."""
+    gauges = {
+        "mean": measured(5.0, "requests", ""),
+        "max": measured(6.0, "requests", ""),
+        "server_waiting_mean": measured(waiting, "requests", ""),
+        "server_running_max": measured(4.0, "requests", ""),
+    }
+    summary = Summary({"planned": 80, "ok": 80}, {}, Verdict(State.VALID), concurrency=Concurrency(**gauges))
+    identity = Identity("reference", max_num_seqs=4)
+    asked = LoadSpec(80, concurrency=5)
+    manifest = Manifest(engine="reference", workload="load", asked=asked, identity=identity)
+    assert limited_by(summary, manifest)[0] == code
+    if code == "limit.batch":
+        assert "at most 4 of 5 requests ran at once and the rest waited" in limit_of(summary, manifest)
 
 
 def test_users_who_pause_are_the_limit_and_not_the_model():

@@ -48,6 +48,19 @@ def test_a_row_takes_the_largest_unit_that_its_greatest_value_fills(unit, values
     assert scale_for(unit, values) == scale
 
 
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"), [(8.0, "sessions", "8"), (35.0, "requests", "35"), (8.0, "tok", "8.00")]
+)
+def test_a_count_of_whole_things_has_no_decimals(value, unit, shown):
+    """ "Sessions 35.0" stood under the title "50 sessions"."""
+    assert point(Estimate(value, None, None, None, 1, unit), Scale(1.0, unit)) == shown
+
+
+def test_a_mean_number_of_requests_keeps_its_decimals():
+    assert point(Estimate(4.5, None, None, None, 1, "requests"), Scale(1.0, "requests")) == "4.50"
+    assert point(Estimate(8.0, 7.5, 8.5, 0.95, 1, "requests"), Scale(1.0, "requests")) == "8.00"
+
+
 def test_an_interval_without_an_upper_bound_is_open():
     estimate = Estimate(26.9, 26.5, None, 0.95, 10, "s")
     assert interval(estimate, Scale(1.0, "s")) == "[26.5, ∞)"

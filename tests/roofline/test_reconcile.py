@@ -110,7 +110,8 @@ def test_without_a_log_nothing_is_called_measured_and_the_page_is_told():
 def test_what_beats_the_ceiling_is_suspect_with_causes_and_never_clamped(run):
     found = reconcile(run, SETUP)
     assert found.suspicions
-    assert all(suspicion.excess > suspicion.tolerance >= 0.02 for suspicion in found.suspicions)
+    # Since Python 3.12 `sum` rounds once, so that a tolerance of 2% has another last digit.
+    assert all(suspicion.excess > suspicion.tolerance >= 0.02 - 1e-9 for suspicion in found.suspicions)
     assert found.suspicions[0].causes
     assert found.ceiling_s > run.makespan_s
 

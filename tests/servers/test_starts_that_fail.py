@@ -246,7 +246,7 @@ def test_a_wait_tells_no_refused_connection_and_no_line_of_source(
     monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
     monkeypatch.setenv("FAKE_ENGINE", "hangs")
     monkeypatch.setattr(
-        "burstline.bench.server_session._every", lambda _, say: lambda at_s, state: say(state)
+        "burstline.bench.server_session._every", lambda _, __, say: lambda at_s, state: say(state)
     )
     monkeypatch.setattr("burstline.bench.server_session.wait_ready", impatient)
     seen: list[str] = []

@@ -131,9 +131,7 @@ def work_of(run: Run, label: str) -> ServedWork:
         verdict=str(withheld(verdict, Use.RANKED) or verdict.state) if verdict else "NO SUMMARY",
         reasons=verdict.reasons if verdict else (),
         cached_fraction=cached_fraction if caching else 0.0,
-        cache_warnings=tuple(
-            warning for warning in (verdict.warnings if verdict else ()) if warning.code in CACHE_FAULTS
-        ),
+        cache_warnings=tuple(w for w in (verdict.warnings if verdict else ()) if w.code in CACHE_FAULTS),
         settings={
             "concurrency": str(manifest.asked.concurrency or OPEN),
             "abandoned": _abandoned(manifest),
@@ -314,9 +312,7 @@ class _Setting:
 
 _SETTINGS: Final = (
     _Setting("concurrency", "workload", "Concurrency", "Send every engine the same load."),
-    _Setting(
-        "abandoned", "workload", "Requests abandoned", "Give every run the same --cancel-share.", "none"
-    ),
+    _Setting("abandoned", "workload", "Requests abandoned", "Give all the same --cancel-share.", "none"),
     _Setting("sampling", "sampling", "Sampling", "Use the same sampling for every engine."),
     *(
         _Setting(name, code, title, f"Start every engine with the same {flag_of(name)}.")
@@ -382,22 +378,19 @@ def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[
 
 def _workload(works: Sequence[ServedWork]) -> list[Reason]:
     """The same requests at the same times; what they say may differ, how long they are may not."""
-    first = works[0].planned
+    one, first = works[0], works[0].planned
     for work in works[1:]:
         c = work.planned
-        same_size = len(c) == len(first)
-        if same_size and work.seed != works[0].seed and _alike(work, works[0]):
+        if len(c) == len(first) and work.seed != one.seed and _alike(work, one):
             continue  # another seed draws other lengths and times from the same laws
         if len(c) != len(first):
-            what = f"{len(first):,} requests were planned for {works[0].label}, {len(c):,} for {work.label}"
+            what = f"{len(first):,} requests were planned for {one.label}, {len(c):,} for {work.label}"
         elif not np.array_equal(c.planned_prompt_tok, first.planned_prompt_tok) or not np.array_equal(
             c.planned_output_tok, first.planned_output_tok
         ):
-            what = f"{works[0].label} and {work.label} got requests of different lengths"
-        elif (
-            works[0].opened and work.opened and not np.allclose(work.planned_s, works[0].planned_s, atol=1e-3)
-        ):
-            what = f"{works[0].label} and {work.label} got requests at different times"
+            what = f"{one.label} and {work.label} got requests of different lengths"
+        elif one.opened and work.opened and not np.allclose(work.planned_s, one.planned_s, atol=1e-3):
+            what = f"{one.label} and {work.label} got requests at different times"
         else:
             continue
         return [Reason("workload", f"{what}.", "Give every engine the same load with the same seed.")]

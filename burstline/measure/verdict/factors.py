@@ -21,6 +21,7 @@ GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)
 """The settings that the gate checks on its own, by their factor."""
 _FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
 """Unless set, these follow from model, device or load: only a set value is a factor."""
+_OF_HOST: Final = ("cpu", "cpu-quota", "governor", "smt", "numa-nodes")
 _SETTINGS: Final = tuple(name for name in SETTINGS if name not in _FOLLOWING)
 DEFAULT: Final = "default"
 """A setting that neither a known command line nor its server states."""
@@ -45,29 +46,22 @@ def factors(manifest: Manifest) -> dict[str, str]:
     argv = server.command if server else ()
     config = manifest.hardware.model_config if manifest.hardware else None
     devices = Counter(device.name for device in manifest.devices)
+    warmed = sum(stage.n for stage in load.stages) if manifest.load else None
     known = {
         "engine": manifest.engine,
         "version": identity.version,
         "workload": manifest.title or manifest.workload,
         "model": server.model_name if server else None,
         "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
-        "cpu": manifest.host.cpu,
+        **{name: getattr(manifest.host, name.replace("-", "_")) for name in _OF_HOST},
         "cores": manifest.host.cores_allowed or manifest.host.cores,
-        "cpu-quota": manifest.host.cpu_quota,
         "memory-limit": manifest.host.memory_limit_bytes,
-        "governor": manifest.host.governor,
-        "smt": manifest.host.smt,
-        "numa-nodes": manifest.host.numa_nodes,
         "image": (server.image_digest or server.image) if server else None,
         "placement": None if server is None else ("attached" if server.attached else "same machine"),
         "server-addresses": server.addresses if server else None,
         "prompts": load.prompts,
         # How many bursts an automatic warm-up needs is chance.
-        "warm-up": f"bursts of {load.warm_up[0].n}"
-        if load.warm_up
-        else sum(stage.n for stage in load.stages)
-        if manifest.load
-        else None,
+        "warm-up": f"bursts of {load.warm_up[0].n}" if load.warm_up else warmed,
         **{canonical(name): _read(getattr(identity, name)) for name in _SETTINGS},
         "quantization": quantization_of(identity, argv or None, config),
     }

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from burstline.measure.metrics.definitions import (
     METRICS,
@@ -44,9 +45,8 @@ def most_moved(graded: Mapping[str, PercentileGrade] | None, canary_s: float | N
         return None
     known = [each.read_effect_s for each in graded.values() if each.read_effect_s is not None]
     known += [canary_s] if known and canary_s is not None else []
-    return measured(
-        max(known, default=None), "s", "the effect of late reads is unknown for every percentile", len(known)
-    )
+    why = "the effect of late reads is unknown for every percentile"
+    return measured(max(known, default=None), "s", why, len(known))
 
 
 def widened(figure: Figure, moved: float | None) -> Figure:
@@ -135,10 +135,8 @@ def _bounds(name: str, metric: Metric, c: Columns, error_s: Floats) -> tuple[Sam
     if name == "tpot":
         n_later = c.output_tok - c.first_n
         n_later = np.where(n_later > 0, n_later, 1)  # failed, or not defined: nothing to move
-        return (
-            Samples.per_request(values - last_error_s / n_later),
-            Samples.per_request(values + first_error_s / n_later),
-        )
+        low, high = values - last_error_s / n_later, values + first_error_s / n_later
+        return Samples.per_request(low), Samples.per_request(high)
     early_s = last_error_s if name.startswith("e2e") else first_error_s
     return Samples.per_request(values - early_s), Samples.per_request(values)
 
@@ -178,14 +176,15 @@ def _apart(a: float, b: float) -> float | None:
 
 BUNCHED: Final = "bunched"
 """Code of whole events in groups, which may be the engine's own; the others make TPOT and ITL unreliable."""
-_TOGETHER_S, _LEAST, _SHARE, _LONG, _OWN_SHARE = 1e-4, 10, 0.8, 8, 0.2
+_TOGETHER_S, _LEAST, _SHARE, _LONG, _OWN_SHARE, _FEW = 1e-4, 10, 0.8, 8, 0.2, 0.1
 """Events closer than this came together: in one read, or in segments of one write. How many groups a finding
 needs, which share must agree, and events of a reply that came at once; the share of the time before a group
-up to which the client may have slept and not made the group itself."""
+up to which the client may have slept and not made the group itself, or groups may be uneven; the share of
+events below which nothing gathers them."""
 _ADVICE: Final = (
     "Send the load to the engine directly, or switch buffering off on the way: nginx `proxy_buffering off`, "
     "`proxy_http_version 1.1`, or the header `X-Accel-Buffering: no`; HAProxy `option http-no-delay`; Ray "
-    "Serve `stream_batching_interval_ms`."
+    "Serve `stream_batching_interval_ms`; in a server of your own set TCP_NODELAY, or text waits for 40 ms."
 )
 
 
@@ -199,7 +198,7 @@ def gathered(c: Columns) -> Reason | None:
     apart_s = np.diff(c.event_s, prepend=-np.inf)
     starts = np.flatnonzero((apart_s > _TOGETHER_S) | ~c.follows)
     n_gaps = np.count_nonzero(c.follows)
-    if 2 * (len(apart_s) - len(starts)) <= n_gaps:
+    if len(apart_s) - len(starts) <= _FEW * n_gaps:
         return None
     n, of = np.diff(starts, append=len(apart_s)), c.per_event(np.arange(len(c)))[starts]
     is_first, is_last = ~c.follows[starts], ~np.append(c.follows, False)[starts + n]
@@ -207,7 +206,8 @@ def gathered(c: Columns) -> Reason | None:
     error_s = np.maximum.reduceat(c.event_error_ns, starts) / 1e9
     stamped = np.minimum.reduceat(np.minimum(c.event_lag_ns, c.event_error_ns), starts) >= 0
     sure = c.ok[of] & stamped & (error_s <= _OWN_SHARE * wait_s)
-    if 2 * (n_joined := (n[sure] - 1).sum()) <= n_gaps:
+    share = (n[sure] - 1).sum() / n_gaps
+    if share <= _FEW or (share <= 0.5 and not _has_beat(n, wait_s, sure & ~is_first & ~is_last)):
         return None
     whole, inner = sure & is_first & is_last & (n >= _LONG), sure & ~is_last & (n > 2)
     cut = inner & (c.event_error_ns[starts + n - 1] > 0)
@@ -215,7 +215,7 @@ def gathered(c: Columns) -> Reason | None:
     cut &= (n_silent <= np.bincount(of[cut], minlength=len(c)))[of]
     n_whole, n_cut, n_long = (np.count_nonzero(x) for x in (whole, cut, c.ok & (c.n_events >= _LONG)))
     n_agree, n_all = n_whole + n_cut, max(n_whole + np.count_nonzero(inner), n_long)
-    text, use = f"{n_joined / n_gaps:.0%} of the events came with the one before", "TPOT instead of ITL"
+    text, use = f"{share:.0%} of the events came with the one before", "TPOT instead of ITL"
     spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
     if n_agree >= max(_LEAST, _SHARE * n_all) and 2 * n_long >= np.count_nonzero(c.ok):
         if n_whole < n_cut:
@@ -242,6 +242,16 @@ def gathered(c: Columns) -> Reason | None:
         text = f"Text came reply after reply at a constant {1 / slope_s:,.0f} events/s: a link is full"
         return Reason("held-by-link", f"{text}. {spoilt}.", "Use a faster link, or lower the load.")
     return Reason(BUNCHED, f"{text}: the server or a proxy writes several at once.", f"Use {use}. {_ADVICE}")
+
+
+def _has_beat(n: Ints, wait_s: Floats, inner: NDArray[np.bool_]) -> bool:
+    """Whether groups of several events came as evenly as single ones; after a stall they come later."""
+    joined_s, single_s = wait_s[inner & (n > 1)], wait_s[inner & (n == 1)]
+    if len(joined_s) < _LEAST:
+        return False
+    low_s, usual_s, high_s = np.quantile(joined_s, (0.25, 0.5, 0.75))
+    off_s = abs(np.median(single_s) - usual_s) if len(single_s) >= _LEAST else 0.0
+    return bool(max(high_s - low_s, off_s) <= _OWN_SHARE * usual_s)
 
 
 def _slope(x: Ints, y_s: Floats) -> tuple[float, float]:

@@ -207,7 +207,7 @@ def is_watched(summary: Summary, manifest: Manifest) -> bool:
 def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
     """Others took CPU time that client or server needed, or heat slowed a GPU."""
     client, reasons = summary.instrument, []
-    advice = "Stop other work on this machine and run again; compare accepts this run only with --anyway."
+    advice = "Stop other work on this machine and run again."
     others, waited, throttled = map(
         known, (client.others_cpu_fraction, client.client_cpu_wait_fraction, client.throttled_fraction)
     )
@@ -221,8 +221,7 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
         reasons.append(one_core if alone else Reason("cpu-wait", text, advice))
     if throttled is not None and throttled > THROTTLED:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
-        advice = "Lift the client's CPU quota; compare accepts this run only with --anyway."
-        reasons.append(Reason("throttled", text, advice))
+        reasons.append(Reason("throttled", text, "Lift the client's CPU quota, and run again."))
     slowed = known(client.gpu_slowed_fraction) if manifest.on_this_machine else None
     if slowed is not None and slowed > SLOWED:  # another run would be as fast only in the same heat
         text = f"Heat or a power fault lowered the clocks of a GPU in {slowed:.0%} of the readings."
@@ -233,7 +232,7 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
 
 def _elsewhere(manifest: Manifest) -> Iterator[Reason]:
     """What disturbed machines of the load that no watcher sees; the server may be one of them."""
-    again = "Repair it, or leave the machine out; compare accepts this run only with --anyway."
+    again = "Repair it, or leave the machine out, and run again."
     used = {each.host: each.machine.others_fraction for each in manifest.drivers if each.machine}
     busy = [f"{share:.0%} of {host}'s CPU" for host, share in used.items() if share > BUSY]
     if len(busy) > 1:

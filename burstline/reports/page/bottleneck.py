@@ -12,7 +12,7 @@ from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import OVERLOADED, lost_a_part
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import QUEUE_GREW, State
+from burstline.measure.record.verdict import QUEUE_GREW, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
@@ -124,7 +124,7 @@ def limited_by(
         return "limit.pauses", {"mean": f"{mean:.1f}", "n": counted(at_a_time, "user")}
     # A request that is sent as another's reply closes may overlap with it for a moment.
     in_flight = min(most, at_a_time or most)
-    if _is_queued(summary, in_flight):
+    if _is_queued(summary, manifest.identity, in_flight):
         return _batch(summary, manifest, in_flight)
     n, is_all = counted(in_flight, "request"), in_flight == at_a_time
     if in_flight <= 1 and not is_all:
@@ -147,12 +147,14 @@ def limited_by(
     return "limit.concurrency" if is_all else alone, values
 
 
-def _is_queued(summary: Summary, in_flight: float) -> bool:
-    """Whether many requests waited in the server, and not all of them ever ran at once."""
-    gauges = summary.concurrency
-    waiting, running = finite(gauges.server_waiting_mean), finite(gauges.server_running_max)
+def _is_queued(summary: Summary, identity: Identity | None, in_flight: float) -> bool:
+    """Whether requests waited in the server: many, or most of those for whom its full batch had no slot."""
+    gauges, slots = summary.concurrency, identity.max_num_seqs if identity else None
+    waiting, running = finite(gauges.server_waiting_mean), finite(gauges.server_running_max) or 0
+    if slots and waiting and slots <= running < in_flight and waiting >= QUEUED * (in_flight - slots):
+        return True
     many = max(1.0, QUEUED * (finite(gauges.mean) or in_flight))
-    return waiting is not None and waiting >= many and (running or 0) < SAMPLED * in_flight
+    return waiting is not None and waiting >= many and running < SAMPLED * in_flight
 
 
 def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str, dict[str, object]]:
@@ -247,6 +249,9 @@ def next_step(cases: Sequence[Case]) -> str:
     several = [case for case in cases if len(case.contenders) > 1]
     for reason in (case.gate.reasons[0] for case in several if not case.gate.comparable):
         return say_next(reason.advice)
+    verdicts = (view.summary.verdict for case in several for view in case.views)
+    for verdict in (each for each in verdicts if each.reasons and withheld(each, Use.RANKED)):
+        return say_next(verdict.reasons[0].advice)
     leads = [
         (pair, each)
         for case in several

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.figure import known
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, Table, table
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
@@ -24,8 +25,7 @@ from burstline.wording import counted
 def headline(comparison: Comparison, view: View) -> list[Block]:
     """What a terminal shows at the end of a run: the answer, the verdict and SLOs, the percentiles."""
     numbers = [*headline_latencies(view, ""), *session_tables(view)]
-    score = view.summary.forecast
-    forecast = [score_line(score)] if isinstance(score, Score) else []
+    forecast = [score_line(score)] if isinstance(score := view.summary.forecast, Score) else []
     return [answer(comparison), run_banner(view.summary), *numbers, *forecast, _outcomes(view.summary)]
 
 
@@ -36,14 +36,22 @@ def digest(comparison: Comparison) -> list[Block]:
     swept = sweeps_in(comparison.cases)
     for sweep, _ in swept:
         blocks += [Findings(tuple(remarks(sweep))), all_loads(sweep, {})]
-    in_a_sweep = [case for _, cases in swept for case in cases]
     for case in comparison.cases:
         # All that a lone contender's case holds is in its sweep.
-        if case not in in_a_sweep or not case.is_alone:
-            blocks += [case_banner(case), side_by_side(case)]
+        if not (case.is_alone and any(case in cases for _, cases in swept)):
+            blocks += [_decisive(case_banner(case)), side_by_side(case)]
     if comparison.others:
         blocks += [banner(comparison), *beside_others(comparison)]
     return [*blocks, *(Note(say("missing", what=what)) for what in comparison.missing)]
+
+
+def _decisive(shown: Banner) -> Banner:
+    """Where the loads differ, without the reasons that mostly follow from that: the page has all."""
+    kept = [each for k, each in enumerate(shown.reasons) if not k or each.code not in FOLLOWING]
+    n = len(shown.reasons) - len(kept)
+    if n < 2 or kept[0].code != "workload":
+        return shown
+    return replace(shown, reasons=(*kept, Reason("more", say("reasons.more", n=n), "")))
 
 
 def _of_run(comparison: Comparison, view: View) -> list[Block]:
@@ -60,6 +68,7 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
     ]
 
 
+FOLLOWING: Final = "workload", "prompt-tokens", "output-tokens", "finish-reasons", "sampling", "unchecked"
 SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n"
 
 
@@ -98,10 +107,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "cells": [_case(case) for case in comparison.cases],
         "sweeps": [sweep_json(sweep) for sweep, _ in sweeps_in(comparison.cases)],
         "missing": list(comparison.missing),
-        "others": [
-            {"name": each.name, "tool": each.tool, "numbers": dict(each.numbers)}
-            for each in comparison.others
-        ],
+        "others": [{"name": o.name, "tool": o.tool, "numbers": dict(o.numbers)} for o in comparison.others],
     }
 
 

@@ -138,9 +138,7 @@ def _value(
         note = _lateness(figure, graded) if graded else ""
     else:
         cell = Cell("–")
-        note = SO_IT_LACKS.sub(
-            ", so the percentile does not exist", figure.reason
-        )  # one note for all percentiles
+        note = SO_IT_LACKS.sub(", so the percentile does not exist", figure.reason)  # one for all
     if note and note not in notes:
         notes.append(note)
     return replace(cell, note=notes.index(note) + 1) if note else cell

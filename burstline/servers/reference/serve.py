@@ -205,6 +205,7 @@ def _load(options: argparse.Namespace) -> tuple[Api, InferenceEngine]:
     weights = assemble(config, stored or random_source(options.seed))
     kv = KVCache(config, n_blocks, options.block_size)
     name = options.served_model_name or (folder.resolve().name if folder else "reference")
+    stated = ("max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching", "threads")
     info = {
         "engine": "reference",
         "version": version("burstline"),
@@ -214,15 +215,11 @@ def _load(options: argparse.Namespace) -> tuple[Api, InferenceEngine]:
         "weight_bytes": weights.n_bytes(),
         "dtype": "float32",
         "max_model_len": max_model_len,
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "block_size": options.block_size,
+        **{name: getattr(options, name) for name in stated},
         "num_gpu_blocks": n_blocks,
         "kv_cache_size_tokens": n_blocks * options.block_size,
         "kv_cache_memory_bytes": kv.n_bytes(),
         "cache_dtype": "float32",
-        "enable_prefix_caching": options.enable_prefix_caching,
-        "threads": options.threads,
         "config": dataclasses.asdict(config),
     }
     log = StepLog(options.step_log, {**info, "gemms": GEMMS}) if options.step_log else None
