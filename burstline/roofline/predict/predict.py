@@ -146,7 +146,8 @@ def predict(
         one_s, by = one_s * calibration.constants.mixed, (*by, "mixed")
     if by != (MEASURED,) and op.kind in ("matmul", "attention"):
         one_s = max(one_s, bound.seconds / op.count)  # a constant may err; the ceiling does not
-    around = calibration.spread.get(_kind(op, calibration)) or calibration.spread["other"]
+    kind = calibration.constants.of_products(op.dtype)[0] if op.kind == "matmul" else op.phase or op.kind
+    around = calibration.spread.get(kind, calibration.spread["other"])
     seconds, floor_s = op.count * one_s, op.count * floor_s
     least, most, differs = difference(op, device)
     scaled_s = floor_s if kernel(op) in ("exchange", "index", "elementwise") else seconds
@@ -223,10 +224,6 @@ class StepTimes:
         seconds = self.limit_s
         longest: Limit = max(seconds, key=seconds.__getitem__)
         return "host" if self.host_s > sum(seconds.values()) else longest
-
-
-def _kind(op: Op, calibration: Calibration) -> str:
-    return calibration.constants.of_products(op.dtype)[0] if op.kind == "matmul" else op.phase or op.kind
 
 
 def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, tuple[str, ...]]:
