@@ -39,8 +39,8 @@ from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
 from burstline.reports.page.bottleneck import limit_of
+from burstline.reports.page.digest import banner
 from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks
 from burstline.reports.page.sweep_words import remarks
 from burstline.reports.sentences import MEANT_BY, NEXT, SENTENCES, STATES

@@ -21,8 +21,8 @@ from burstline.reports.figures.run_figures import Span
 from burstline.reports.model.comparison import QUANTILES, Contender, View, sending_order
 from burstline.reports.number_format import duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
-from burstline.reports.page.banner import FAILURES
 from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
+from burstline.reports.page.digest import FAILURES
 from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS, say

@@ -22,8 +22,7 @@ from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
 from burstline.reports.page import compared, first_screen, roofline_section, sections
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
-from burstline.reports.page.digest import comparison_json, digest
+from burstline.reports.page.digest import banner, comparison_json, digest
 from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
