@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from html import escape
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -37,39 +39,10 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad", GOOD: "good",
     c: f"c{k}" for k, c in enumerate(SERIES)
 }
 """The page's CSS variable of each colour."""
+_NAMED = {"text": TEXT, **{name: colour for colour, name in VARIABLES.items()}}
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "path.simplify": False,
-    "font.size": TEXT,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": TEXT,
-    "axes.titlesize": 12,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": GRID,
-    "grid.linewidth": 1,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.labelsize": TEXT,
-    "ytick.labelsize": TEXT,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": TEXT,
-    "legend.labelcolor": INK,
-    "legend.borderaxespad": 0,
-    "legend.borderpad": 0,
-    "legend.handlelength": 2.2,
-    "lines.linewidth": 1.8,
+    key: _NAMED.get(value, value)
+    for key, value in tomllib.loads(Path(__file__).with_name("style.toml").read_text("utf-8")).items()
 }
 
 
@@ -168,11 +141,14 @@ def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
         )  # fmt: skip
 
 
-def names_above(panel: Axes) -> None:
-    """The names of the panel's series above it, one below the other: some are long."""
+def names_above(panel: Axes, n_columns: int = 1) -> None:
+    """The names of the panel's series above it, one below the other or in columns: some are long."""
     above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=6, units="dots")
     with mpl.rc_context(_STYLE):
-        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, labelspacing=0.3)
+        panel.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, ncols=n_columns,
+            labelspacing=0.3, columnspacing=1.0, handlelength=2.2 if n_columns == 1 else 1.0,
+        )  # fmt: skip
 
 
 def write(
