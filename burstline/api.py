@@ -28,7 +28,7 @@ from burstline.machine.hints import Hints
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Verdict
-from burstline.reports.formats.bound_text import told
+from burstline.reports.formats.predicted import shown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import comparison_json
 from burstline.reports.page.files import figure_files, request_frame, written
@@ -271,7 +271,7 @@ class Bound:
     document: Mapping[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
-        return told(self.document)
+        return str(shown([self.document], self.document["model"]["name"]))
 
     @property
     def latency_s(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from burstline.console.stdout import outlets
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import learn_from
-from burstline.verbs import VERBS
+from burstline.verbs import VERBS, module_of
 from burstline.wording import hint, of_others, others
 from burstline.workloads.request import WorkloadError
 
@@ -84,9 +84,9 @@ def _main(argv: list[str]) -> int:
 
 
 def _run_verb(name: str, argv: list[str]) -> int:
-    module_name, summary = VERBS[name]
+    summary = VERBS[name]
     try:
-        verb = importlib.import_module(module_name)
+        verb = importlib.import_module(module_of(name))
     except WorkloadError as error:  # modules of the user's own are imported with it
         return _fail(str(error), exit_codes.USAGE)
     parser = Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
@@ -185,7 +185,7 @@ class Parser(argparse.ArgumentParser):
 
 def _help() -> str:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in VERBS.items())
+    verbs = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in VERBS.items())
     return (
         f"burstline {__version__}: benchmarks LLM inference servers, measures its own error,\n"
         "and compares the result with the hardware's roofline.\n\n"

@@ -8,7 +8,7 @@ import shtab
 from burstline.roofline.device.device import bundled_devices
 from burstline.roofline.model.families import bundled_models
 from burstline.servers.registry import ENGINES
-from burstline.verbs import VERBS
+from burstline.verbs import VERBS, module_of
 from burstline.workloads.request import WorkloadError
 
 
@@ -26,7 +26,7 @@ def script_for(shell: str) -> str:
     zsh = [f"_burstline_{kind}() {{ compadd {names}; _files; }}" for kind, names in known.items()]
     parser = argparse.ArgumentParser(prog="burstline")
     verbs = parser.add_subparsers(parser_class=argparse.ArgumentParser)
-    for name, (module, summary) in VERBS.items():
-        importlib.import_module(module).add_arguments(verbs.add_parser(name, help=summary))
+    for name, summary in VERBS.items():
+        importlib.import_module(module_of(name)).add_arguments(verbs.add_parser(name, help=summary))
     preambles = {"bash": "\n".join(bash), "zsh": "\n".join(zsh)}
     return shtab.complete(parser, shell, preamble=preambles.get(shell, ""))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from burstline.cli import VERBS, Parser
+from burstline.cli import Parser
+from burstline.verbs import module_of
 from tests.verdicts import Undecided
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +39,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
-    module = importlib.import_module(VERBS[verb][0])
+    module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"burstline {verb}", description="")
     module.add_arguments(parser)
     return parser

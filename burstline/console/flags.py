@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from burstline.workloads.options import Option, as_text, flag_of, options_of
@@ -76,6 +77,12 @@ def parser_of(parse: Callable[[str], Any], *, swept: bool = False) -> Callable[[
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number such as 1000") from None
 
     return parse if parse in (float, str) else parsed
+
+
+def new_folder(out: Path | None) -> None:
+    """WorkloadError where there is something in the folder that is to be written."""
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise WorkloadError(f"--out {out} is not empty; name another folder, or remove it first")
 
 
 def read_options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:

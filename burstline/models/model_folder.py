@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,24 +29,7 @@ TINY: Final = "reference"
 GGUF_FILE: Final = "model.gguf"
 
 SPECIAL: Final = ("<unk>", "<s>", "</s>")
-_ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "opt": "OPTForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "deepseek_v32": "DeepseekV32ForCausalLM",
-    "kimi_k2": "DeepseekV3ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-}
+_ARCHITECTURES: Final = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text("utf-8"))
 _DEFAULTS: Final[dict[str, Any]] = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
 """What the families of `tensors_of` need besides their shape; speed does not depend on it."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,26 +160,10 @@ def encoded(values: NDArray[np.float32], dtype: str) -> bytes:
     return ((bits + np.uint32(0x8000)) >> np.uint32(16)).astype("<u2").tobytes()
 
 
-ARCHITECTURES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""By `model_type`; llama.cpp serves Mistral's shape as its llama."""
-_TENSORS: Final = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER_TENSORS: Final = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_NAMES: Final = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text("utf-8"))
+ARCHITECTURES: Final[Mapping[str, str]] = _NAMES["architectures"]
+_TENSORS: Final[Mapping[str, str]] = _NAMES["tensors"]
+_LAYER_TENSORS: Final[Mapping[str, str]] = _NAMES["layer"]
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 

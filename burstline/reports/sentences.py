@@ -27,6 +27,8 @@ MEANT_BY: Final[Mapping[str, str]] = _TABLES["meant_by"]
 SENTENCES: Final[Mapping[str, str]] = _TABLES["sentences"]
 LIMITS: Final[Mapping[str, str]] = _TABLES["limits"]
 """What limited a run, in two or three words."""
+GATE: Final[Mapping[str, tuple[str, str, str, str, str]]] = {k: tuple(v) for k, v in _TABLES["gate"].items()}
+SEARCH: Final[Mapping[str, tuple[str, str, str, str]]] = {k: tuple(v) for k, v in _TABLES["search"].items()}
 NEXT: Final[Mapping[str, str]] = _TABLES["next"]
 """What to try after a valid run, by what limited it."""
 

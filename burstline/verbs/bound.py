@@ -3,16 +3,17 @@
 import argparse
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from burstline.console import exit_codes
-from burstline.console.flags import add_options, completed, read_options
+from burstline.console.flags import add_options, completed, new_folder, read_options
 from burstline.errors import RooflineError
 from burstline.machine.hardware import config_at, device_text
-from burstline.reports.formats.bound_text import compared, told
+from burstline.reports.formats.predicted import PHASES, shown
 from burstline.reports.formats.text import text
 from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host
 from burstline.roofline.device.device import Device
@@ -22,8 +23,11 @@ from burstline.roofline.predict.answer import Question, UniformBatch, device_fac
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import profile_of
 from burstline.roofline.profile.compare import compare
-from burstline.roofline.reconcile.inputs import Setup
-from burstline.workloads.options import flag_of, option, options_of
+from burstline.roofline.reconcile.inputs import Setup, StepSeen
+from burstline.roofline.reconcile.reconcile import device_facts as ceilings_of
+from burstline.roofline.reconcile.reconcile import look, phase_row
+from burstline.roofline.reconcile.reconciliation import DeviceFacts, PhaseRow
+from burstline.workloads.options import flag_of, option, options_of, words_of
 
 GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
 """The devices of the what-ifs."""
@@ -73,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with the prediction; --prompt and --output give context lengths that a trace lacks",
     )
     add("--json", action="store_true", help="print JSON")
+    add("--out", type=Path, metavar="DIR", help="also write it as a page to this folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,12 +85,32 @@ def run(args: argparse.Namespace) -> int:
     check(options)
     if args.trace is not None:
         return _profile(options, args)
+    new_folder(args.out)
     found = [analyse(options, args.model, name, several=len(args.device) > 1) for name in args.device]
     if args.json:
         print(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
-        print(compared(found) if len(found) > 1 else told(found[0]))
+        print(shown(found, args.model))
+    if args.out is not None:
+        from burstline.reports.page.prediction_page import write_prediction  # with matplotlib: a second
+
+        words = ["burstline", "bound", "--model", args.model, "--device", *args.device, *words_of(options)]
+        devices = (name for name, one in zip(args.device, found, strict=True) if "impossible" not in one)
+        steps = [_steps(options, args.model, name) for name in devices]
+        write_prediction(shown(found, args.model, shlex.join(words), steps), args.out, quiet=args.json)
     return exit_codes.DONE
+
+
+def _steps(options: BoundOptions, model: str, device: str) -> tuple[DeviceFacts, tuple[PhaseRow, ...]]:
+    """The ceilings of a device, and a predicted step of each phase."""
+    setup = Setup(*_set_up(options, model, *_known(device, model)))
+    steps = _batch(options).steps(setup.deployment.parallel.pp)
+    seen = {p: look([StepSeen(steps[p][0], 0.0)], setup, measured=False) for p in PHASES if p in steps}
+    return ceilings_of(setup), tuple(phase_row(phase, each, setup) for phase, each in seen.items())
+
+
+def _batch(options: BoundOptions) -> UniformBatch:
+    return UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
 
 
 def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
@@ -93,6 +118,7 @@ def _profile(options: BoundOptions, args: argparse.Namespace) -> int:
     used = ("prompt", "output", "tp", "pp", "ep", "dp", "quant", "network_gb_per_s", "constant")
     ignored = [row.flag for name, row in options_of(BoundOptions).items()
                if name not in used and getattr(options, name) != row.default]  # fmt: skip
+    ignored += ["--out"] * (args.out is not None)
     if ignored or len(args.device) > 1:
         what = ", ".join(ignored) or "--device with several names"
         raise RooflineError(f"--trace compares one device with what was measured: {what} would be ignored")
@@ -143,8 +169,7 @@ def analyse(
     device, shipped = _known(device_name, model_name)
     try:
         on, known = _set_up(options, model_name, device, shipped)
-        batch = UniformBatch(options.batch, options.prompt, options.output, options.max_num_batched_tokens)
-        question = Question(on, known, batch, options.utilisation)
+        question = Question(on, known, _batch(options), options.utilisation)
         return facts(question, shipped, list(_others(options, on)))
     except RooflineError as error:
         if not several:

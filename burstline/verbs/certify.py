@@ -7,13 +7,12 @@ from pathlib import Path
 
 from burstline.bench import certification
 from burstline.console import exit_codes
-from burstline.console.flags import add_options, read_options
+from burstline.console.flags import add_options, new_folder, read_options
 from burstline.console.stdout import json_text
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.verdict.certificate import Certificate
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.foreign import TOOLS, parse_reads
-from burstline.reports.page.certificate_blocks import blocks
 from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
@@ -57,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise WorkloadError("certify: a certificate counts each request; drop --audit, and audit a run")
     if args.client is None and reads:
         raise WorkloadError("--reads is for --client: Burstline's own results are known")
-    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
-        raise WorkloadError(f"--out {args.out} is not empty; name another folder, or remove it first")
+    new_folder(args.out)
     out = (args.out or Path(tempfile.mkdtemp(prefix="burstline-"))).resolve()
     keep = args.out is not None
     try:
@@ -73,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(args: argparse.Namespace, found: Certificate, out: Path | None) -> int:
+    from burstline.reports.page.certificate_page import blocks, certificate_page  # it draws, after the load
+
     if out is not None:
         (out / "certificate.json").write_text(json_text(to_json(found)), "utf-8")
         (out / "certificate.md").write_text(markdown(blocks(found)), "utf-8")
-        from burstline.reports.page.certificate_page import certificate_page  # it draws
-
         (out / "report.html").write_text(certificate_page(found), "utf-8")
     print(json_text(to_json(found)) if args.json else text(blocks(found, out)))
     if out is not None and not args.json:

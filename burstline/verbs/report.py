@@ -22,12 +22,14 @@ from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.measure.record.typed_json import from_json
 from burstline.measure.verdict.certificate import Certificate
+from burstline.reports.formats.predicted import Predicted
 from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.certificate_page import certificate_page
 from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import FILES
 from burstline.reports.page.limit_page import RESULT, LimitResult
+from burstline.reports.page.prediction_page import PREDICTION, prediction_page
 from burstline.suites.gate import GateInputs
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         type=Path,
         metavar="RUN",
-        help="a folder that `burstline run`, `limit`, `gate` or `certify` wrote",
+        help="a folder that `burstline run`, `limit`, `gate`, `certify`, `bound` or `study` wrote",
     )
     add(
         "--format",
@@ -123,6 +125,7 @@ OTHER_PAGES: Final[Mapping[str, tuple[str, Callable[[Path, Any], str]]]] = {
     RESULT: ("search", lambda folder, kept: LimitResult.from_json(kept).page(folder)),
     "gate.json": ("gate", lambda folder, kept: GateInputs.from_json(kept).page(folder)),
     "certificate.json": ("certificate", lambda _, kept: certificate_page(from_json(Certificate, kept))),
+    PREDICTION: ("prediction", lambda _, kept: prediction_page(from_json(Predicted, kept))),
 }
 """By the file of a folder that is no run: what it is of, and how its page is made."""
 

@@ -3,15 +3,20 @@
 import argparse
 import json
 import math
+import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from burstline.console import exit_codes
-from burstline.console.flags import completed
+from burstline.console.flags import completed, new_folder
 from burstline.errors import RooflineError
-from burstline.reports.formats.text import columns
+from burstline.measure.record.verdict import Reason
+from burstline.reports.blocks import Banner, Table, Tile, table
+from burstline.reports.formats.predicted import Predicted
+from burstline.reports.number_format import duration
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.families import bundled_models, load_model
@@ -21,50 +26,21 @@ from burstline.roofline.training.step import TrainingStep, training_memory, trai
 from burstline.workloads.options import flag_of
 
 SHARDINGS = ("0", "1", "2", "3", "++", "++16", "three-level")
-HOST_MS = 7.8  # a layer of eager code: set on one LoRA run of 7B on an MI210 (tests/data/papers)
 _RING = {"regather": True, "flat_ring": True}
-RECIPES: dict[str, dict[str, Any]] = {
-    "megatron": {"kernels": "megatron", "overlap": 0.0},
-    "deepspeed": {"kernels": "megatron", **_RING},
-    "eager": {"kernels": "eager", "overlap": 0.0, "host_ms": HOST_MS, "states": "bf16"},
-}
-# How far steps with them were off measured ones (python -m research.training).
-OFF_BY = {
-    "megatron": "4% in the mean of 24 runs of Megatron-LM; 3 of MT-NLG took a third longer",
-    "deepspeed": "7% in the mean of 6 ZeRO-3 runs, of which 3 set the overlap; 28% in 2 on MI210",
-    "eager": "11% in the mean of 12 LoRA runs at batch 1; one at batch 8 took twice as long",
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("study.toml").read_text("utf-8"))
+RECIPES: dict[str, dict[str, Any]] = _TABLES["recipes"]
+OFF_BY: dict[str, str] = _TABLES["off_by"]
+HOST_MS: float = RECIPES["eager"]["host_ms"]
 WIDER = 1.25  # chosen: the LoRA and MT-NLG runs then lie inside
 HELD = "163 of 167 measured steps, and 91% of 314 with nanotron on H100"
 RANK_MS = 2.0  # more of it for each further tensor rank: set on half of nanotron's runs on H100
-_INT, _FLOAT, _YES = {"type": int}, {"type": float}, {"action": "store_true", "default": None}
-_OFFLOAD = {"nargs": "?", "const": "optimizer", "choices": ("optimizer", "all")}
+_KINDS: dict[str, Any] = {"int": {"type": int}, "float": {"type": float}, "": {}}
+_KINDS["yes"] = {"action": "store_true", "default": None}
+_CHOICES = {"recipe": {"choices": RECIPES}, "zero": {"choices": SHARDINGS}, "kernels": {"choices": KERNELS}}
 # By flag: its default, its help, how argparse reads it.
 _FLAGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "recipe": (None, "how the code trains: sets the flags from --kernels on", {"choices": RECIPES}),
-    "devices": (8, "number of devices; default 8", _INT),
-    "tp": (1, "tensor-parallel devices; default 1", _INT),
-    "pp": (1, "pipeline stages; default 1", _INT),
-    "virtual_stages": (1, "interleaved chunks per pipeline stage; default 1", _INT),
-    "zero": ("0", "ZeRO stage; default 0 (DDP); ++16: 16-bit gradients", {"choices": SHARDINGS}),
-    "seq": (2048, "tokens per sequence; default 2048", _INT),
-    "micro_batch": (1, "sequences per micro-batch; default 1", _INT),
-    "sequences": (None, "sequences per step; default a micro-batch per replica", _INT),
-    "recompute": ("none", "recomputed activations; default none", {"choices": ("none", "selective", "full")}),
-    "sequence_parallel": (False, "also split norms over tensor ranks", _YES),
-    "lora": (None, "train only LoRA adapters of this rank", {**_INT, "metavar": "RANK"}),
-    "qlora": (None, "the same, with frozen 4-bit weights", {**_INT, "metavar": "RANK"}),
-    "offload": ("none", "keep optimizer states in host memory; `all`: weights too", _OFFLOAD),
-    "network_gb_per_s": (None, "between nodes: GB/s per device and direction", _FLOAT),
-    "no_p2p": (False, "devices of a node exchange through the host: 11.3 GB/s, 15 us", _YES),
-    "products": ("", "dtype of the layers' products; default 16 bits", {"choices": ("fp8", "fp4")}),
-    "wires": ("", "dtype of what devices exchange; default 16 bits", {"choices": ("fp8", "fp4")}),
-    "kernels": ("fused", "how layers are written; default fused", {"choices": KERNELS}),
-    "host_ms": (0.0, "ms that the host adds to each layer of a micro-batch; default 0", _FLOAT),
-    "overlap": (0.5, "share of data-parallel collectives behind computing, 0 to 1; default 0.5", _FLOAT),
-    "states": ("fp32", "dtype of Adam's states; default fp32", {"choices": ("fp32", "bf16")}),
-    "regather": (False, "gather weights again for recomputation (DeepSpeed)", _YES),
-    "flat_ring": (False, "data-parallel collectives run as one ring over all ranks", _YES),
+    name: (row.pop("default", None), row.pop("help"), _KINDS[row.pop("kind", "")] | _CHOICES.get(name, row))
+    for name, row in _TABLES["flags"].items()
 }
 EXCHANGES = ("network_gb_per_s", "no_p2p", "wires", "overlap", "flat_ring")
 DEFAULTS = {name: default for name, (default, *_) in _FLAGS.items()}
@@ -81,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
     completed(device, "devices")
     add("--json", action="store_true", help="print JSON")
-    add("--figures", type=Path, help="folder for the figures (SVG)")
+    add("--out", type=Path, metavar="DIR", help="also write it as a page to this folder")
     for name, (_, words, how) in _FLAGS.items():
         add(flag_of(name), help=words, **how)
 
@@ -93,6 +69,7 @@ def given_of(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Print one recipe: its time, bounds and memory, and what other methods would give."""
     model, device, given = args.model, args.device, given_of(args)
+    new_folder(args.out)
     recipe = recipe_of(model, device, given)
     if given.get("regather") and not _gathers_again(recipe):
         raise RooflineError(
@@ -116,17 +93,21 @@ def run(args: argparse.Namespace) -> int:
         if "recipe" not in given
     ]
     others = [(name, training_step(other, calibration)) for name, other in _methods(model, device, given)]
-    if args.figures:
-        from burstline.reports.figures.study_figures import write_training  # matplotlib takes a second
-
-        write_training(args.figures / "training.svg", {"as asked": step, **dict(others)})
     trust = list(_trust(step, ends_s, given.get("recipe", "")))
+    methods = {name: _facts(other) for name, other in others}
+    facts = {**_facts(step), "range_s": ends_s or None, "notes": trust, "methods": methods}
+    words = ["burstline", "study", "training", "--model", model, "--device", device]
+    for name, value in given.items():
+        words += [flag_of(name)] if value is True else [flag_of(name), str(value)]
+    shown = _shown(step, others, trust, facts, shlex.join(words))
     if args.json:
-        methods = {name: _facts(other) for name, other in others}
-        facts = {**_facts(step), "range_s": ends_s or None, "notes": trust, "methods": methods}
         print(json.dumps(facts, indent=2))
     else:
-        print("\n\n".join(_report(step, others, trust)))
+        print(shown)
+    if args.out is not None:
+        from burstline.reports.page.prediction_page import write_prediction  # with matplotlib: a second
+
+        write_prediction(shown, args.out, quiet=args.json)
     return exit_codes.DONE
 
 
@@ -263,8 +244,7 @@ def _gathers_again(recipe: Recipe) -> bool:
     return sharding.regathers and recipe.recompute == "full" and sharding.weights.degree > 1
 
 
-def _report(step: TrainingStep, others: list[tuple[str, TrainingStep]], trust: list[str]) -> Iterator[str]:
-    yield "\n".join([_answer(step, others), *trust])
+def _tables(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> tuple[Table, ...]:
     memory = {**asdict(step.memory), "total": step.memory.total}
     gigabytes = [["kind", "GB"], *([name, f"{value / _GB:.2f}"] for name, value in memory.items())]
     tables = (
@@ -273,29 +253,57 @@ def _report(step: TrainingStep, others: list[tuple[str, TrainingStep]], trust: l
         ("Memory of the fullest device", gigabytes, (0,)),
         ("The same with other methods", _method_rows(others), (0,)),
     )
-    for i, (title, rows, left) in enumerate(tables, start=1):
-        yield f"{i}. {title}\n{columns(rows, left)}"
-    yield "Measured sets and errors, in a clone: docs/howto/train-a-model.md."
+    return tuple(table(title, head, rows, text=left) for title, (head, *rows), left in tables)
 
 
-def _answer(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> str:
+def _shown(
+    step: TrainingStep, others: list[tuple[str, TrainingStep]], trust: list[str], facts: Any, command: str
+) -> Predicted:
+    """What is said of a step and of other methods, in a terminal and on its page."""
+    recipe, methods = step.recipe, {"as asked": step, **dict(others)}
+    part, part_s = max(step.parts_s.items(), key=lambda pair: pair[1])
+    state, tone, mark = ("FITS", "good", "✓") if step.fits else ("DOES NOT FIT", "bad", "✕")
+    tok_per_s, best = max([(each.tok_per_s, name) for name, each in others if each.fits], default=(0.0, ""))
+    then = "Try more devices or --qlora"
+    if tok_per_s > step.tok_per_s * step.fits:
+        then = f"Try {best}. It would train on {tok_per_s:,.0f} tok/s."
+    elif step.fits:
+        then = "Keep this method. No other sharding or recomputation that fits is faster."
+    n_tok = f"{recipe.n_seq} x {recipe.n_seq_tok:,} tokens"
+    use = f"{step.flops_per_s / 1e12:.0f} TFLOP/s a device ({step.mfu:.0%} MFU)"
+    *notes, assumed = (_room(step, others), *trust)
+    return Predicted(
+        title=f"{recipe.model.name} on {recipe.n_devices} x {recipe.device.name}, {recipe.sharding.name}:"
+        f" {step.seconds:.3g} s a step of {n_tok}, {step.tok_per_s:,.0f} tok/s, {use}.",
+        verdict=Banner(state, tone, mark, notes[0], tuple(Reason("", note, "") for note in notes[1:])),
+        tiles=(
+            Tile("How fast?", f"{duration(step.seconds)} a step", f"{use}."),
+            Tile("At what load?", f"{step.tok_per_s:,.0f} tok/s", f"{n_tok} a step."),
+            Tile("What limits it?", part.capitalize(), f"{part_s / step.seconds:.0%} of the step."),
+        ),
+        then=then,
+        tables=_tables(step, others),
+        assumed=tuple(assumed.removeprefix("Assumed: ").replace("\n", " ").split("; ")),
+        command=command,
+        document=facts,
+        seconds={name: other.parts_s for name, other in methods.items()},
+        gigabytes={n: {k: v / _GB for k, v in asdict(other.memory).items()} for n, other in methods.items()},
+        capacity_gb=recipe.device.memory.capacity_bytes / _GB,
+    )
+
+
+def _room(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> str:
+    """Whether it fits, and how far; else what does."""
     recipe, capacity = step.recipe, step.recipe.device.memory.capacity_bytes
     sizes = f"{step.memory.total / _GB:.1f} of {capacity / _GB:.1f} GB a device"
     fitting = [(other.tok_per_s, name) for name, other in others if other.fits]
     if step.fits:
-        room = f"It fits: {sizes}; micro-batches of up to {largest_micro_batch(recipe)} fit."
-    elif fitting:
+        return f"It fits: {sizes}; micro-batches of up to {largest_micro_batch(recipe)} fit."
+    if fitting:
         speed, name = max(fitting)
-        room = f"It does not fit: {sizes}. Fastest that does: {name} ({speed:,.0f} tok/s)."
-    else:
-        room = f"It does not fit: {sizes}. No sharding or recomputation of this many devices makes it fit;"
-        room += " try more devices or --qlora."
-    return (
-        f"{recipe.model.name} on {recipe.n_devices} x {recipe.device.name}, {recipe.sharding.name}:"
-        f" {step.seconds:.3g} s a step of {recipe.n_seq} x {recipe.n_seq_tok:,} tokens,"
-        f" {step.tok_per_s:,.0f} tok/s, {step.flops_per_s / 1e12:.0f} TFLOP/s a device"
-        f" ({step.mfu:.0%} MFU).\n{room}"
-    )
+        return f"It does not fit: {sizes}. Fastest that does: {name} ({speed:,.0f} tok/s)."
+    none = f"It does not fit: {sizes}. No sharding or recomputation of this many devices makes it fit;"
+    return f"{none} try more devices or --qlora."
 
 
 def largest_micro_batch(recipe: Recipe) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.report import write_report
+from burstline.cli import main
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
@@ -251,6 +252,14 @@ def _certificate(**off_ms: float) -> Callable[[Path], str]:
     return lambda _: certificate_page(certified(burst(), told(**off_ms)))
 
 
+def _predicted(*argv: str) -> Callable[[Path], str]:
+    def page(folder: Path) -> str:
+        assert main([*argv, "--json", "--out", str(folder / "out")]) == 0
+        return (folder / "out" / "report.html").read_text()
+
+    return page
+
+
 DECISIONS: dict[str, Callable[[Path], str]] = {
     "gate": _gate(1.2, 4),
     "undecided": _gate(1.02, 1),
@@ -258,8 +267,11 @@ DECISIONS: dict[str, Callable[[Path], str]] = {
     "limit": _limit,
     "certificate": _certificate(ttft=118.0, e2e=2.5),
     "exact": _certificate(),
+    "bound": _predicted("bound", "--model", "llama-3.1-8b", "--device", "h100", "--batch", "32"),
+    "devices": _predicted("bound", "--model", "llama-2-13b", "--device", "a100", "h100", "rtx4090"),
+    "study": _predicted("study", "training", "--model", "llama-2-7b", "--tp", "2", "--pp", "2"),
 }
-"""Pages of gates, of a search and of certificates, as HTML."""
+"""Pages of gates, of a search, of certificates and of predictions, as HTML."""
 
 
 class Pages(Mapping[str, Path]):

@@ -244,6 +244,9 @@ def test_without_javascript_everything_is_there(browser, pages):
         "limit",
         "certificate",
         "exact",
+        "bound",
+        "devices",
+        "study",
     ],
 )
 @pytest.mark.parametrize("theme", THEMES)

@@ -43,11 +43,11 @@ def test_json_holds_everything_with_units(capsys):
 def test_several_devices_stand_side_by_side_and_one_that_cannot_says_why(capsys):
     text = told(capsys, "--model", "llama-2-13b", "--device", "a100", "h100", "rtx4090", *ASKED)
     lines = text.splitlines()
-    assert next(line for line in lines if line.startswith("A100-SXM4-80G")).split()[1:3] == [
+    assert next(line for line in lines if line.startswith("A100-SXM4-80G ")).split()[1:3] == [
         "compute",
         "memory",
     ]
-    assert next(line for line in lines if line.startswith("H100-SXM5-80G")).split()[1:3] == [
+    assert next(line for line in lines if line.startswith("H100-SXM5-80G ")).split()[1:3] == [
         "memory",
         "memory",
     ]

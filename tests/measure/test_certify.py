@@ -13,8 +13,7 @@ from burstline.console.stdout import json_text
 from burstline.measure.record.typed_json import from_json, to_json
 from burstline.measure.verdict.certificate import Certificate, Measured, Printed, Reading, certificate
 from burstline.reports.formats.text import text
-from burstline.reports.page.certificate_blocks import blocks
-from burstline.reports.page.certificate_page import certificate_page
+from burstline.reports.page.certificate_page import blocks, certificate_page
 from burstline.servers.truth.serve import Served
 
 MS = 1_000_000

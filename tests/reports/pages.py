@@ -5,7 +5,7 @@ from burstline.measure.record.summary import Summary
 from burstline.reports.blocks import Answer, Banner
 from burstline.reports.model.comparison import View, alone, view_of
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
+from burstline.reports.page.digest import banner
 from burstline.reports.page.page import render
 
 

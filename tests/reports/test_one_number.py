@@ -24,8 +24,7 @@ from burstline.reports.model.comparison import Comparison, Contender, View, alon
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.number_format import SCALES
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import banner, digest
 from burstline.reports.page.page import render
 from burstline.reports.sentences import say
 from burstline.suites.execution import comparison_of_suite

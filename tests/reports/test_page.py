@@ -24,8 +24,8 @@ from burstline.measure.verdict.judge import caveats
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import first_screen, sections
-from burstline.reports.page.banner import instrument_error, run_banner
 from burstline.reports.page.bottleneck import next_by
+from burstline.reports.page.digest import instrument_error, run_banner
 from burstline.reports.page.files import figure_files
 from burstline.reports.page.page import _json_in_html, coded
 from burstline.servers.host.telemetry import Row

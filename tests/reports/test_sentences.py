@@ -39,11 +39,11 @@ from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
 from burstline.reports.page.bottleneck import limit_of
+from burstline.reports.page.digest import banner
 from burstline.reports.page.limit_page import LimitResult, answer_of, limits_blocks
 from burstline.reports.page.sweep_words import remarks
-from burstline.reports.sentences import MEANT_BY, NEXT, SENTENCES, STATES
+from burstline.reports.sentences import MEANT_BY, NEXT, SEARCH, SENTENCES, STATES
 from burstline.servers.identity import Identity
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
@@ -313,6 +313,7 @@ def test_each_sentence_is_said_somewhere_by_its_code() -> None:
     codes = {
         code for path in paths for code in re.findall(r"[\"']([a-z0-9.-]+)[\"']", path.read_text("utf-8"))
     }
+    codes |= {code for *_, code in SEARCH.values()}
     assert SENTENCES.keys() - codes == set()
 
 

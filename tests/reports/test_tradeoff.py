@@ -16,9 +16,8 @@ from burstline.reports.model.contenders import comparison_of, differing_factors
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
 from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
-from burstline.reports.page.banner import banner
 from burstline.reports.page.compared import AtLoad, load_figure
-from burstline.reports.page.digest import comparison_json, digest
+from burstline.reports.page.digest import banner, comparison_json, digest
 from burstline.reports.page.page import render
 from burstline.reports.page.sweep_words import best_loads, costs_of, knee, limits, remarks
 from burstline.workloads.arrivals import parse_arrival

@@ -25,8 +25,7 @@ from burstline.reports.model.comparison import (
 )
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import banner, digest
 from burstline.reports.page.page import render
 from burstline.reports.page.side_by_side import remarks, side_by_side
 from burstline.suites.execution import comparison_of_suite

@@ -1,4 +1,4 @@
-"""The metrics: for each one function over the records and one row that defines it.
+"""The metrics: for each one function over the records and one table of words in `metrics.toml`.
 
 The letters of the formulae: s due, d dispatched, c_1 connected, w the request fully written, t_1 ... t_m when
 the events that carry tokens arrived, n_1 ... n_m how many tokens each carries, N their sum, f the end of the
@@ -7,8 +7,10 @@ stream; all on one monotonic clock. A window is [a, b].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -129,168 +131,31 @@ def gap_samples(c: Columns, value: Floats, weight: NDArray[Any], counts: Ints) -
     return Samples(np.insert(value, place, np.inf), weight, counts + failed)
 
 
-VLLM: Final = "vLLM benchmarks/serve.py"
-LOADGEN: Final = "MLPerf LoadGen: latency counts from the scheduled time"
-
-SERVER_TIMES: Final = "the server's own time of each request, e.g. SGLang's meta_info"
+_COMPUTED: Final[Mapping[str, dict[str, Any]]] = {
+    "ttft": {"of": ttft},
+    "tpot": {"of": tpot, "undefined": lambda c: c.shown_tok <= c.first_n},
+    "itl": {"pooled": itl},
+    "e2e": {"of": e2e},
+    "ttft_service": {"of": ttft_service},
+    "e2e_service": {"of": e2e_service},
+    "ttfa": {"of": lambda c: c.answer_s - c.origin_s, "undefined": lambda c: np.isnan(c.answer_s)},
+    "first_event": {
+        "of": lambda c: c.first_event_s - c.sent_s,
+        "undefined": lambda c: np.isnan(c.first_event_s),
+    },
+    "headers": {"of": lambda c: c.headers_s - c.sent_s, "undefined": lambda c: np.isnan(c.headers_s)},
+    "icl": {"pooled": icl},
+    "ntpot": {"of": lambda c: e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan)},
+    "connect": {"of": connect, "undefined": lambda c: np.isnan(connect(c))},
+    "server_queue": {"of": lambda c: c.server_queue_s},
+    "server_prefill": {"of": lambda c: c.server_prefill_s},
+    "server_other": {"of": lambda c: c.server_first_token_s - c.server_queue_s - c.server_prefill_s},
+    "outside_server": {"of": lambda c: ttft_service(c) - c.server_first_token_s},
+}
+"""How each is computed; the others are of the run as a whole."""
 
 METRICS: Final[dict[str, Metric]] = {
-    "ttft": Metric(
-        "TTFT",
-        "t_1 − s; in a burst t_1 − w",
-        "any generated token, reasoning included; a burst is offered as fast as it can be sent",
-        LOADGEN,
-        of=ttft,
-    ),
-    "tpot": Metric(
-        "TPOT",
-        "(t_m − t_1) / (N − n_1)",
-        "per request; undefined where nothing follows the first event",
-        f"{VLLM}, corrected for the tokens of the first event",
-        of=tpot,
-        undefined=lambda c: c.shown_tok <= c.first_n,
-    ),
-    "itl": Metric(
-        "ITL",
-        "each gap t_i − t_{i−1} gives n_i samples of (t_i − t_{i−1}) / n_i",
-        "pooled over all tokens; a failed request counts its planned gaps",
-        "token-weighted; where every event carries one token it is the chunk gap that other tools print",
-        pooled=itl,
-    ),
-    "e2e": Metric("E2E", "t_m − s; in a burst t_m − w", "to the last token, not to [DONE]", LOADGEN, of=e2e),
-    "ttft_service": Metric("TTFT, service", "t_1 − w", "what most tools call TTFT", VLLM, of=ttft_service),
-    "e2e_service": Metric("E2E, service", "t_m − w", "what most tools call E2E", VLLM, of=e2e_service),
-    "ttfa": Metric(
-        "TTFA",
-        "t(first token that is not reasoning) − s",
-        "equals TTFT for a model that does not reason",
-        "GenAI-Perf's time to first output token",
-        of=lambda c: c.answer_s - c.origin_s,
-        undefined=lambda c: np.isnan(c.answer_s),
-    ),
-    "first_event": Metric(
-        "First event",
-        "t(first event of any kind) − w",
-        "an event without text, such as a chat's role, counts",
-        "TTFT in OpenLLMetry, OpenInference, Langfuse, LangSmith, Sentry and LiteLLM",
-        of=lambda c: c.first_event_s - c.sent_s,
-        undefined=lambda c: np.isnan(c.first_event_s),
-    ),
-    "headers": Metric(
-        "Headers",
-        "t(headers of the reply) − w",
-        "when a client library hands over the stream",
-        "the span in Logfire; time to first byte in proxies",
-        of=lambda c: c.headers_s - c.sent_s,
-        undefined=lambda c: np.isnan(c.headers_s),
-    ),
-    "icl": Metric(
-        "ICL",
-        "t_i − t_{i−1}",
-        "the gaps between chunks that a user sees; other tools call it ITL",
-        "AIPerf's inter-chunk latency",
-        pooled=icl,
-    ),
-    "ntpot": Metric(
-        "NTPOT",
-        "(t_m − s) / N",
-        "includes the first token",
-        "inference-perf",
-        of=lambda c: e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan),
-    ),
-    "interactivity": Metric(
-        "E2E interactivity",
-        "1 / percentile of NTPOT",
-        "output tokens per second of E2E, with the first token; its p99 is the slow end",
-        "InferenceX's agentic charts; those of fixed lengths use 1 / TPOT",
-        unit="tok/s",
-        better="higher",
-    ),
-    "connect": Metric(
-        "Connect",
-        "c_1 − d",
-        "only connections that were opened for this request",
-        "TCP and TLS",
-        of=connect,
-        undefined=lambda c: np.isnan(connect(c)),
-        failures="kept",
-    ),
-    "server_queue": Metric(
-        "TTFT: queue",
-        "q, by the server's clock",
-        "the wait for a place in the batch; only of replies that carry the server's own times",
-        SERVER_TIMES,
-        of=lambda c: c.server_queue_s,
-        failures="kept",
-    ),
-    "server_prefill": Metric(
-        "TTFT: prefill",
-        "p, by the server's clock",
-        "from the first forward pass of the prompt to the end of the last",
-        SERVER_TIMES,
-        of=lambda c: c.server_prefill_s,
-        failures="kept",
-    ),
-    "server_other": Metric(
-        "TTFT: rest of the server",
-        "r − q − p, r from receipt to the first token sent, by the server's clock",
-        "its front end: parsing, tokenization, messages between its processes, detokenization",
-        SERVER_TIMES,
-        of=lambda c: c.server_first_token_s - c.server_queue_s - c.server_prefill_s,
-        failures="kept",
-    ),
-    "outside_server": Metric(
-        "TTFT: outside the server",
-        "(t_1 − w) − r",
-        "the network, and the connection's wait until the server reads it",
-        "the TTFT from the moment of sending, less the server's own time for the same request",
-        of=lambda c: ttft_service(c) - c.server_first_token_s,
-        failures="kept",
-    ),
-    "output_tok_per_s": Metric(
-        "Output throughput",
-        "tokens that arrive in (a, b], divided by b − a",
-        "tokens of requests that succeeded, counted when they arrive",
-        "each token in the window in which it was delivered",
-        unit="tok/s",
-        better="higher",
-    ),
-    "input_tok_per_s": Metric(
-        "Input throughput",
-        "prompt tokens of requests with t_1 in (a, b], divided by b − a",
-        "of requests that succeeded, by the server's count where it gave one",
-        VLLM,
-        unit="tok/s",
-        better="higher",
-    ),
-    "total_tok_per_s": Metric(
-        "Total throughput",
-        "input + output",
-        "two different kinds of work in one number",
-        VLLM,
-        unit="tok/s",
-        better="higher",
-    ),
-    "requests_per_s": Metric(
-        "Request throughput",
-        "completions in (a, b], divided by b − a",
-        "successes only",
-        VLLM,
-        unit="1/s",
-        better="higher",
-    ),
-    "concurrency": Metric(
-        "Concurrency",
-        "time average and maximum of requests in [w, f)",
-        "exact, from when each request begins and ends; checked by Little's law",
-        "Little 1961, L = λW",
-        unit="requests",
-        better="neither",
-    ),
-    "stalls": Metric(
-        "Stalls",
-        "gaps > max(200 ms, 5 × median ICL)",
-        "count, total seconds, share of requests with one",
-        "shows smoothness better than a p99",
-    ),
+    name: Metric(**words, **_COMPUTED.get(name, {}))
+    for name, words in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text("utf-8")).items()
 }
+"""Their words are in `metrics.toml`."""

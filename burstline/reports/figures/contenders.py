@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from burstline.reports.blocks import Drawing, Plot, table
 from burstline.reports.figures import drawing as look
+from burstline.reports.figures.run_figures import head_room
 from burstline.reports.figures.scatter import LETTER, LINE
 from burstline.reports.number_format import number
 from burstline.reports.sentences import say
@@ -123,21 +124,22 @@ def history(
 ) -> Plot:
     """The values of all runs, or of what else `of` says, over their number; `explained` is a code."""
     places = range(1, len(dots) + 1)
+    band = "margin" if explained == "figure.pairs" else "expected"
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = look.canvas(width, 260)
-        look.margins(figure, top=40, bottom=48)
+        look.margins(figure, top=head_room(width), bottom=48)
         known = [(k, dot.low, dot.high) for k, dot in zip(places, dots, strict=True) if dot.low is not None]
         if known:
             at, low, high = zip(*known, strict=True)
-            panel.fill_between(at, low, high, step="mid", color=look.MUTED, alpha=0.25, linewidth=0)
+            panel.fill_between(at, low, high, step="mid", color=look.MUTED, alpha=0.25, lw=0, label=band)
         panel.plot(places, [dot.value for dot in dots], "o-", color=look.SERIES[0], markersize=4, linewidth=1)
         off = [(k, dot.value) for k, dot in zip(places, dots, strict=True) if dot.is_off]
         if off:
-            panel.plot(*zip(*off, strict=True), "D", color=look.BAD, markersize=7)
+            panel.plot(*zip(*off, strict=True), "D", color=look.BAD, markersize=7, label="outside")
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         panel.set_xlabel(of, ha="right")
-        look.head(panel, f"{title} ({unit})", named=False)
+        look.head(panel, f"{title} ({unit})", named=bool(known))
         return look.drawn(figure, drawing, panel)
 
     rows = [

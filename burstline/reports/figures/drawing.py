@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from html import escape
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -37,19 +39,11 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad", GOOD: "good",
     c: f"c{k}" for k, c in enumerate(SERIES)
 }
 """The page's CSS variable of each colour."""
+_NAMED = {"text": TEXT, **{name: colour for colour, name in VARIABLES.items()}}
 _STYLE: dict[Any, Any] = {
-    **dict.fromkeys((f"{each}.labelsize" for each in ("axes", "xtick", "ytick")), TEXT),
-    **dict.fromkeys(("font.size", "legend.fontsize"), TEXT),
-    **dict.fromkeys(("text.color", "legend.labelcolor"), INK),
-    **dict.fromkeys((f"{each}.labelcolor" for each in ("axes", "xtick", "ytick")), MUTED),
-    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), GRID),
-    **dict.fromkeys((f"axes.spines.{side}" for side in ("top", "right", "left")), False),
-    **dict.fromkeys(("path.simplify", "legend.frameon"), False),
-    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
-    **dict.fromkeys(("ytick.major.size", "legend.borderaxespad", "legend.borderpad"), 0),
-    "axes.titlesize": 12, "axes.titlepad": 9, "axes.titlelocation": "left", "axes.grid.axis": "y",
-    "grid.linewidth": 1, "lines.linewidth": 1.8, "legend.handlelength": 2.2, "svg.fonttype": "none",
-}  # fmt: skip
+    key: _NAMED.get(value, value)
+    for key, value in tomllib.loads(Path(__file__).with_name("style.toml").read_text("utf-8")).items()
+}
 
 
 witness: ContextVar[Callable[[str, Figure], None] | None] = ContextVar("witness", default=None)
@@ -147,11 +141,14 @@ def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
         )  # fmt: skip
 
 
-def names_above(panel: Axes) -> None:
-    """The names of the panel's series above it, one below the other: some are long."""
+def names_above(panel: Axes, n_columns: int = 1) -> None:
+    """The names of the panel's series above it, one below the other or in columns: some are long."""
     above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=6, units="dots")
     with mpl.rc_context(_STYLE):
-        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, labelspacing=0.3)
+        panel.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, ncols=n_columns,
+            labelspacing=0.3, columnspacing=1.0, handlelength=2.2 if n_columns == 1 else 1.0,
+        )  # fmt: skip
 
 
 def write(

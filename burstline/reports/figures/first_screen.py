@@ -1,4 +1,4 @@
-"""The pictures of a run's first screen: latency over time, where a request's time goes, percentiles."""
+"""The pictures of a first screen: latency over time, where a request's time goes, percentiles, methods."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ COLOURS = {
     "prefill": look.SERIES[2],
 }
 COLOURS |= {"decode": look.SERIES[0], "stalls": look.SERIES[3]}
+PARTS = (*look.SERIES, look.MUTED, look.INK)
+"""Colours of parts that have none of their own."""
 ALL_REQUESTS = "all-requests"
 """The table with the numbers of each request, by id."""
 FAR = 3.0
@@ -147,22 +149,8 @@ def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding:
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = look.canvas(width, 28 * len(groups) + 80)
-        starts = np.zeros(len(groups))
-        room = (width - 66) / (longest_s / scale.divisor)
-        for name, each_s in means.items():
-            color = COLOURS.get(name, look.INK)
-            each = np.array(each_s) / scale.divisor
-            panel.barh(range(len(groups)), each, left=starts, height=0.62, color=color, alpha=0.9, label=name)
-            for k, length in enumerate(each):
-                text = number(length)
-                if length * room > 7 * len(text) + 8:
-                    at = (starts[k] + length / 2, k)
-                    panel.annotate(text, at, ha="center", va="center", color=look.PAPER)
-            starts += each
-        panel.set_yticks(range(len(groups)), list(groups))
-        panel.set_ylim(len(groups) - 0.5, -0.5)
-        panel.set_xlim(0, starts.max())
-        panel.grid(visible=False)
+        bars = {name: [each / scale.divisor for each in each_s] for name, each_s in means.items()}
+        stack(panel, bars, list(groups), [COLOURS.get(name, look.INK) for name in bars], width - 66)
         panel.set_xlabel(f"mean of the requests there ({scale.unit})", loc="right")
         look.head(panel, "")
         look.margins(figure, top=26, bottom=FOOT, left=56, right=10)
@@ -242,3 +230,61 @@ def _draw_range(panel: Axes, k: int, own: Mapping[str, Estimate], scale: Scale, 
             panel.plot([high], [k], ">", color=look.SERIES[0], markersize=6, clip_on=False)
         fill = look.SERIES[0] if p == "p50" else look.PAPER
         panel.plot([reach.at], [k], "o", color=look.SERIES[0], markerfacecolor=fill, markersize=7.5)
+
+
+def stack(
+    panel: Axes,
+    bars: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+    colours: Sequence[str],
+    room: float,
+    *,
+    named: bool = False,
+) -> None:
+    """A bar of parts for each name, from the top; a part has its number, or its name, where that fits.
+
+    `room` is how many CSS pixels the longest bar takes.
+    """
+    starts = np.zeros(len(names))
+    longest = max(map(sum, zip(*bars.values(), strict=True)))
+    for (part, lengths), color in zip(bars.items(), colours, strict=False):
+        style: Any = {"height": 0.62, "color": color, "alpha": 0.9, "edgecolor": look.PAPER, "linewidth": 0.6}
+        panel.barh(range(len(names)), lengths, left=starts, label=part, **style)
+        for k, length in enumerate(lengths):
+            text = part if named else number(length)
+            if length * room / longest > 7 * len(text) + 8:
+                at = (starts[k] + length / 2, k)
+                panel.annotate(text, at, ha="center", va="center", color=look.PAPER)
+        starts += lengths
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.set_xlim(0, longest)
+    panel.grid(visible=False)
+
+
+def methods(
+    name: str, title: str, unit: str, amounts: Mapping[str, Mapping[str, float]], most: float = 0.0
+) -> Plot:
+    """Each method as a bar of its parts; a line at `most`, which a device has, where it is known."""
+    names, totals = list(amounts), {method: sum(parts.values()) for method, parts in amounts.items()}
+    parts = dict.fromkeys(part for own in amounts.values() for part, amount in own.items() if amount)
+    bars = {part: [amounts[method].get(part, 0.0) for method in names] for part in parts}
+
+    def draw(drawing: str, width: float) -> Drawing:
+        n_columns = max(1, int((width - 170) // (26 + 6.4 * max(map(len, [*parts, "a device has"])))))
+        figure, (panel,) = look.canvas(width, 27 * len(names) + 18 * -(-(len(parts) + 1) // n_columns) + 62)
+        end = max(1.04 * most, *totals.values())
+        stack(panel, bars, names, PARTS, (width - 184) * max(totals.values()) / end)
+        panel.set_xlim(0, end)
+        if most:
+            panel.axvline(most, color=look.BAD, linestyle=look.DASHES[1], label="a device has")
+        panel.set_xlabel(unit, loc="right")
+        look.names_above(panel, n_columns)
+        look.margins(figure, top=18 * -(-(len(parts) + 1) // n_columns) + 8, bottom=46, left=168)
+        return look.drawn(figure, drawing, panel, "")
+
+    best = min(totals, key=totals.__getitem__)
+    finding = f"{title} from {number(totals[best])} {unit} ({best}) to {number(max(totals.values()))} {unit}."
+    rows = [[method, *(number(bars[part][k]) for part in parts)] for k, method in enumerate(names)]
+    shown = table(title, ["Method", *(f"{part} ({unit})" for part in parts)], rows)
+    return Plot(name, title, finding, "", look.in_both_widths(name, draw), shown)

@@ -13,6 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from burstline.reports.blocks import Drawing, Plot, Table, table
 from burstline.reports.figures import drawing as look
+from burstline.reports.figures.first_screen import stack
 from burstline.reports.number_format import Scale, duration, number, scale_for
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import (
@@ -46,7 +47,7 @@ LEAST_SHARE = 0.002
 """Parts of the waterfall below this share of the run are not drawn."""
 
 
-def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Plot | None:
+def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "", wide: float = look.HALF) -> Plot | None:
     """One phase's products and attention under the device's ceilings; None where it has none.
 
     `of` begins its name and that of the table with its numbers, where a page has two of a phase.
@@ -60,7 +61,7 @@ def roofline(phase: PhaseRow, device: DeviceFacts, of: str = "") -> Plot | None:
         return None
     name, numbers = f"{of}roofline-{phase.phase}", f"{of}bounds-{phase.phase}"
     finding = _roofline_finding(phase, dots, device)
-    return _under_roofs(name, f"Roofline of {phase.phase}", finding, dots, device, numbers, 400)
+    return _under_roofs(name, f"Roofline of {phase.phase}", finding, dots, device, numbers, 400, wide)
 
 
 def overview(found: Reconciliation) -> Plot:
@@ -79,9 +80,7 @@ def overview(found: Reconciliation) -> Plot:
     at = "; ".join(f"{dot.name} at {number(dot.intensity)} FLOP per byte" for dot in dots)
     finding = f"{at[:1].upper()}{at[1:]}. {device.name}, {device.known_by} ceilings."
     numbers = f"bounds-{found.phases[-1].phase}"
-    return _under_roofs(
-        "limit", "Against the machine's limit", finding, dots, device, numbers, 330, look.NARROW
-    )
+    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 330)
 
 
 def _under_roofs(
@@ -92,9 +91,9 @@ def _under_roofs(
     device: DeviceFacts,
     numbers: str,
     height: float,
-    only: float | None = None,
+    wide: float = look.NARROW,
 ) -> Plot:
-    """`only` is the width where one drawing serves every screen."""
+    """Drawn `wide` and narrow; one drawing serves every screen where these are the same."""
     scale = _rate_scale(device.peak_flops_per_s)
 
     def draw(drawing: str, width: float) -> Drawing:
@@ -117,7 +116,8 @@ def _under_roofs(
         look.margins(figure, top=HEAD + (24 if width < look.WIDE else 0), bottom=FOOT, right=28)
         return look.drawn(figure, drawing, panel, "")
 
-    drawings = (look.attempt(name, only, draw),) if only else look.in_both_widths(name, draw, wide=look.HALF)
+    is_narrow = wide == look.NARROW
+    drawings = (look.attempt(name, wide, draw),) if is_narrow else look.in_both_widths(name, draw, wide=wide)
     return Plot(name, title, finding, "", drawings, numbers)
 
 
@@ -229,29 +229,13 @@ def modules(phase: PhaseRow) -> Plot:
     scale = scale_for("s", [phase.step_s])
     seconds = [(op.label, op.measured_s or 0.0, op.predicted_s) for op in phase.ops]
     seconds += [(label, rest_s, 0.0) for label, rest_s in phase.rest.items()]
-    rows = [(label, took_s / scale.divisor, said_s / scale.divisor) for label, took_s, said_s in seconds]
+    bars = {label: [took_s / scale.divisor, said_s / scale.divisor] for label, took_s, said_s in seconds}
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = look.canvas(width, 132)
-        room = width - 88
-        most = max(sum(row[1] for row in rows), sum(row[2] for row in rows))
-        starts = [0.0, 0.0]
-        for k, (label, *pair) in enumerate(rows):
-            color, alpha = look.SERIES[k % len(look.SERIES)], 0.85 if k < len(look.SERIES) else 0.5
-            for at, long in enumerate(pair):
-                panel.barh(
-                    at, long, left=starts[at], height=0.62, color=color, alpha=alpha, edgecolor=look.PAPER
-                )
-                if long / most * room > len(label) * LETTER + 6:
-                    middle = starts[at] + long / 2
-                    panel.annotate(
-                        label, (middle, at), ha="center", va="center", color=look.PAPER, fontsize=look.TEXT
-                    )
-                starts[at] += long
-        panel.set_yticks([0, 1], ["measured", "predicted"])
-        panel.set_ylim(1.5, -0.5)
-        panel.set_xlim(0, most)
-        panel.grid(visible=False)
+        stack(
+            panel, bars, ["measured", "predicted"], look.SERIES * (1 + len(bars) // 4), width - 88, named=True
+        )
         panel.set_xlabel(f"time of the step ({scale.unit})", loc="right")
         look.margins(figure, top=8, bottom=FOOT, left=72)
         return look.drawn(figure, drawing, panel, "")

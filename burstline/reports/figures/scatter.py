@@ -100,6 +100,8 @@ def scatter(
     if below is not None:
         _fit_y(others[0], [dot.y for curve in below[0] for dot in curve.known], is_log=False)
         look.head(others[0], below[1], named=False)
+        if region is not None and region.bracket is not None:
+            look.write(others[0], "grey: the limit", (1, 1), (0, 9), of="axes fraction", ha="right")
         figure.subplots_adjust(hspace=0.3)
     [panel, *others][-1].set_xlabel(x_label.format(log=", log" if x_is_log else ""), loc="right")
     look.head(panel, y_label.format(log=", log" if y_is_log else ""), named=len(curves) > 1)

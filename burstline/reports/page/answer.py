@@ -267,7 +267,7 @@ def sentence(case: Case) -> str:
 def _sentences(case: Case) -> list[str]:
     """The fastest against the runner-up, then against each other contender.
 
-    `vllm is 1.48x faster than tgi (E2E p50), 99.2% CI [1.29, 1.69]; output 1.31x higher; GPU memory equal.`
+    `vllm is 1.48x faster than tgi (E2E p50), 99.2% CI [1.29, 1.69]; output 1.31x as high; GPU memory equal.`
     """
     first, *others = case.contenders
     if not others:
@@ -335,7 +335,7 @@ def _but(pair: Pair, contrasts: Contrasts) -> str:
 
 
 def _also(name: str, path: Path, contrast: Contrast | Absent | None) -> str:
-    """`output 1.31x higher`; "" where it is not known."""
+    """`output 1.31x as high`; "" where it is not known."""
     if not isinstance(contrast, Contrast):
         return ""
     if contrast.answer == Decided.SAME or 1 / SAME_TEXT < contrast.ratio.point < SAME_TEXT:

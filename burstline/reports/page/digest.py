@@ -1,25 +1,208 @@
-"""A run or a comparison in short: as blocks for the terminal and a pull request, as JSON for machines."""
+"""A run or a comparison in short: its verdict and SLOs, blocks for a terminal and a pull request, JSON."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.record import in_words
-from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import Reason
-from burstline.measure.stats.figure import known
-from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, Table, table
+from burstline.measure.record.summary import Goodput, Instrument, Summary
+from burstline.measure.record.verdict import Reason, SloResult, State
+from burstline.measure.stats.figure import Absent, Estimate, Result, known
+from burstline.measure.verdict.comparable import ALONE, COMPARABLE
+from burstline.reports.blocks import (
+    MARKS,
+    Banner,
+    Block,
+    Command,
+    Findings,
+    Heading,
+    Note,
+    Table,
+    TargetLine,
+    table,
+)  # fmt: skip
 from burstline.reports.model.comparison import HEADLINES, Case, Comparison, View
 from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.number_format import count, duration, error, number, with_interval
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner, case_banner, case_state, run_banner
 from burstline.reports.page.estimate_tables import headline_latencies, score_line, session_tables, whole_run
 from burstline.reports.page.side_by_side import beside_others, contrast_json, side_by_side
 from burstline.reports.page.sweep_words import all_loads, remarks, sweep_json
-from burstline.reports.sentences import say
+from burstline.reports.sentences import COMPARED, MEANT_BY, REPEATS, STATES, SWEEP, UNPROVEN, say, say_next
 from burstline.roofline.predict.forecast import Score
 from burstline.wording import counted
+
+NOTABLE_CPU: Final = 0.1
+"""A reader should know of more, though the verdict allows it."""
+FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"})
+"""Reasons that count the failed requests: a warning that does so too says nothing more."""
+
+
+def banner(comparison: Comparison) -> Banner:
+    if comparison.run is not None:
+        return run_banner(comparison.run.summary)
+    found = _of_cases(comparison)
+    if not comparison.others:
+        return found
+    tone, mark, _ = COMPARED[State.NOT_COMPARABLE]
+    unknown = tuple(
+        Reason("other-tool", say("unknown-error", name=each.name, tool=each.tool), "")
+        for each in comparison.others
+    )
+    return Banner(State.NOT_COMPARABLE, tone, mark, say("others-are-read"), (*unknown, *found.reasons))
+
+
+def run_banner(summary: Summary) -> Banner:
+    verdict = summary.verdict
+    state: str = verdict.state
+    refused = {reason.code for reason in verdict.reasons}
+    steps = (
+        replace(r, text=r.advice or r.text, advice="")  # the page's first sentence says what happened
+        if r.code == "no-start"
+        else replace(r, advice=say_next(r.advice))
+        for r in verdict.reasons
+    )
+    warnings = (w for w in verdict.warnings if not (w.code == "failures" and refused & FAILURES))
+    reasons = (*steps, *warnings)
+    for code, instead in UNPROVEN.items():
+        if state == State.VALID and any(reason.code == code for reason in reasons):
+            state = instead
+            reasons = tuple(reason for reason in reasons if reason.code != code)
+    tone, mark, sentence = STATES[state]
+    if state in (State.FAILED, State.CLIENT_BOUND):  # its own reason comes first
+        sentence = next((MEANT_BY[r.code] for r in verdict.reasons if r.code in MEANT_BY), sentence)
+    elif state == State.VALID:
+        others = summary.instrument.others_cpu_fraction
+        results = [target.result for target in summary.targets]
+        if {*results} - {Result.PASS}:
+            state = f"{state}, SLO {'MISSED' if Result.FAIL in results else 'INCONCLUSIVE'}"
+            words = {Result.PASS: "met", Result.FAIL: "missed", Result.INCONCLUSIVE: "inconclusive"}
+            of_each = ", ".join(f"{results.count(r)} {word}" for r, word in words.items() if r in results)
+            tone, mark, sentence = "warn", "!", f"The numbers can be used. SLOs: {of_each}."
+        if isinstance(others, Estimate) and others.point >= NOTABLE_CPU:
+            used = f"{others.point:.0%} of this machine's CPU"
+            sentence = f"{sentence} Processes that Burstline did not start used {used}."
+    if not summary.targets and not summary.goodput.criteria and summary.counts.get("ok"):
+        sentence = f"{sentence} {say('no-slo')}"
+    targets = (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
+    return Banner(state, tone, mark, sentence, reasons, targets)
+
+
+def case_banner(case: Case) -> Banner:
+    reasons = (*case.gate.reasons, *case.gate.warnings)
+    shown = _banner(case_state(case), reasons, [case], name=f"{case.name}: " if case.name else "")
+    return replace(shown, targets=_over_runs([case]))
+
+
+def case_state(case: Case) -> str:
+    """The gate's; of one contender that ran several times that these are repeats."""
+    return REPEATS if case.is_alone and len(case.views) > 1 else case.gate.state
+
+
+def _banner(state: str, reasons: tuple[Reason, ...], cases: Sequence[Case], name: str = "") -> Banner:
+    """Green only where every run is valid."""
+    tone, mark, sentence = COMPARED.get(state, ("warn", "!", "See the reasons."))
+    doubtful = Counter(view.summary.verdict.state for case in cases for view in case.views)
+    n, n_valid = doubtful.total(), doubtful.pop(State.VALID, 0)
+    if tone == "good" and doubtful:
+        states = ", ".join(f"{many} {each}" for each, many in doubtful.items())
+        state, tone, mark = ("NOT VALID" if state == COMPARABLE else state), "warn", "!"
+        sentence = say("not-all-valid", n=n - n_valid, of=n, states=states)
+    return Banner(state, tone, mark, sentence, reasons, name=name)
+
+
+def _of_cases(comparison: Comparison) -> Banner:
+    """The worst state of all cases, with the reasons of each."""
+    cases = comparison.cases
+    refused = [case.name for case in cases if not case.gate.comparable and not case.is_alone]
+    # Where a contender is missing, the one that is left is no set of repeats, but alone.
+    states = (case.gate.state if comparison.missing else case_state(case) for case in cases)
+    worst = min(states, key=_WORST_FIRST.index, default=ALONE)
+    worst = SWEEP if worst in (ALONE, REPEATS) and comparison.comparable else worst
+    reasons = tuple(
+        replace(reason, text=f"{case.name}: {reason.text}") if len(cases) > 1 else reason
+        for case in cases
+        for reason in (*case.gate.reasons, *case.gate.warnings)
+    )
+    if 0 < len(refused) < len(cases):
+        n, names = len(cases) - len(refused), "; ".join(refused)
+        if not any(case.gate.comparable or len(case.contenders) > 1 for case in cases):
+            state = f"{n} OF {len(cases)} LOADS USABLE"
+            return Banner(state, "warn", "!", say("not-usable", names=names), reasons)
+        return Banner(
+            f"{n} OF {len(cases)} {COMPARABLE}", "warn", "!", say("not-ranked", names=names), reasons
+        )
+    return replace(_banner(worst, reasons, cases), targets=_over_runs(cases))
+
+
+_WORST_FIRST: Final[tuple[str, ...]] = (
+    State.NOT_COMPARABLE,  # no repeated run would help
+    *(state for state in State if state != State.NOT_COMPARABLE),
+    ALONE,
+    REPEATS,
+    COMPARABLE,
+)
+
+
+def _target_line(row: SloResult) -> TargetLine:
+    why = "" if row.result == Result.PASS else row.reason
+    value = with_interval(row.measured) if isinstance(row.measured, Estimate) or not why else ""
+    return TargetLine(MARKS[row.result], row.result, row.target, value, why)
+
+
+def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
+    """The SLOs of one contender that ran several times, judged by its figures over all runs."""
+    if len(cases) != 1 or len(cases[0].contenders) != 1:
+        return ()
+    (contender,) = cases[0].contenders
+    summaries = [view.summary for view in contender.views]
+    slos = [parse_slo(text) for text in contender.views[0].manifest.targets]
+    rows = judge_over_runs(slos, summaries, lambda path: contender.figure(*path))
+    return tuple(map(_target_line, rows))
+
+
+def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
+    share, rate = goodput.attainment, goodput.requests_per_s
+    if isinstance(share, Absent):
+        return
+    per_s = f", {with_interval(rate)}" if isinstance(rate, Estimate) else ""
+    n, percent = count(share.point * share.n), number(share.point * 100)
+    met = f"met by {n} of {share.n:,} measured requests ({percent}%){per_s}"
+    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target"))
+
+
+def instrument_error(instrument: Instrument) -> str:
+    """How late the client was, in a sentence; "" where it is not known."""
+    late, read_p99 = instrument.send_lag_p99_s, instrument.read_error_p99_s
+    if isinstance(late, Absent) or isinstance(read_p99, Absent):
+        return ""
+    exact = say("client.exact", error=error(read_p99.point))
+    read = exact if read_p99.point > 0 else say("client.stamped")
+    also = {"canary": _canary(instrument), "network": _network(instrument)}
+    return say("client.late", late=duration(late.point), read=read, **also)
+
+
+def _canary(instrument: Instrument) -> str:
+    """How this run's canary checked these bounds, in a sentence; "" where there was no canary."""
+    p99, beyond = instrument.canary_p99_s, instrument.canary_beyond_p99_s
+    if isinstance(p99, Absent) or isinstance(beyond, Absent):
+        too_short = isinstance(p99, Absent) and p99.code == "too-short"
+        return say("client.no-canary") if too_short else ""
+    within = "within these bounds" if not beyond.point else f"at most {error(beyond.point)} outside them"
+    return say("client.canary", n=p99.n, within=within, error=error(p99.point))
+
+
+def _network(instrument: Instrument) -> str:
+    """What the network holds of every TTFT, in a sentence; "" where the server is on this host."""
+    rtt, again = instrument.network_rtt_s, instrument.network_retransmits
+    if not isinstance(rtt, Estimate) or not isinstance(again, Estimate):
+        return ""
+    lost = f"; {again.point:,.0f} TCP segments were sent again" if again.point else ""
+    return say("client.network", rtt=duration(rtt.point), lost=lost)
 
 
 def headline(comparison: Comparison, view: View) -> list[Block]:

@@ -18,13 +18,21 @@ from burstline.reports.blocks import MARKS, Banner, Plot, Tile
 from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
-from burstline.reports.model.comparison import QUANTILES, Contender, View, sending_order
+from burstline.reports.model.comparison import QUANTILES, Case, Contender, View, sending_order
+from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
-from burstline.reports.page.banner import FAILURES
-from burstline.reports.page.bottleneck import finite, limit_of, limited_by, next_by, used
+from burstline.reports.page.bottleneck import finite, limit_of, limited_by, limits_at_the_top, next_by, used
+from burstline.reports.page.digest import FAILURES
 from burstline.reports.page.estimate_tables import title_of
-from burstline.reports.page.sweep_words import slo_words, slos_words
+from burstline.reports.page.sweep_words import (
+    best_loads,
+    best_points,
+    limits,
+    next_loads,
+    slo_words,
+    slos_words,
+)
 from burstline.reports.sentences import LIMITS, say
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 from burstline.wording import counted
@@ -53,6 +61,24 @@ def strip(verdict: Banner) -> Banner:
 def tiles(view: View) -> list[Tile]:
     """The four answers; one that is not known is left out."""
     return [tile for tile in (_how_fast(view), _load(view), _limit(view), _next(view)) if tile.value]
+
+
+def sweep_tiles(sweep: Sweep, cases: Sequence[Case]) -> list[Tile]:
+    """The four answers of a sweep: at the load that gives most, and at the first that is too much."""
+    best = next(iter(best_points(sweep)), None)
+    label, at = (best.label, best.load) if best else (sweep.labels[0], sweep.loads[0])
+    having = [(load, case) for load, case in zip(sweep.loads, cases, strict=True) if label in case.labels]
+    own = {load: case.named(label).views[0] for load, case in having}
+    last = next((p.load for p in sweep.of(label) if p.missed or p.overloaded), list(own)[-1])
+    limit = LIMITS.get(limited_by(own[last].summary, own[last].manifest)[0], "")
+    why = " ".join((f"{label} at {last}.", limits(sweep), *limits_at_the_top(cases)))
+    tiles = [
+        Tile("How fast?", speed(own[at], "p50") if best else "", f"Medians at {at} with {label}."),
+        Tile("At what load?", f"{rates(own[at])} at {at}" if best else "At none", best_loads(sweep)),
+        Tile("What limits it?", limit, why),
+        next_tile(next_loads(sweep)),
+    ]
+    return [tile for tile in tiles if tile.value]
 
 
 def _how_fast(view: View) -> Tile:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
-from typing import Any, Final
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from burstline.measure.record.rundir import Run
@@ -16,41 +16,27 @@ from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.significance import FALSE_ALARMS, LASTING, Look
 from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, Tile, table
 from burstline.reports.figures.contenders import RunDot, history
-from burstline.reports.model.comparison import Case, Comparison, view_of
+from burstline.reports.model.comparison import Case, view_of
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
 from burstline.reports.number_format import point, scale_of
 from burstline.reports.page.first_screen import next_tile
-from burstline.reports.page.page import Page, PageSection, case_sections, common_facts
+from burstline.reports.page.page import Page, PageSection, beside, case_sections, common_facts
 from burstline.reports.page.side_by_side import side_by_side
-from burstline.reports.sentences import say
+from burstline.reports.sentences import GATE, say
 from burstline.wording import counted
-
-STATES: Final[dict[GateOutcome, tuple[str, str, str | None]]] = {
-    GateOutcome.SAME: ("good", "✓", None),
-    GateOutcome.BETTER: ("good", "✓", None),
-    GateOutcome.WORSE: ("bad", "✕", "failure"),
-    GateOutcome.UNDECIDED: ("warn", "?", "error"),
-}
-"""By outcome: its tone and mark, and what it is as a test case."""
-NEXT: Final[dict[GateOutcome, tuple[str, str]]] = {
-    GateOutcome.SAME: ("Take either", "Nothing: the newest run is as fast as those before it"),
-    GateOutcome.BETTER: ("Take the candidate", "Nothing: the newest run is better than those before it"),
-    GateOutcome.WORSE: ("Keep the baseline", "Find what changed before the first bad run"),
-    GateOutcome.UNDECIDED: ("", ""),
-}
-"""What to do by outcome: of two contenders, and of a series; "" where the reasons say it."""
 
 
 def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
     """The page of what `gate_blocks` made: verdict, numbers and pairs, then both contenders of `case`."""
     verdict, *blocks, reproduce = made
     assert isinstance(verdict, Banner)
-    plots = [each for each in blocks if isinstance(each, Plot)]
     shown: list[Block] = [each for each in blocks if not isinstance(each, Plot)]
-    facts: tuple[str, ...] = (f"{counted(len(judged.runs), 'run')} of one series",)
+    views = [view_of(run) for run in judged.runs] if case is None else case.views
+    loads = dict.fromkeys(view.manifest.title or "" for view in views)
+    facts = [f"{counted(len(views), 'run')} of one series"] if case is None else []
+    facts += [*filter(None, list(loads)[: len(loads) == 1]), *common_facts(views)]
     sections = [PageSection("numbers", "", "What was measured?", lambda: shown)]
     if case is not None:
-        facts = tuple(common_facts(Comparison("", (case,))))
         shown += [side_by_side(replace(case, contrasts={}))]  # the gate alone says which is better
         sections += list(case_sections(case))[1:]
     sections += [PageSection("again", "", "Reproduce", lambda: [reproduce])]
@@ -60,7 +46,7 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
         facts=facts,
         verdict=verdict,
         tiles=_tiles(judged),
-        pictures=[*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])],
+        pictures=beside([each for each in blocks if isinstance(each, Plot)]),
         sections=[replace(section, folded=True) for section in sections],
         summary=gate_json(judged),
         digest=made,
@@ -70,17 +56,18 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
 def _tiles(judged: Judged) -> list[Tile]:
     changes = [(number.headline.title, *_change(look).split(" ", 1)) for number, look in judged.known]
     value = ", ".join(f"{title} {change}" for title, change, *_ in changes)
-    ends = ", ".join(f"95% interval {interval}" for *_, interval in changes if interval.startswith("["))
+    ends = [f"95% interval {interval}" for *_, interval in changes if interval.startswith("[")]
+    speeds = [" against ".join(reversed(_speeds(judged, number))) for number, _ in judged.known]
     notes = [str(look.ratio.note) for _, look in judged.known]
     runs, of, rest = next(iter(notes), "None counts").partition(" of runs")
     if judged.runs:
         runs, of, rest = counted(len(judged.runs), "run"), "of the series", ""
     advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
     tiles = [
-        Tile("What changed?", value, ends),
+        Tile("What changed?", value, ". ".join(filter(None, (", ".join(speeds), ", ".join(ends))))),
         Tile("From what runs?", runs, f"{of}{rest}".strip().capitalize()),
         Tile("What is the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
-        next_tile(NEXT[judged.outcome][bool(judged.runs)] or advice),
+        next_tile(GATE[judged.outcome][4 if judged.runs else 3] or advice),
     ]
     return [tile for tile in tiles if tile.value]
 
@@ -91,7 +78,7 @@ def _meant(judged: Judged) -> str:
 
 def gate_blocks(judged: Judged, command: str) -> list[Block]:
     """The verdict with its reasons, the numbers, how they are meant, and the command."""
-    tone, mark, _ = STATES[judged.outcome]
+    tone, mark, *_ = GATE[judged.outcome]
     shown = Banner(judged.outcome, tone, mark, sentence(judged), (*judged.reasons, *_advice(judged)))
     tables = [_table(judged)] if judged.known else []
     plots = [figure(number, judged.runs) for number in judged.numbers if judged.runs]
@@ -121,7 +108,7 @@ def _change(look: Look) -> str:
         for end in (look.ratio.point, look.ratio.low, look.ratio.high)
         if end is not None
     )
-    return f"{middle} [{', '.join(ends)}]" if ends else middle
+    return f"{middle} [{', '.join(ends)}]" if len(set(ends)) > 1 else middle
 
 
 def _advice(judged: Judged) -> Iterator[Reason]:
@@ -133,15 +120,23 @@ def _advice(judged: Judged) -> Iterator[Reason]:
 
 
 def _table(judged: Judged) -> Table:
-    both = [judged.case.named(label) for label in (BASELINE, CANDIDATE)] if judged.case is not None else []
-    rows = []
-    for number, look in judged.known:
-        figures = [contender.figure(*number.headline.path) for contender in both]
-        scale = scale_of(figures)
-        cells = [f"{point(each, scale)} {scale.unit}" for each in figures]
-        rows.append([number.headline.title, *cells, _change(look), number.outcome.lower()])
-    columns = ["Number", *(each.label.title() for each in both), "Change [95% CI]", "Verdict"]
+    rows = [
+        [number.headline.title, *_speeds(judged, number), _change(look), number.outcome.lower()]
+        for number, look in judged.known
+    ]
+    both = [BASELINE.title(), CANDIDATE.title()] if judged.case is not None else ["Newest run"]
+    columns = ["Number", *both, "Change [95% CI]", "Verdict"]
     return table("", columns, rows, text=(0, len(columns) - 1))
+
+
+def _speeds(judged: Judged, number: Number) -> list[str]:
+    """The number of the baseline and of the candidate, or of the newest run of a series, with units."""
+    path = number.headline.path
+    figures = [view_of(run).summary.figure(*path) for run in judged.runs[-1:]]
+    if judged.case is not None:
+        figures = [judged.case.named(label).figure(*path) for label in (BASELINE, CANDIDATE)]
+    scale = scale_of(figures)
+    return [f"{point(each, scale)} {scale.unit}" for each in figures]
 
 
 def figure(number: Number, runs: Sequence[Run]) -> Plot:
@@ -186,7 +181,7 @@ def gate_junit(judged: Judged, lasted_s: float) -> str:
         if number.look is not None:
             outcome, told = number.outcome, _told(judged, number, number.look)
         case = ET.SubElement(suite, "testcase", classname="burstline.gate", name=number.headline.title)
-        kind = STATES[outcome][2]
+        kind = GATE[outcome][2]
         why = {"message": str(outcome), "type": str(outcome)} if kind else {}
         ET.SubElement(case, kind or "system-out", why).text = told
     for kind in ("failure", "error"):

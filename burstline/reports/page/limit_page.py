@@ -37,20 +37,13 @@ from burstline.reports.page.bottleneck import limit_at, limited_by
 from burstline.reports.page.compared import AtLoad, load_figure
 from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.first_screen import next_tile, rates, speed
-from burstline.reports.page.page import Page, PageSection
+from burstline.reports.page.page import Page, PageSection, beside
 from burstline.reports.page.sweep_words import slo_words, slos_words
-from burstline.reports.sentences import LIMITS, say
+from burstline.reports.sentences import LIMITS, SEARCH, say
 from burstline.servers.registry import ENGINES
 from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
 
-STATES: Final = {
-    "confirmed": ("CONFIRMED", "good", "✓", "highest.state-confirmed"),
-    "open": ("NOT CONFIRMED", "warn", "!", "highest.state-open"),
-    "lost": ("NOT CONFIRMED", "warn", "!", "highest.state-lost"),
-    "none": ("NO LOAD HOLDS", "bad", "✕", "highest.state-none"),
-}
-"""By how a search ended: its state, tone and mark, and the code of its sentence."""
 RESULT: Final = "limit.json"
 """A search's file, in a folder beside those of its runs."""
 NOTABLE: Final = 0.1
@@ -77,7 +70,7 @@ class LimitResult:
 
     @property
     def state(self) -> str:
-        """A key of STATES."""
+        """A key of SEARCH."""
         if self.found.none_holds:
             return "none"
         open_ = "lost" if self.found.is_lost else "open"
@@ -192,7 +185,7 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     asked = view.manifest.asked
     facts = [f"{asked.prompt_tokens} → {asked.output_tokens} tokens"]
     facts += [ARRIVALS[asked.pattern].title if result.kind == "rate" else "closed loop"]
-    state, tone, mark, code = STATES[result.state]
+    state, tone, mark, code = SEARCH[result.state]
     # Why the probes could not decide says more than that they could not.
     meant = Reason(result.state, result.why or say(code, budget=duration(result.budget_s)), "")
     limit = Tile("What limits it?", words.limited_by, words.limit)
@@ -202,7 +195,6 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
         limit,
         next_tile("" if words.then == result.why else words.then),
     )
-    plots = list(_plots(result, runs))
     sections = [
         PageSection("probes", "Probes", "What was probed, in order?", lambda: blocks[1:], folded=True)
     ]
@@ -214,8 +206,7 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
         facts=(*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
         verdict=Banner(state, tone, mark, words.sentence, (meant,)),
         tiles=[tile for tile in tiles if tile.value],
-        # Beside the first there is room for narrow ones.
-        pictures=[*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])],
+        pictures=beside(list(_plots(result, runs))),
         sections=sections,
         summary=[result.to_json()],
         digest=blocks,
@@ -259,7 +250,7 @@ def limits_blocks(searches: Searches) -> tuple[Answer, Table]:
     parts = []
     for name, href, each in searches:
         low, high = ("–" if end is None else str(each.load(end)) for end in (each.found.low, each.found.high))
-        state, key = STATES[each.state][0], f"{name}/limit"
+        state, key = SEARCH[each.state][0], f"{name}/limit"
         ends = Cell(low, key=f"{key}.low"), Cell(high, key=f"{key}.high")
         rows.append((Cell(name, href=href), *ends, slos_words(each.targets), state))
         parts.append(f"{name} {'none' if each.found.low is None else low} ({state.lower()})")
@@ -273,8 +264,8 @@ def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:
     answer, found = limits_blocks(searches)
     shown: list[Block] = [found, *(Note(say("missing", what=what)) for what in missing)]
     results = [each for *_, each in searches]
-    worst = max((each.state for each in results), key=list(STATES).index, default="open")
-    state, tone, mark, code = STATES[worst]
+    worst = max((each.state for each in results), key=list(SEARCH).index, default="open")
+    state, tone, mark, code = SEARCH[worst]
     budgets = dict.fromkeys(duration(each.budget_s) for each in results if each.state == worst)
     return Page(
         title=title,

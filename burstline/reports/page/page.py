@@ -16,14 +16,13 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Plot, Row, Tile
+from burstline.reports.blocks import Answer, Banner, Block, Column, Folded, Note, Plot, Row, Table, Tile
 from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import Case, Comparison, View
 from burstline.reports.model.sweeps import Sweep, sweeps_in
 from burstline.reports.page import compared, first_screen, roofline_section, sections
 from burstline.reports.page.answer import answer
-from burstline.reports.page.banner import banner
-from burstline.reports.page.digest import comparison_json, digest
+from burstline.reports.page.digest import banner, comparison_json, digest
 from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.side_by_side import beside_others
 from burstline.reports.sentences import say
@@ -68,6 +67,19 @@ class Page:
         return template.render(page=self, summary_json=summary, markdown_json=copied)
 
 
+def beside(plots: Sequence[Plot]) -> list[Plot]:
+    """The first as it is, the others narrow: beside it there is no room for more."""
+    return [*plots[:1], *(replace(plot, drawings=plot.drawings[1:]) for plot in plots[1:])]
+
+
+def evidence(tables: Sequence[Table]) -> list[PageSection]:
+    """Each table as a folded section under its caption."""
+    return [
+        PageSection(f"part{k}", "", each.caption, partial(list, (each,)), folded=True)
+        for k, each in enumerate(tables)
+    ]
+
+
 FEWEST: Final = 11
 """Fewer requests have no distribution: each is a dot of the first screen."""
 WITHOUT_SUCCESS: Final = ("nothing", "requests", "again", "glossary")
@@ -102,16 +114,18 @@ def render(comparison: Comparison) -> str:
 
 def page_over(comparison: Comparison) -> Page:
     view = comparison.run
-    swept = [] if view else [sweep for sweep, _ in sweeps_in(comparison.cases)]
+    swept, several = ([], []) if view else (sweeps_in(comparison.cases), comparison.views)
     page = Page(
         title=comparison.title,
-        facts=(*comparison.facts, *(sweep.name for sweep in swept), *common_facts(comparison)),
+        facts=(*comparison.facts, *(sweep.name for sweep, _ in swept), *common_facts(several)),
         verdict=banner(comparison),
         sections=tuple(_sections(comparison)),
         summary=view.summary.to_json() if view else comparison_json(comparison),
         digest=digest(comparison),
         answer=answer(comparison),
     )
+    if len(swept) == 1 and len(swept[0][1]) == len(comparison.cases):
+        return replace(page, tiles=first_screen.sweep_tiles(*swept[0]))
     if view is None or not view.has_served:
         return page
     tiles, pictures = first_screen.tiles(view), first_screen.pictures(view)
@@ -191,17 +205,17 @@ def _of_sweep(
     yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}What was measured at each load?", folds)
 
 
-def common_facts(comparison: Comparison) -> list[str]:
-    """All engines; model, data type, devices and day, where all of several runs have the same."""
-    if comparison.run is not None:
-        return []
-    each = [view.facts for view in comparison.views]
+def common_facts(views: Sequence[View]) -> list[str]:
+    """All engines; model, data type and devices, where all have the same; the day, or the first and last."""
+    each = [view.facts for view in views]
     common = [
         {facts[name].partition(",")[0] for facts in each} for name in ("model", "dtype", "devices", "date")
     ]
     engines = dict.fromkeys(filter(None, (facts["engine"] for facts in each)))
     same = [values.pop() for values in common if len(values) == 1 and values != {""}]
-    return [*filter(None, [", ".join(engines)]), *same]
+    days = [facts["date"].partition(",")[0] for facts in each]
+    span = [f"{days[0]} to {days[-1]}"] if len(set(days)) > 1 and all(days) else []
+    return [*filter(None, [", ".join(engines)]), *same, *span]
 
 
 @cache
@@ -244,8 +258,13 @@ def cells(row: Row, columns: Sequence[Column]) -> Markup:
 
 
 def coded(sentence: str) -> Markup:
-    """The sentence, its commands set as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(sentence))))  # noqa: S704 all is escaped
+    """The sentence, its commands set as code, and the names of options kept in one line."""
+    whole = re.sub(OPTION, r'<span class="whole">\g<0></span>', str(escape(sentence)))
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", whole))  # noqa: S704 all is escaped
+
+
+OPTION: Final = r"(?<![\w/.-])(?:--[a-z]+|[a-z]+-[a-z]+)(?:-[a-z]+)+(?![\w/.-]*[\w/])"
+"""The name of an option with hyphens, with or without its first two, that is no part of a path."""
 
 
 def _json_in_html(value: object) -> Markup:

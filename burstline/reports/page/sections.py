@@ -22,7 +22,7 @@ from burstline.reports.figures.run_figures import Panel
 from burstline.reports.model.comparison import QUANTILES, Contender, View
 from burstline.reports.number_format import count, duration, in_brackets, number, scale_for
 from burstline.reports.page.answer import counted_apart
-from burstline.reports.page.banner import instrument_error
+from burstline.reports.page.digest import instrument_error
 from burstline.reports.page.estimate_tables import (
     glossary_table,
     group_table,

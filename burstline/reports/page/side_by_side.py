@@ -53,11 +53,11 @@ class Times:
 
 
 def times_of(contrast: Contrast, title: str, which: str) -> Times:
-    """How many times faster, slower, higher or lower; `which` is the better direction of the number."""
+    """How many times faster, slower, as high or as low; `which` is the better direction of the number."""
     is_time = which == "lower" and "emory" not in title
     is_below = contrast.ratio.point < 1
     upward = (turned(contrast) if is_below else contrast).ratio
-    word = ("faster" if is_below else "slower") if is_time else ("lower" if is_below else "higher")
+    word = ("faster" if is_below else "slower") if is_time else ("as low" if is_below else "as high")
     return Times(upward, word)
 
 

@@ -49,25 +49,25 @@ def slos_words(texts: Iterable[str]) -> str:
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Highest output that meets all SLOs: 90 tok/s at 8 req/s with vllm, 1.5x higher than tgi (...).`
+    """`Highest output that meets all SLOs: 90 tok/s at 8 req/s with vllm, 1.5x that of tgi (...).`
 
     Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
     """
-    known = _best(sweep)
+    known = best_points(sweep)
     without = [label for label in sweep.labels if sweep.of(label) and label not in {at.label for at in known}]
     if not known:
         return say("sweep.none", labels=" or ".join(without)) if sweep.slos else ""
     first, *others = known
     parts = [f"{_told(first, sweep)} with {first.label}"]
     for at in others:
-        times = f"{number(first.output_point / at.output_point)}x higher than " if at.output_point else ""
+        times = f"{number(first.output_point / at.output_point)}x that of " if at.output_point else ""
         parts.append(f"{times}{at.label} ({_told(at, sweep)})")
     what = say("sweep.best") if sweep.slos else _of_which_loads(sweep, known)
     lacking = f"; {' and '.join(without)} at no load" if without and sweep.slos else ""
     return f"{what}: {', '.join(parts)}{lacking}."
 
 
-def _best(sweep: Sweep) -> list[Point]:
+def best_points(sweep: Sweep) -> list[Point]:
     """The best point of each contender that has one, most output first."""
     best = (best_within(own) if sweep.slos else _highest(own) for own in map(sweep.of, sweep.labels))
     return sorted(filter(None, best), key=lambda at: -at.output_point)
@@ -97,7 +97,7 @@ def next_loads(sweep: Sweep) -> str:
         ends = (knee([at for at in sweep.of(label) if not at.doubts]) for label in sweep.labels)
         rising = any(bend is not None and bend.load == top for bend in ends)
         return say("sweep.next-rising", load=top) if rising else say("sweep.next-slo")
-    best = _best(sweep)
+    best = best_points(sweep)
     if best:
         if best[0].load == top:
             return say("sweep.next-higher", load=top)

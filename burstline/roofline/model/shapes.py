@@ -3,8 +3,10 @@
 `roofline/model/families.py` reads it from a checkpoint's config.json.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from burstline.dtypes import DTYPES
@@ -78,22 +80,8 @@ class Quant:
 
 
 QUANTS: Mapping[str, Quant] = {
-    "fp32": Quant("fp32", "fp32", "fp32"),
-    "bf16": Quant(),
-    "fp16": Quant("fp16", "fp16", "fp16"),
-    "fp8": Quant("fp8", "fp8", "bf16"),
-    "fp8-kv8": Quant("fp8", "fp8", "fp8"),
-    "fp8-static": Quant("fp8", "fp8", "bf16", scales="static"),
-    "fp8-static-kv8": Quant("fp8", "fp8", "fp8", scales="static"),
-    "fp8-block": Quant("fp8", "fp8", "bf16", scales="block"),
-    "w8a16-fp8": Quant("fp8", "bf16", "bf16"),
-    "nvfp4": Quant("fp4", "fp4", "bf16", group=16),
-    "nvfp4-kv8": Quant("fp4", "fp4", "fp8", group=16),
-    "mxfp4": Quant("fp4", "bf16", "bf16", group=32, experts_only=True),
-    "int8": Quant("int8", "int8", "bf16"),
-    "w8a16": Quant("int8", "bf16", "bf16"),
-    "int4": Quant("int4", "bf16", "bf16", group=128),
-    "awq": Quant("int4", "fp16", "fp16", group=128, zero_points=True),
+    name: Quant(**row)
+    for name, row in tomllib.loads(Path(__file__).with_name("quants.toml").read_text("utf-8")).items()
 }
 
 
