@@ -40,8 +40,10 @@ def rows(ports: Iterable[int]) -> list[tuple[Engine, str, list[str]]]:
 
     Installed is its version here, "yes" where it tells none, "no" where it is not, "-" where it never is.
     """
+    urls = [f"http://{HOST}:{port}" for port in ports]
+    getters = [getter(Target(url, ""), timeout_s=TIMEOUT_S) for url in urls]
     with ThreadPoolExecutor(16) as pool:
-        answering = pool.map(_engine_at, urls := [f"http://{HOST}:{port}" for port in ports])
+        answering = pool.map(engine_at, getters)
         engines = list(ENGINES.values())
         installed = pool.map(_installed, engines)
         there = dict(zip(urls, answering, strict=True))
@@ -72,7 +74,3 @@ def _installed(engine: Engine) -> str:
     if version is None:
         return "-" if engine.default_port is None else "no"
     return version or "yes"
-
-
-def _engine_at(url: str) -> str | None:
-    return engine_at(getter(Target(url, ""), timeout_s=TIMEOUT_S))

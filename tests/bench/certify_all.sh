@@ -3,7 +3,7 @@
 #
 #   sh tests/bench/certify_all.sh DIR OUT        DIR as peers_env.sh made it; OUT gets a folder per certificate
 #
-# Then all the lines for a README are printed. REPEATS (3), LOADS (100 1000) and TOOLS choose fewer.
+# Then it prints a table of medians. REPEATS (3), LOADS (100 1000) and TOOLS choose fewer.
 set -eu
 
 [ $# -eq 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -38,7 +38,5 @@ for k in $(seq "${REPEATS:-3}"); do
         done
     done
 done
-for text in "$out"/*.txt; do
-    echo "$(basename "$text" .txt): $(tail -n 1 "$text")"
-done
+python3 "$(dirname "$0")/certified.py" "$out"
 exit $missing

@@ -58,7 +58,7 @@ def test_ports_that_are_no_numbers_are_the_users_slip(capsys):
 
 
 def test_the_command_prints_them_all(capsys, monkeypatch):
-    monkeypatch.setattr(engines, "_engine_at", lambda url: None)
+    monkeypatch.setattr(engines, "engine_at", lambda get: None)
     assert cli.main(["engines"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in ENGINES)

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from burstline.servers.engines.truth import Truth
+from burstline.servers.host import ready
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError, HttpReply, Target
 from burstline.servers.registry import ENGINES
@@ -87,6 +88,13 @@ def test_what_was_sent_is_what_the_log_says_to_the_nanosecond():
     assert row.token_ns == stamps(reply.content)[:4]
     assert row.ns_of("usage") == stamps(reply.content)[4]
     assert row.ns_of("error") is None
+
+
+def test_its_log_may_be_longer_than_what_is_read_of_foreign_servers(monkeypatch):
+    monkeypatch.setattr(ready, "MAX_REPLY_BYTES", 100)
+    with truth_server(FAST, thread=True) as truth:
+        post(truth, STREAM)
+        assert len(truth.log()) == 1
 
 
 def test_events_are_due_at_absolute_times_from_the_arrival_and_never_sent_early():

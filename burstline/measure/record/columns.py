@@ -149,7 +149,8 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
     for part in parts:
         lengths.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
         for name, values in events.items():
-            flat = _flat(part, name)
+            chunks = part.column(name).chunks or [pa.array([], part.schema.field(name).type)]
+            flat = _joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
             if name not in ("token_ns", "token_n"):
                 least = np.min_scalar_type(flat.max(initial=0))
                 flat = flat.clip(-1).astype(np.promote_types(least, np.int8))
@@ -192,11 +193,6 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
 
 def _starts(n_events: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(n_events, dtype=np.int64)])
-
-
-def _flat(table: pa.Table, name: str) -> NDArray[Any]:
-    chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
-    return _joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

@@ -26,10 +26,7 @@ NO_BOUNDS: Mapping[str, float] = {}
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One contender's requests: +inf is a failed one, NaN is left out.
-
-    `known` are its percentiles, s.
-    """
+    """One contender's requests: +inf is a failed one, NaN is left out. `known` are its percentiles, s."""
 
     label: str
     values_s: Floats

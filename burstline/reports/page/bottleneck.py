@@ -195,10 +195,7 @@ def _has_room(summary: Summary, kv: float, kv_tok: int | None) -> bool:
 
 
 def used(summary: Summary) -> str:
-    """What bounds the steps that took most of the time, and how near to that bound they came.
-
-    "" where rates are in doubt.
-    """
+    """What bounds the steps that took most of the time, and how nearly; "" where rates are in doubt."""
     found = summary.roofline
     if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
         return ""

@@ -258,16 +258,22 @@ def kernel(op: Op) -> str:
 
 def work(op: Op, device: Device) -> Work:
     """What one run of an op does, beside the ceilings of its device."""
-    computes, links = op.kind in ("matmul", "attention"), device.links
+    links = device.links
     keys = op.flops / (op.m * op.groups) / (4 * op.n_heads * op.k) if op.n_heads and op.k else 0.0
-    ideal_s, rate = 0.0, 0.0
+    ideal_s, rate, peak = 0.0, 0.0, 1.0
+    if op.kind in (
+        "matmul",
+        "attention",
+    ):  # an indexer's products in 8 bits where the device multiplies those (DeepSeek-V3.2)
+        in_8_bits = op.name == "indexer" and "fp8" in device.peaks
+        peak = device.peak_flops_per_s("fp8" if in_8_bits else op.dtype)
     if op.collective:
         ideal_s, _ = collective_s(op.collective, op.link_bytes, op.n_ranks, links)
         own = links and links[0].kind.startswith("NVLink") and op.n_ranks <= links[0].n_devices
         rate = links[0].bytes_per_s if own and op.collective in ("all_reduce", "all_to_all") else 0.0
     return Work(
         op.m, op.n, op.k, op.groups, 8 * ELEMENT_BYTES[op.dtype], op.bytes, op.flops, op.kv_bytes,
-        op.activation_bytes, keys, op.n_heads, _peak(op, device) if computes else 1.0, device.bytes_per_s,
+        op.activation_bytes, keys, op.n_heads, peak, device.bytes_per_s,
         device.n_units or 1, ideal_s, op.link_bytes, op.n_ranks, bool(links) and links[0].in_switch, rate,
     )  # fmt: skip
 
@@ -277,12 +283,6 @@ def _measured_shape(shape: ShapeTimes, m: float) -> float:
     if m > shape.m[-1]:
         return shape.seconds[-1] * m / shape.m[-1]
     return float(np.interp(m, shape.m, shape.seconds))
-
-
-def _peak(op: Op, device: Device) -> float:
-    """An indexer's products have 8 bits where the device multiplies those (DeepSeek-V3.2)."""
-    in_8_bits = op.name == "indexer" and "fp8" in device.peaks
-    return device.peak_flops_per_s("fp8" if in_8_bits else op.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,13 +249,16 @@ def _hint(raw: HttpReply, path: str, error: str, get: Get, *, has_key: bool) -> 
     return "" if "/chat/" in path else "; if it serves chats alone, pass --endpoint chat"
 
 
-def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
-    """The whole reply to one call, of at most MAX_REPLY_BYTES; EngineError where none comes in time.
+def send(target: Target, call: Call, timeout_s: float, most_bytes: int = 0) -> HttpReply:
+    """The whole reply to one call, of at most `most_bytes` or MAX_REPLY_BYTES; EngineError where none comes.
 
     The standard library's client, because importing httpx would take as long as the rest of a start. The
     timeout bounds the call as a whole: a server that sends a byte a second does not hold us.
     """
-    url = target.url.rstrip("/") + path_under(target.url, call.path)
+    url, most_bytes = (
+        target.url.rstrip("/") + path_under(target.url, call.path),
+        most_bytes or MAX_REPLY_BYTES,
+    )
     destination = Destination.of(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s
@@ -272,8 +275,8 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
             while reply.status < 200:  # the standard library knows 100 alone, not 103
                 reply.headers = reply.msg = None  # type: ignore[assignment]
                 reply.begin()
-            body = reply.read(MAX_REPLY_BYTES + 1)
-            if len(body) <= MAX_REPLY_BYTES and (reply.length or time.monotonic() >= until_s):
+            body = reply.read(most_bytes + 1)
+            if len(body) <= most_bytes and (reply.length or time.monotonic() >= until_s):
                 raise http.client.IncompleteRead(body, reply.length)
             headers = {name.lower(): value for name, value in reply.getheaders()}
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -285,8 +288,8 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     finally:
         alarm.cancel()
         connection.close()
-    if len(body) > MAX_REPLY_BYTES:
-        raise EngineError(f"{call.method} {url}: the answer is longer than {MAX_REPLY_BYTES:,} bytes")
+    if len(body) > most_bytes:
+        raise EngineError(f"{call.method} {url}: the answer is longer than {most_bytes:,} bytes")
     return HttpReply(reply.status, headers, body)
 
 

@@ -1,7 +1,4 @@
-"""Continuous batching: which sequences compute how many tokens in the next step, in which blocks.
-
-No I/O, no clock.
-"""
+"""Continuous batching: who computes how many tokens in the next step, in which blocks. No I/O, no clock."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence as Rows

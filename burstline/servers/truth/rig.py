@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from burstline.servers.host.child import Child, ChildLostError
-from burstline.servers.host.ready import getter
-from burstline.servers.messages import EngineError, Target
+from burstline.servers.host.ready import send
+from burstline.servers.messages import Call, EngineError, Target
 from burstline.servers.truth.router import Router, TruthSetup
 from burstline.servers.truth.serve import Served, TruthServer, from_jsonl, prepare_process
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S, _MOST_BYTES = 10.0, 1 << 30  # its log holds every prompt and the moment of every event
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TruthRig:
     def get(self, path: str) -> bytes:
         """The body at a path; ChildLostError where nothing answers."""
         try:
-            return getter(Target(self.url, ""), timeout_s=_TIMEOUT_S)(path).body
+            return send(Target(self.url, ""), Call("GET", path, headers=()), _TIMEOUT_S, _MOST_BYTES).body
         except EngineError as error:
             raise ChildLostError(f"the known-truth server is lost: {error}") from None
 
