@@ -1,4 +1,4 @@
-"""What `certify_all.sh` measured, as rows for README and docs/method.md: `python tests/bench/certified.py OUT`
+"""What `certify_all.sh` measured, as rows for docs/method.md: `python tests/bench/certified.py OUT`
 
 Medians over the repeats of each tool and load; printed / true, times in ms, tokens and requests a second.
 """

@@ -200,12 +200,10 @@ def _differ(phase: Mapping[str, Any]) -> list[str]:
 
 
 def _constants(rows: Sequence[Mapping[str, Any]]) -> Table:
-    cells = (
-        (row["name"] + " (own)" * row["own"], row["value"], row["change_at_10_percent_more"]) for row in rows
-    )
+    change = "change_at_10_percent_more"
+    rows = sorted(rows, key=lambda row: -abs(row[change]))
     lines = [
-        [name, f"{value:.3g}", f"{change:+.1%}"]
-        for name, value, change in sorted(cells, key=lambda each: -abs(each[2]))
+        [row["name"] + " (own)" * row["own"], f"{row['value']:.3g}", f"{row[change]:+.1%}"] for row in rows
     ]
     return table("Constants of the prediction", ["Constant", "value", "latency if 10% larger"], lines)
 

@@ -255,10 +255,8 @@ def send(target: Target, call: Call, timeout_s: float, most_bytes: int = 0) -> H
     The standard library's client, because importing httpx would take as long as the rest of a start. The
     timeout bounds the call as a whole: a server that sends a byte a second does not hold us.
     """
-    url, most_bytes = (
-        target.url.rstrip("/") + path_under(target.url, call.path),
-        most_bytes or MAX_REPLY_BYTES,
-    )
+    url = target.url.rstrip("/") + path_under(target.url, call.path)
+    most_bytes = most_bytes or MAX_REPLY_BYTES
     destination = Destination.of(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s
