@@ -28,7 +28,9 @@ def header(html: str) -> str:
 def test_a_gate_names_its_load_and_the_speeds_of_both(page):
     shown = header(page("gate"))
     assert re.search(r"80 requests of \d+ → \d+ tokens", shown)
-    assert re.search(r"What changed\? E2E p50 \+\S+, TTFT p50 \S+ [\d.,]+ m?s against [\d.,]+ m?s, ", shown)
+    assert re.search(
+        r"What changed\? E2E p50 \+\S+, TTFT p50 \S+ baseline [\d.,]+ m?s, candidate [\d.,]+ m?s", shown
+    )
 
 
 def test_a_series_names_its_engine_its_model_and_its_days(page):

@@ -66,13 +66,13 @@ def shown(found: Sequence[Mapping[str, Any]], model: str, command: str = "", ste
         tables += [_what_ifs(possible[0]["what_if"]), _constants(possible[0]["constants"])]
     if of_several:
         tables = [_device_table(possible), *(_bound_table(possible, phase) for phase in PHASES[::-1])]
-    told = list(map(answer, possible))
+    impossible = (f"{one['device']['name']}: {one['impossible']}" for one in found if "impossible" in one)
+    told = [*map(answer, possible[:1]), *impossible, *map(answer, possible[1:])]
     for one in possible:
         of = f"{one['device']['name']}: " * of_several
         phases = [] if of_several else [_sentence(*each) for each in one["phases"].items()]
         differ = [f"{name}: {note}" for name, phase in one["phases"].items() for note in _differ(phase)]
         told += [f"{of}{each}" for each in (*phases, *differ, *_outcome(one), _room(one["memory"]))]
-    told += [f"{one['device']['name']}: {one['impossible']}" for one in found if "impossible" in one]
     return Predicted(
         title=_title(found, possible, model),
         verdict=Banner(state, tone, mark, told[0], tuple(Reason("", each, "") for each in told[1:])),
@@ -111,7 +111,7 @@ def _answers(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """To each of QUESTIONS a short answer, and a line below it."""
     phases, took, rate = found["phases"], found["latency_s"], found["output_tok_per_s"]["predicted"]
     first_s = sum(each["n_steps"] * each["predicted_s"] for name, each in phases.items() if name != "decode")
-    speed = duration(first_s)
+    speed = f"{duration(first_s)} of prefill"
     if "decode" in phases:
         speed += f", then {duration(phases['decode']['predicted_s'])} per token"
     last = f"{duration(took['predicted'])} to the last token; {duration(took['ceiling'])} at the ceiling."

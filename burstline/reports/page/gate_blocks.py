@@ -57,7 +57,8 @@ def _tiles(judged: Judged) -> list[Tile]:
     changes = [(number.headline.title, *_change(look).split(" ", 1)) for number, look in judged.known]
     value = ", ".join(f"{title} {change}" for title, change, *_ in changes)
     ends = [f"95% interval {interval}" for *_, interval in changes if interval.startswith("[")]
-    speeds = [" against ".join(reversed(_speeds(judged, number))) for number, _ in judged.known]
+    both = "newest run {}" if judged.runs else f"{BASELINE} {{}}, {CANDIDATE} {{}}"
+    speeds = [both.format(*_speeds(judged, number)) for number, _ in judged.known]
     notes = [str(look.ratio.note) for _, look in judged.known]
     runs, of, rest = next(iter(notes), "None counts").partition(" of runs")
     if judged.runs:
@@ -66,7 +67,7 @@ def _tiles(judged: Judged) -> list[Tile]:
     tiles = [
         Tile("What changed?", value, ". ".join(filter(None, (", ".join(speeds), ", ".join(ends))))),
         Tile("From what runs?", runs, f"{of}{rest}".strip().capitalize()),
-        Tile("What is the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
+        Tile("What counts as the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
         next_tile(GATE[judged.outcome][4 if judged.runs else 3] or advice),
     ]
     return [tile for tile in tiles if tile.value]
@@ -92,7 +93,7 @@ def sentence(judged: Judged) -> str:
         failed = judged.outcome == GateOutcome.WORSE
         return "Requests of the candidate failed." if failed else "No runs can be compared."
     told = "; ".join(_told(judged, number, look) for number, look in judged.known)
-    return f"{told}. Known from {judged.known[0][1].ratio.note}."
+    return f"{told}, in {judged.known[0][1].ratio.note}."
 
 
 def _told(judged: Judged, number: Number, look: Look) -> str:
