@@ -256,8 +256,8 @@ def server_sent_events(body: bytes) -> tuple[list[bytes], list[int]]:
 
     Comments, and events without data, are no events. The data of several `data:` lines is joined by newlines.
     The grammar is the WHATWG's (https://html.spec.whatwg.org/multipage/server-sent-events.html, section
-    9.2.6), with one leniency: an event that the end of the body cuts short of its blank line is still handed
-    out, because servers exist that never send the last one.
+    9.2.6), with two leniencies, for servers that exist: an event that the end of the body cuts short of its
+    blank line is still handed out, and so is an error that stands on a line without `data:`.
     """
     return _plain_events(body) or _any_events(body)
 
@@ -286,8 +286,8 @@ def _any_events(body: bytes) -> tuple[list[bytes], list[int]]:
         line_end = _LINE_END.search(body, begin)
         line = body[begin : line_end.start()] if line_end else body[begin:]
         begin = line_end.end() if line_end else len(body)
-        if line == b"data" or line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
+        if line == b"data" or line.startswith((b"data:", b'{"error"')):
+            data.append(line.removeprefix(b"data").removeprefix(b":").removeprefix(b" "))
         if data and (not line or begin == len(body)):
             payloads.append(b"\n".join(data))
             ends.append(begin)

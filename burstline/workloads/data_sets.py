@@ -239,16 +239,17 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
     mapped = [c for name in ("prompt", "messages") for c in names[name] if names[name] != COLUMNS[name]]
     missing = [column for column in mapped if column not in row]
     if missing or not any(column in row for name in ("prompt", "messages") for column in names[name]):
-        what = missing[0] if missing else "prompt"
         raise WorkloadError(
-            f"{where} has no column {what!r}; it has {', '.join(map(str, row)) or 'none'}: "
-            "name the right one: --data FILE,prompt=COLUMN"
+            f"{where} has no column {(*missing, 'prompt')[0]!r}; it has "
+            f"{', '.join(map(str, row)) or 'none'}: name the right one: --data FILE,prompt=COLUMN"
         )
     chat = value("messages")
     messages: tuple[Message, ...] = ()
     reply, prompt = value("reply"), value("prompt")
     if chat is not None:
         messages, last = _chat(chat, where)
+        if messages and messages[0]["role"] != "system" and isinstance(system := row.get("system"), str):
+            messages = ({"role": "system", "content": system}, *messages)
         reply = last if reply is None else reply
         prompt = None
         if not messages:

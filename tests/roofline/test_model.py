@@ -144,6 +144,12 @@ def test_qwen_windows_stay_closed_unless_asked_for():
     assert [(layer.attention.window, layer.count) for layer in shape.layers] == [(None, 20), (4096, 8)]
 
 
+@pytest.mark.parametrize("window", [None, 0, -1])
+def test_a_window_of_nothing_is_none(window):
+    shape = read_config(bundled("mistral-7b") | {"sliding_window": window})
+    assert [layer.attention.window for layer in shape.layers] == [None]
+
+
 def test_mixtures_know_which_layers_are_dense():
     shape = read_config(bundled("deepseek-v3"))
     assert [(type(layer.ffn), layer.count) for layer in shape.layers] == [(Dense, 3), (Moe, 58)]

@@ -202,6 +202,23 @@ CASES = {
     ),
     "no count at all, though asked for": Case(each(), "tokenizer", recounts=[("tokenizer", N)]),
     # As litgpt: another id in each event, a usage of zeros, and "stop" where the length was the end.
+    "an empty reason in each event": Case(
+        [(at, said(X, "" if at < END_MS else "length")) for at in TIMES_MS] + [last()]
+    ),
+    "the word null for a reason": Case(
+        [(at, said(X, "null" if at < END_MS else "length")) for at in TIMES_MS] + [last()]
+    ),
+    "a reason in the first event too": Case(
+        [(at, said(X, {FIRST_MS: "stop", END_MS: "length"}.get(at))) for at in TIMES_MS] + [last()]
+    ),
+    "details of null": Case(each(after=[last(completion_tokens_details=None, prompt_tokens_details=None)])),
+    "an error without data, in an event stream": Case(
+        [(at, said(X)) for at in TIMES_MS]
+        + [(END_MS, b'{"error": {"message": "it broke", "code": 500}}\n\n')],
+        None,
+        n_tok=None,
+        outcome="error_event",
+    ),
     "another id in each event": Case(
         [*((at, text(k, id=f"cmpl-{k}", created=k)) for k, at in enumerate(TIMES_MS)), last()]
     ),
@@ -228,6 +245,16 @@ def record_(case: Case, decode: Any = decode_completion) -> Record:
         reads.append(Read(at_ms * MS, None, chunk(as_event(payload))))
     reads.append(Read(END_MS * MS, None, chunk(DONE) + b"0\r\n\r\n"))
     return record_of(request(**{"n_output_tok": N} | case.asked), capture(reads), decode, case.recounts)
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome"), [([last()], "ok"), ([last(6)], "truncated"), ([], "truncated")]
+)
+def test_a_whole_body_without_reason_and_done_has_ended_if_all_tokens_came(
+    after: list[Timed], outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(__name__ + ".DONE", b"")
+    assert record_(Case([*((at, said(X)) for at in TIMES_MS), *after])).outcome == outcome
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

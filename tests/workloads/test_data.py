@@ -183,6 +183,15 @@ def test_roles_of_every_collection_are_those_of_openai(tmp_path, chat):
     assert item.reply == "a"
 
 
+@pytest.mark.parametrize("system", ["be brief", None])
+def test_a_system_text_beside_a_conversation_begins_it(tmp_path, system):
+    chat = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"system": system, "conversations": chat}))
+    (item,) = read_data(str(tmp_path / "rows.jsonl")).items
+    begin = [{"role": "system", "content": system}] if system else []
+    assert list(item.messages) == [*begin, {"role": "user", "content": "q"}]
+
+
 def test_a_model_without_a_chat_template_gets_plain_text_but_pictures_stay_a_chat(server):
     requests, _, _ = data_requests(read_data(str(DATA / "chats.jsonl")).items, server, None, 0, SHORT)
     assert all(request.messages is None for request in requests[:-1])

@@ -305,8 +305,8 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
         return Outcome.ABORTED
     if not tokens.n:
         return Outcome.EMPTY if http.complete or reply.terminated else Outcome.TRUNCATED
-    if not reply.terminated:
-        return Outcome.TRUNCATED
+    if not reply.terminated and not (http.complete and tokens.generated == request.n_output_tok):
+        return Outcome.TRUNCATED  # some gateways drop both ends, but not the count
     return _length_outcome(request, reply, tokens)
 
 

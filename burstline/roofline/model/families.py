@@ -123,12 +123,11 @@ def _attention(config: _Config, **other: Any) -> Attention:
 def _windows(config: _Config, default: Callable[[int], bool]) -> list[int | None]:
     """Each layer's window: what `layer_types` says, else `default(index)` says whether the layer slides."""
     n = config.count("num_hidden_layers")
-    window = config.get("sliding_window")
-    types = config.get("layer_types")
-    if types is not None and len(types) != n:
+    window = config.get("sliding_window") or -1
+    if (types := config.get("layer_types")) is not None and len(types) != n:
         raise RooflineError(f"config.json names {len(types)} layer_types for {n} layers")
     slides = [kind == "sliding_attention" for kind in types] if types else [default(i) for i in range(n)]
-    return [window if slide else None for slide in slides]
+    return [window if slide and window > 0 else None for slide in slides]  # 0 and -1 say that none slides
 
 
 def _llama(config: _Config, name: str) -> ModelShape:
