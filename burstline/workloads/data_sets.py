@@ -243,12 +243,12 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
             f"{where} has no column {(*missing, 'prompt')[0]!r}; it has "
             f"{', '.join(map(str, row)) or 'none'}: name the right one: --data FILE,prompt=COLUMN"
         )
-    chat = value("messages")
+    chat, system = value("messages"), row.get("system") or None
     messages: tuple[Message, ...] = ()
     reply, prompt = value("reply"), value("prompt")
     if chat is not None:
         messages, last = _chat(chat, where)
-        if messages and messages[0]["role"] != "system" and isinstance(system := row.get("system"), str):
+        if messages and messages[0]["role"] != "system" and isinstance(system, str):
             messages = ({"role": "system", "content": system}, *messages)
         reply = last if reply is None else reply
         prompt = None

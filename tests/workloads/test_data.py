@@ -183,7 +183,7 @@ def test_roles_of_every_collection_are_those_of_openai(tmp_path, chat):
     assert item.reply == "a"
 
 
-@pytest.mark.parametrize("system", ["be brief", None])
+@pytest.mark.parametrize("system", ["be brief", "", None])
 def test_a_system_text_beside_a_conversation_begins_it(tmp_path, system):
     chat = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"system": system, "conversations": chat}))
