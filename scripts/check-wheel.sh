@@ -60,7 +60,7 @@ passes 0 python -P -c "import importlib.resources as r; r.files('burstline.measu
 passes 0 burstline engines
 passes 130 timeout --signal INT --preserve-status 8 burstline serve reference
 passes "0 4" burstline certify --requests 24 --prompt-tokens 16 --output-tokens 4
-passes 0 burstline study training --figures study
+passes 0 burstline study training --out study
 # A machine whose speed wanders, or that others use, is not measured, and one line says so.
 passes "0 2" burstline calibrate --device cpu --quick --out cpu.toml
 [ -e cpu.toml ] || grep -E 'burstline: .*(on a steady machine by at most|too much to measure it)' "$work/out"
