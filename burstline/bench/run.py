@@ -179,8 +179,8 @@ def serve_and_fire(
 
 
 def _last_start(run: Path, engine: str) -> str:
-    """How long a start of this engine took in the newest run beside this one; "" where none tells."""
-    for path in sorted(run.parent.glob(f"*-{engine}-*/manifest.json"), reverse=True):
+    """How long a start of this engine took in the newest run beside this one; "" where no late one tells."""
+    for path in sorted(run.parent.glob(f"*-{engine}-*/manifest.json"), reverse=True)[:16]:
         with suppress(WorkloadError):
             server = read_manifest(path.parent).server
             if server and server.ready_s and not server.attached:

@@ -271,7 +271,7 @@ def _shown(
         then = "Keep this method. No other sharding or recomputation that fits is faster."
     n_tok = f"{recipe.n_seq} x {recipe.n_seq_tok:,} tokens"
     use = f"{step.flops_per_s / 1e12:.0f} TFLOP/s a device ({step.mfu:.0%} MFU)"
-    *notes, assumed = (_room(step, others), *trust)
+    *notes, assumed = (_room(step, tok_per_s, best), *trust)
     return Predicted(
         title=f"{recipe.model.name} on {recipe.n_devices} x {recipe.device.name}, {recipe.sharding.name}:"
         f" {step.seconds:.3g} s a step of {n_tok}, {step.tok_per_s:,.0f} tok/s, {use}.",
@@ -292,16 +292,14 @@ def _shown(
     )
 
 
-def _room(step: TrainingStep, others: list[tuple[str, TrainingStep]]) -> str:
-    """Whether it fits, and how far; else what does."""
+def _room(step: TrainingStep, tok_per_s: float, best: str) -> str:
+    """Whether it fits, and how far; else `best`, the fastest method that does, with its tokens a second."""
     recipe, capacity = step.recipe, step.recipe.device.memory.capacity_bytes
     sizes = f"{step.memory.total / _GB:.1f} of {capacity / _GB:.1f} GB a device"
-    fitting = [(other.tok_per_s, name) for name, other in others if other.fits]
     if step.fits:
         return f"It fits: {sizes}; micro-batches of up to {largest_micro_batch(recipe)} fit."
-    if fitting:
-        speed, name = max(fitting)
-        return f"It does not fit: {sizes}. Fastest that does: {name} ({speed:,.0f} tok/s)."
+    if best:
+        return f"It does not fit: {sizes}. Fastest that does: {best} ({tok_per_s:,.0f} tok/s)."
     none = f"It does not fit: {sizes}. No sharding or recomputation of this many devices makes it fit;"
     return f"{none} try more devices or --qlora."
 

@@ -208,19 +208,10 @@ def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Cal
     words += f" --requests {args.streams} --prompt-tokens 512 --output-tokens {args.output_tokens}"
     run = [*ours, *words.split(), "--tokenizer", str(tokenizer), "--out"]
 
-    beside = [
-        str(args.beside),
-        "bench",
-        "serve",
-        "--backend",
-        "vllm",
-        "--model",
-        "truth",
-        "--prompt-token-ids",
-    ]
-    beside += ["--base-url", "http://127.0.0.1:PORT", "--tokenizer", str(tokenizer), "--ignore-eos"]
-    beside += ["--num-prompts", str(args.streams), "--dataset-name", "random", "--random-input-len", "512"]
-    beside += ["--random-output-len", str(args.output_tokens)]
+    words = f"bench serve --backend vllm --model truth --prompt-token-ids --num-prompts {args.streams}"
+    words += " --base-url http://127.0.0.1:PORT --ignore-eos --dataset-name random --random-input-len 512"
+    words += f" --random-output-len {args.output_tokens}"
+    beside = [str(args.beside), *words.split(), "--tokenizer", str(tokenizer)]
 
     def one_round(k: int, rows: Rows) -> None:
         ended(args, "P", [sys.executable, "-c", "import pandas"], rows)

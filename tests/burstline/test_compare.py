@@ -26,7 +26,6 @@ from burstline.measure.record.manifest import (
 )
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
-from burstline.measure.record.verdict import Reason, State
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.factors import canonical
 from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of
@@ -110,10 +109,7 @@ def test_a_disturbed_comparison_asks_for_an_idle_machine_and_for_no_more_runs(tw
     folders, change = two_runs
     change(1, engine="tgi")
     for folder in folders:
-        run = open_run(folder)
-        idle = Reason("busy-machine", "Others used 90% of the CPU.", "Stop other work on this machine.")
-        verdict = replace(run.summary.verdict, state=State.DISTURBED, reasons=(idle,))
-        write_json(folder / "summary.json", replace(run.summary, verdict=verdict).to_json())
+        spoil(folder, "DISTURBED", "Stop other work on this machine.")
     code, out, _ = compare(capsys, folders)
     assert code == 4
     assert "--anyway compares the runs all the same" in out
@@ -468,11 +464,11 @@ def test_it_is_said_in_one_sentence_and_one_table(repeated, capsys):
     assert re.search(r"\| 1\.2\dx faster 97\.5% CI \[1\.\d+, 1\.\d+\] different \|", out)
 
 
-def spoil(folder: Path, state: str) -> None:
+def spoil(folder: Path, state: str, advice: str = "") -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["verdict"] = {
         "state": state,
-        "reasons": [{"code": "x", "text": "So.", "advice": ""}],
+        "reasons": [{"code": "x", "text": "So.", "advice": advice}],
         "warnings": [],
     }
     (folder / "summary.json").write_text(json.dumps(summary))

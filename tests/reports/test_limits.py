@@ -146,7 +146,7 @@ def test_a_server_without_a_gauge_of_its_queue_is_limited_by_what_its_replies_sh
 
 @pytest.mark.parametrize("at_a_time", [None, 100])
 def test_a_full_listen_queue_is_named_as_the_limit(at_a_time):
-    """A server whose own queue nobody watches, at a hundred connections at once and a backlog of five."""
+    """A server without metrics gets a hundred connections at once, with a backlog of five."""
     full = Reason("listen-queue", "The server's listen queue was full.", "")
     concurrency = Concurrency(
         mean=measured(60.0, "requests", ""), max=measured(100.0, "requests", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -247,7 +248,7 @@ def stack(
     """
     starts = np.zeros(len(names))
     longest = max(map(sum, zip(*bars.values(), strict=True)))
-    for (part, lengths), color in zip(bars.items(), colours, strict=False):
+    for (part, lengths), color in zip(bars.items(), cycle(colours), strict=False):
         style: Any = {"height": 0.62, "color": color, "alpha": 0.9, "edgecolor": look.PAPER, "linewidth": 0.6}
         panel.barh(range(len(names)), lengths, left=starts, label=part, **style)
         for k, length in enumerate(lengths):

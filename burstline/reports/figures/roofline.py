@@ -233,9 +233,7 @@ def modules(phase: PhaseRow) -> Plot:
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = look.canvas(width, 132)
-        stack(
-            panel, bars, ["measured", "predicted"], look.SERIES * (1 + len(bars) // 4), width - 88, named=True
-        )
+        stack(panel, bars, ["measured", "predicted"], look.SERIES, width - 88, named=True)
         panel.set_xlabel(f"time of the step ({scale.unit})", loc="right")
         look.margins(figure, top=8, bottom=FOOT, left=72)
         return look.drawn(figure, drawing, panel, "")

@@ -131,11 +131,10 @@ def load_device(name_or_path: str) -> Device:
             raise RooflineError(f"no device file at {name_or_path}")
         table = read_toml(path)
         return read_device(table.get("id", path.stem), table)
-    bundled, key = bundled_devices(), _plain(name_or_path)
-    by_name = {_plain(name): each for each in bundled for name in (each.id, *each.aliases)}
+    by_name, key = _bundled_by_name(), _plain(name_or_path)
     if key in by_name:
         return by_name[key]
-    ids = sorted(device.id for device in bundled)
+    ids = sorted(device.id for device in bundled_devices())
     raise RooflineError(
         f"unknown device {name_or_path!r}, and no .toml file that describes one; "
         f"{hint(name_or_path.lower(), ids)}"
@@ -182,6 +181,11 @@ _STATED: Final = (
     "vendor", "arch", "n_units", "tdp_w", "usd_per_hour", "host_link_bytes_per_s", "source", "assurance",
     "note",
 )  # fmt: skip
+
+
+@cache
+def _bundled_by_name() -> dict[str, Device]:
+    return {_plain(name): device for device in bundled_devices() for name in (device.id, *device.aliases)}
 
 
 def _plain(name: str) -> str:

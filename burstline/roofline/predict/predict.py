@@ -261,10 +261,8 @@ def work(op: Op, device: Device) -> Work:
     links = device.links
     keys = op.flops / (op.m * op.groups) / (4 * op.n_heads * op.k) if op.n_heads and op.k else 0.0
     ideal_s, rate, peak = 0.0, 0.0, 1.0
-    if op.kind in (
-        "matmul",
-        "attention",
-    ):  # an indexer's products in 8 bits where the device multiplies those (DeepSeek-V3.2)
+    if op.kind in ("matmul", "attention"):
+        # An indexer's products have 8 bits where the device multiplies those (DeepSeek-V3.2).
         in_8_bits = op.name == "indexer" and "fp8" in device.peaks
         peak = device.peak_flops_per_s("fp8" if in_8_bits else op.dtype)
     if op.collective:
