@@ -23,7 +23,8 @@ from burstline import __version__
 from burstline.cores import BLAS_THREADS, KEEPS_MEMORY
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
-from burstline.machine.hardware import note_hardware, path_of
+from burstline.machine.catalogue import path_of
+from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.measure.record.run_writer import RunDir

@@ -15,7 +15,7 @@ import numpy as np
 from huggingface_hub import constants
 
 from burstline.bench.server_session import Say, Site
-from burstline.machine.host_facts import cached_config
+from burstline.machine.catalogue import cached_config
 from burstline.servers.host.ready import send
 from burstline.servers.messages import EngineError
 from burstline.servers.openai import tokenize_call, tokens_in

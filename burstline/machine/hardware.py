@@ -6,36 +6,24 @@ The device is the one that was named, else what the driver calls it, else this m
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from burstline import __version__
 from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError, parse_toml
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine import host_facts
+from burstline.machine.catalogue import config_at, device_text, kept, kept_paths
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.measure.record.manifest import HardwareFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
-from burstline.roofline.device.calibration import (
-    Calibration,
-    Conditions,
-    Constants,
-    device_toml,
-    load_calibration,
-    read_device_file,
-)
-from burstline.roofline.device.device import Device, load_device
-from burstline.roofline.model.checkpoint import config_file, held_by, quant_of
-from burstline.roofline.model.families import bundled_config, bundled_models, read_config
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.checkpoint import held_by, quant_of
+from burstline.roofline.model.families import read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from burstline.servers.host.kernel import usable_cores
 from burstline.servers.identity import Identity
@@ -177,20 +165,6 @@ def _held(config: Mapping[str, Any], model_from: str) -> float | None:
     return None if held == 1 else held
 
 
-def config_at(name: str) -> dict[str, Any]:
-    """The config of a bundled model, a folder, a file, a GGUF file's folder, or Hugging Face's cache."""
-    if name.lower() in bundled_models():
-        return bundled_config(name.lower())
-    path = Path(name).expanduser()
-    if path.is_dir() or path.suffix == ".gguf":  # a GGUF file is gigabytes: its folder has the config
-        path = (path if path.is_dir() else path.parent) / "config.json"
-    found = path if path.is_file() else host_facts.cached_config(name)
-    if found is None:
-        known = ", ".join(bundled_models())
-        raise RooflineError(f"no config.json at {name!r}, nor is it a bundled model ({known})")
-    return config_file(found)
-
-
 def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:
     if hints.device not in (None, "cpu"):
         return device_text(str(hints.device)), f"--device {hints.device}"
@@ -219,28 +193,6 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     return device_text(names[0]), f"its driver calls it {names[0]}"
 
 
-def device_text(name: str, config: Mapping[str, Any] | None = None) -> str:
-    """The device file of a device by name, of a user's file, or of `cpu`, measured for `config`'s model."""
-    if name == "cpu" and config is not None:
-        found = (kept(n, config, "reference") for n in range(os.cpu_count() or 1, 0, -1))
-        if (text := next(filter(None, found), None)) is None:
-            raise RooflineError(
-                "--device cpu: this CPU is not calibrated for this model: `burstline calibrate`"
-            )
-        return text
-    device = load_device(name)
-    try:
-        calibration = load_calibration(name if name.endswith(".toml") else device)
-    except RooflineError:  # a device file without measurements
-        calibration = load_calibration(device)
-    return device_toml(device, calibration)
-
-
-def cache_folder() -> Path:
-    """Where calibrations are kept, as device-*.toml."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
-
-
 def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | None:
     """On how many of this machine's cores the engine computed; None where it did not, or nothing says so.
 
@@ -266,63 +218,14 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
     return server.n_cores or usable_cores()
 
 
-def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
-    """The device file that was kept for this model on so many cores; None without one.
-
-    The one with the engine's own host, if there is one.
-    """
-    for path in _paths(n_cores, config, engine):
-        try:
-            data = path.read_bytes()
-            device, calibration = read_device_file(data, path)
-            if calibration.conditions and device.name.startswith(f"{host_facts.host().cpu}, "):
-                return data.decode()
-        except (OSError, RooflineError):
-            continue
-    return None
-
-
-def read_kept(path: Path) -> tuple[Device, Calibration, Conditions]:
-    """A kept calibration; RooflineError where it is damaged, or does not say how it was made."""
-    device, calibration = read_device_file(path.read_bytes(), path)
-    if calibration.conditions is None:
-        raise RooflineError(f"{path} does not say when and beside what it was made")
-    return device, calibration, calibration.conditions
-
-
 def throw_away(run: RunDir) -> bool:
     """The calibration that the run exceeded, where it is still the one that is kept; whether it was."""
     if (hardware := run.manifest.hardware) is None:
         return False
     data = (run.path / DEVICE_FILE).read_bytes()
     n_cores = parse_toml(data, run.path / DEVICE_FILE).get("n_units") or 1
-    paths = _paths(n_cores, hardware.model_config or {}, run.manifest.engine)
+    paths = kept_paths(n_cores, hardware.model_config or {}, run.manifest.engine)
     exceeded = [path for path in paths if path.exists() and path.read_bytes() == data]
     for path in exceeded:
         path.unlink()
     return bool(exceeded)
-
-
-def _paths(n_cores: int, config: Mapping[str, Any], engine: str) -> list[Path]:
-    return [
-        path_of(n_cores, config, quick=quick, engine=of) for of in (engine, None) for quick in (False, True)
-    ]
-
-
-def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str | None = None) -> Path:
-    """One file for a model's shape, a number of cores, a machine, a version of ours and its constants.
-
-    Another for each engine whose host a run of it told.
-    """
-    shape = replace(read_config(config, "model"), name="", max_context=None)
-    host = host_facts.host()
-    constants = [slot.name for slot in fields(Constants)]
-    key = [constants, asdict(shape), host.cpu, host.cores, host.memory_bytes, __version__]
-    digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()[:16]
-    return cached_file(digest, f"cpu-{engine}" if engine else "cpu", n_cores, quick=quick)
-
-
-def cached_file(of: str, device: str, n_cores: int, *, quick: bool) -> Path:
-    """Where the calibration of a device is kept, `of` the shape or the model that it was measured with."""
-    kind = "quick" if quick else "full"
-    return cache_folder() / f"device-{Path(of).name}-{device.replace(':', '')}-{n_cores}-{kind}.toml"

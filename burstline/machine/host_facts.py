@@ -16,9 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-import huggingface_hub
 import psutil
-from huggingface_hub import constants
 
 from burstline.measure.record.manifest import HostFacts
 from burstline.servers.host.kernel import cpu_quotas, memory_limit, usable_cores
@@ -139,14 +137,3 @@ def _used_s() -> dict[int, tuple[str, float]]:
     each = psutil.process_iter(["name", "cpu_times"])
     rows = [(process.pid, process.info["name"], process.info["cpu_times"]) for process in each]
     return {pid: (name, sum(used[:2])) for pid, name, used in rows if used and pid != os.getpid()}
-
-
-def cached_config(name: str) -> Path | None:
-    """The config.json of a model in Hugging Face's cache; None where it has none of that name."""
-    if not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
-        return None
-    try:
-        found = huggingface_hub.try_to_load_from_cache(name, "config.json")
-    except ValueError:  # no name of a model
-        return None
-    return Path(found) if isinstance(found, str) else None

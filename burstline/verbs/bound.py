@@ -12,7 +12,7 @@ from typing import Any
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, completed, new_folder, read_options
 from burstline.errors import RooflineError
-from burstline.machine.hardware import config_at, device_text
+from burstline.machine.catalogue import config_at, device_text
 from burstline.reports.formats.predicted import PHASES, shown
 from burstline.reports.formats.text import text
 from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host

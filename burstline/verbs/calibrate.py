@@ -11,7 +11,7 @@ from burstline.console import exit_codes
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
 from burstline.loadgen.wire.os_limits import ensure_sockets
-from burstline.machine.hardware import cache_folder, cached_file, config_at, path_of, read_kept
+from burstline.machine.catalogue import cache_folder, cached_file, config_at, path_of, read_kept
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import device_toml, read_device_file, shared

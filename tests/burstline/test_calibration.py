@@ -15,7 +15,7 @@ from burstline.bench.calibration import NO_CALIBRATE, note_measured
 from burstline.bench.report import conclude, reconciled
 from burstline.cli import main
 from burstline.machine import host_facts
-from burstline.machine.hardware import kept, path_of
+from burstline.machine.catalogue import kept, path_of
 from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import Beside, CpuTime
 from burstline.measure.record import tables

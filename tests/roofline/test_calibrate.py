@@ -9,7 +9,7 @@ import pytest
 
 from burstline.bench.calibration import calibrate_pinned
 from burstline.errors import RooflineError
-from burstline.machine.hardware import path_of
+from burstline.machine.catalogue import path_of
 from burstline.roofline.calibrate.measurements import calibrate, levels_of
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
 from burstline.roofline.device.calibration import device_toml, load_calibration

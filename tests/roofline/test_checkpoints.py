@@ -8,7 +8,7 @@ import pytest
 
 from burstline.cli import main
 from burstline.errors import RooflineError
-from burstline.machine.hardware import config_at
+from burstline.machine.catalogue import config_at
 from burstline.roofline.model.checkpoint import quant_of
 from burstline.roofline.model.families import bundled_config, load_model, read_config
 from burstline.roofline.model.ops import Step, ops
