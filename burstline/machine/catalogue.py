@@ -15,7 +15,6 @@ from huggingface_hub import constants
 
 from burstline import __version__
 from burstline.errors import RooflineError
-from burstline.machine import host_facts
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
@@ -27,6 +26,7 @@ from burstline.roofline.device.calibration import (
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.checkpoint import config_file
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
+from burstline.servers.host.kernel import cpu_model
 
 
 def config_at(name: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def kept(n_cores: int, config: Mapping[str, Any], engine: str) -> str | None:
         try:
             data = path.read_bytes()
             device, calibration = read_device_file(data, path)
-            if calibration.conditions and device.name.startswith(f"{host_facts.host().cpu}, "):
+            if calibration.conditions and device.name.startswith(f"{cpu_model()}, "):
                 return data.decode()
         except (OSError, RooflineError):
             continue
@@ -107,9 +107,9 @@ def path_of(n_cores: int, config: Mapping[str, Any], *, quick: bool, engine: str
     Another for each engine whose host a run of it told.
     """
     shape = replace(read_config(config, "model"), name="", max_context=None)
-    host = host_facts.host()
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     constants = [slot.name for slot in fields(Constants)]
-    key = [constants, asdict(shape), host.cpu, host.cores, host.memory_bytes, __version__]
+    key = [constants, asdict(shape), cpu_model(), os.cpu_count(), memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()[:16]
     return cached_file(digest, f"cpu-{engine}" if engine else "cpu", n_cores, quick=quick)
 

@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 
 from burstline.measure.record.manifest import HostFacts
-from burstline.servers.host.kernel import cpu_quotas, memory_limit, usable_cores
+from burstline.servers.host.kernel import cpu_model, cpu_quotas, memory_limit, usable_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -33,7 +33,7 @@ def libraries() -> dict[str, str]:
 def host() -> HostFacts:
     return HostFacts(
         platform=system(),
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cores=psutil.cpu_count(logical=True),
         cores_allowed=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
@@ -72,14 +72,6 @@ def system() -> str:
     """`Linux-6.8.0-45-generic-x86_64-with-glibc2.39`: `platform.platform` would start a process for it."""
     kernel, libc = os.uname(), "".join(platform.libc_ver())
     return f"{kernel.sysname}-{kernel.release}-{kernel.machine}{libc and f'-with-{libc}'}"
-
-
-def _cpu_model() -> str | None:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 MOST_OTHERS: Final = 0.05

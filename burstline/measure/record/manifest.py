@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from burstline.loadgen.capture.drive_report import DriveReport, LostDriver
 from burstline.measure.record import typed_json
+from burstline.measure.record.typed_json import OPTIONAL
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import StartStage
 from burstline.servers.settings import Setting
@@ -26,9 +27,6 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 Status = Literal["running", "complete", "interrupted", "failed"]
 Option = str | int | float | bool | None
-
-OPTIONAL: Final[Mapping[str, bool]] = {"optional": True}
-"""A field with this metadata is left out of the JSON where it is None."""
 
 
 @dataclass(frozen=True, slots=True)

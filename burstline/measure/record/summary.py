@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from burstline.measure.record import typed_json
-from burstline.measure.record.manifest import OPTIONAL, SCHEMA
+from burstline.measure.record.manifest import SCHEMA
+from burstline.measure.record.typed_json import OPTIONAL
 from burstline.measure.record.verdict import MOST_SHARE, PercentileGrade, Replies, SloResult, Verdict
 from burstline.measure.stats.figure import Absent, Estimate, Figure, known
 from burstline.roofline.predict.forecast import NoForecast, Score

@@ -11,9 +11,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+OPTIONAL: Final[Mapping[str, bool]] = {"optional": True}
+"""A field with this metadata is left out of the JSON where it is None."""
 Reader = Callable[[Any, str], Any]
 """Takes a JSON value and where it stands; gives the typed value."""
 
@@ -23,7 +25,7 @@ class MismatchError(ValueError):
 
 
 def to_json(value: Any) -> Any:
-    """The value as JSON types. A field whose metadata says `{"optional": True}` is left out where None."""
+    """The value as JSON types."""
     own = getattr(value, "to_json", None)
     return own() if own is not None else plain(value)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from burstline.measure.record.manifest import OPTIONAL
+from burstline.measure.record.typed_json import OPTIONAL
 from burstline.measure.stats.figure import Figure, Result
 
 FLOOR_S: Final = 1e-3

@@ -8,6 +8,7 @@ cgroup-v1/ and scheduler/sched-bwc.html there.
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,14 @@ def keep_to(pid: int, cores: Sequence[int]) -> None:
     """Run a process, 0 for this one, on these cores only; on none that are named, leave it."""
     with suppress(AttributeError, OSError, ValueError):
         os.sched_setaffinity(pid, cores)
+
+
+def cpu_model() -> str | None:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
 
 
 def usable_cores() -> int:
