@@ -153,8 +153,9 @@ def serve_and_fire(
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
             hardware = run.manifest.hardware
-            if hardware and hardware.absent:
-                write_json(run.path / FORECAST, {"absent": hardware.absent})
+            if hardware and hardware.absent:  # why, the manifest says, until a report is told the device
+                why_none = "the device or the model was not known before the load"
+                write_json(run.path / FORECAST, {"absent": why_none})
             else:
                 from burstline.machine.roofline import write_forecast  # a model of the hardware
 

@@ -275,7 +275,7 @@ def figures(
         return MetricFigures.absent(throughput.NO_LATER_SUCCESS if after else throughput.NO_SUCCESS)
     samples = samples_of(metric, c)
     if metric.pooled is None and not np.isfinite(samples.value).any():
-        return MetricFigures.absent(Absent(f"no request has this number ({metric.title})", "undefined"))
+        return MetricFigures.absent(Absent("no request has it", "undefined"))
     in_order = _in_order(samples, c, steady)
     quantiles, average = _percentiles(samples, metric.unit, in_order), mean(samples, metric.unit)
     average = mean_in_order(average, in_order) if in_order else average

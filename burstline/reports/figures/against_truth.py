@@ -30,7 +30,7 @@ def against_truth(times: Sequence[Reading], finding: str) -> Plot:
             panel.plot([true[k], printed[k]], [k, k], color=color if is_off else look.MUTED, linewidth=1.4)
             panel.plot(true[k], k, "o", color=look.MUTED, fillstyle="none", markersize=9)
             panel.plot(printed[k], k, mark, color=color, markersize=5)
-        look.head(panel, "Printed and true (ms)", named=False)
+        look.head(panel, "○ true  ● printed  ◆ printed, and off (ms)", named=False)
         return replace(look.drawn(figure, drawing, panel), hover=None)
 
     cells = [

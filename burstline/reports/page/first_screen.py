@@ -41,6 +41,8 @@ LONG: Final = 80
 """Letters of an advice that is no short answer."""
 CLAUSE: Final = re.compile(r"; |: | \(")
 """What ends the first clause of a reason: the rest stands with the hardware."""
+STALLED: Final = 0.1
+"""The share of a request's time from which on stalls are told under the picture."""
 MIDDLE: Final = 640.0
 """How wide the latencies over time are drawn beside two other columns, CSS pixels."""
 
@@ -71,7 +73,8 @@ def sweep_tiles(sweep: Sweep, cases: Sequence[Case]) -> list[Tile]:
     own = {load: case.named(label).views[0] for load, case in having}
     last = next((p.load for p in sweep.of(label) if p.missed or p.overloaded), list(own)[-1])
     limit = LIMITS.get(limited_by(own[last].summary, own[last].manifest)[0], "")
-    why = " ".join((f"{label} at {last}.", limits(sweep), *limits_at_the_top(cases)))
+    of_each = limits_at_the_top(cases) if len(sweep.labels) > 1 else ()
+    why = " ".join((f"{label} at {last}.", limits(sweep), *of_each))
     tiles = [
         Tile("How fast?", speed(own[at], "p50") if best else "", f"Medians at {at} with {label}."),
         Tile("At what load?", f"{rates(own[at])} at {at}" if best else "At none", best_loads(sweep)),
@@ -263,6 +266,10 @@ def _time_split(view: View) -> Iterator[Plot]:
     finding = f"Waiting for the first token is {texts[0]} of the time at {first.replace('mean', 'the mean')}"
     if last != first and texts[-1] != texts[0]:
         finding += f" and {texts[-1]} at {last}"
+    slowest = groups[last]
+    stalled = float(parts["stalls"][slowest].mean() / e2e[slowest].mean())
+    if stalled >= STALLED:
+        finding += f"; stalls between tokens are {stalled:.0%} at {last.replace('mean', 'the mean')}"
     told = view.summary.agreement
     queue, prefill = known(told.server_queue_mean_s), known(told.server_prefill_mean_s)
     also = ""
