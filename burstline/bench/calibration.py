@@ -20,7 +20,7 @@ from typing import Any, Final
 import orjson
 
 from burstline import __version__
-from burstline.cores import BLAS_THREADS, KEEPS_MEMORY
+from burstline.compute_threads import BLAS_THREADS, KEEPS_MEMORY
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.catalogue import path_of

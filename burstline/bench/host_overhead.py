@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from burstline.bench.apart import job_of
 from burstline.bench.fire import fire
+from burstline.bench.requests_apart import job_of
 from burstline.bench.server_session import serving
 from burstline.console.server_options import ServerOptions
 from burstline.errors import RooflineError

@@ -14,7 +14,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from burstline.bench.apart import (
+from burstline.bench.calibration import may_calibrate, measure_again, note_measured
+from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
+from burstline.bench.plan_for_server import plan_for
+from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
+from burstline.bench.recount import recount
+from burstline.bench.requests_apart import (
     audit_load,
     check_audit,
     check_profile,
@@ -24,11 +29,6 @@ from burstline.bench.apart import (
     profile_load,
     send_stages,
 )
-from burstline.bench.calibration import may_calibrate, measure_again, note_measured
-from burstline.bench.fire import DriveOutcome, Drivers, Enough, VitalSigns, fire
-from burstline.bench.plan_for_server import plan_for
-from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
-from burstline.bench.recount import recount
 from burstline.bench.run_settings import Settings, form_of, gpu_facts, manifest_of, server_facts
 from burstline.bench.server_session import Say, Serving, Site, check_start, choose_engine, serving
 from burstline.cluster.placement import RayOptions
@@ -114,7 +114,7 @@ def carry_out(
             failure = error
         finally:
             progress.close()
-        from burstline.bench.report import conclude, of_summary  # the load does not wait for it
+        from burstline.bench.conclusion import conclude, of_summary  # the load does not wait for it
 
         with finishing(_report_first):
             progress.phase("Decoding the captures and writing the report")

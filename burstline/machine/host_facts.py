@@ -19,7 +19,8 @@ from typing import Final
 import psutil
 
 from burstline.measure.record.manifest import HostFacts
-from burstline.servers.host.kernel import cpu_model, cpu_quotas, memory_limit, usable_cores
+from burstline.servers.host.cores import usable_cores
+from burstline.servers.host.kernel import cpu_model, cpu_quotas, memory_limit
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 

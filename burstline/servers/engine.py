@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
-from burstline.servers.introspection import Mean, gauges_in
+from burstline.servers.gauges import Gauges, Mean, gauges_in
+from burstline.servers.identity import Admission, Capabilities, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Ask, Call, Event, Get, HttpReply, Reply, Target
 from burstline.servers.openai import encode_completion, generated, take

@@ -75,27 +75,6 @@ def _types() -> Mapping[str, type]:
 
 
 @dataclass(frozen=True, slots=True)
-class Gauges:
-    """An engine's own gauges under common names; None means "not provided", never 0.
-
-    `kv_used_fraction` is 0..1; the four after it are counters since the server's start, in tokens but the
-    first. `resident_bytes` is that of the process that answers. `latencies` are the engine's own histograms
-    of "ttft", "itl" and "e2e", seconds, also since its start: `ttft_le_0.5` so many were at most,
-    `ttft_count` in all, `ttft_sum` together.
-    """
-
-    running: float | None = None
-    waiting: float | None = None
-    kv_used_fraction: float | None = None
-    preemptions: float | None = None
-    prefix_hit_tokens: float | None = None
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
-    resident_bytes: float | None = None
-    latencies: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Capabilities:
     """One row of the capability matrix: what fairness depends on. The defaults are those of most engines.
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from burstline.bench.conclusion import of_summary
 from burstline.bench.limit import CODES
-from burstline.bench.report import of_summary
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.server_session import check_requests, check_start, check_where, choose_engine

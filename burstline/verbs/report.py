@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from burstline.bench.report import keep_profile, write_report
+from burstline.bench.conclusion import keep_profile, write_report
 from burstline.console import exit_codes
 from burstline.console.flags import add_options, read_options
 from burstline.console.stdout import json_text

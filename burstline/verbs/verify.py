@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from burstline import __version__
-from burstline.bench.report import write_report
+from burstline.bench.conclusion import write_report
 from burstline.console import exit_codes
 from burstline.loadgen.capture.capture import read_captures
 from burstline.measure.record.decode import capture_limit_bytes, decoded_batches, were_killed, with_cancelled

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.bench.report import write_report
+from burstline.bench.conclusion import write_report
 from burstline.cli import main
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.hardware import note_hardware

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.bench.report import write_report
+from burstline.bench.conclusion import write_report
 from burstline.cli import main
 from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.decode import readings

@@ -12,7 +12,7 @@ import pytest
 
 from burstline.bench import calibration, host_overhead
 from burstline.bench.calibration import NO_CALIBRATE, note_measured
-from burstline.bench.report import conclude, reconciled
+from burstline.bench.conclusion import conclude, reconciled
 from burstline.cli import main
 from burstline.machine import host_facts
 from burstline.machine.catalogue import kept, path_of
@@ -184,7 +184,7 @@ def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine
     """Also where only one product does."""
     noted(run)
     save_steps(run, **({"down_proj_ns": 1} if faster else {}))
-    monkeypatch.setattr("burstline.bench.report.decode_run", lambda *_: None)
+    monkeypatch.setattr("burstline.bench.conclusion.decode_run", lambda *_: None)
     monkeypatch.setattr(RunDir, "save_records", lambda *_: None)  # they are there already
     summary = conclude(run, ENGINES["reference"])
     assert kept_path().exists() != faster
@@ -202,7 +202,7 @@ def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine
 def test_a_run_that_exceeds_its_calibration_measures_again_and_has_its_roofline(machine, run, monkeypatch):
     noted(run)
     save_steps(run, down_proj_ns=1)
-    monkeypatch.setattr("burstline.bench.report.decode_run", lambda *_: None)
+    monkeypatch.setattr("burstline.bench.conclusion.decode_run", lambda *_: None)
     monkeypatch.setattr(RunDir, "save_records", lambda *_: None)
     text = kept_path().read_text()
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from burstline.bench.conclusion import write_report
 from burstline.bench.limit import forecast_rate
-from burstline.bench.report import write_report
 from burstline.cli import main
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints, Stated

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from burstline.bench.report import reconciled, write_report
+from burstline.bench.conclusion import reconciled, write_report
 from burstline.cli import main
 from burstline.errors import RooflineError
 from burstline.machine import hardware

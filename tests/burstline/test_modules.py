@@ -141,7 +141,7 @@ def test_the_answer_is_there_before_the_page_is_made(burst_run, tmp_path, monkey
 
 @pytest.mark.slow
 def test_an_answer_needs_nothing_of_the_pages() -> None:
-    code = "import sys, burstline.bench.report; print(*sys.modules)"
+    code = "import sys, burstline.bench.conclusion; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"matplotlib", "jinja2", "burstline.reports.page.page"} & set(done.stdout.split())
 

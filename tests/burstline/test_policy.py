@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from burstline.bench import certification, limit
-from burstline.bench.report import of_summary
+from burstline.bench.conclusion import of_summary
 from burstline.bench.run import Ended
 from burstline.cli import main
 from burstline.console import exit_codes

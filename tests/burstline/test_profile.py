@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from burstline.bench.apart import check_profile, check_profiler
+from burstline.bench.requests_apart import check_profile, check_profiler
 from burstline.bench.server_session import Site
 from burstline.cli import main
 from burstline.console.server_options import ServerOptions

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from burstline import cli
-from burstline.bench.report import of_summary
+from burstline.bench.conclusion import of_summary
 from burstline.console import exit_codes
 from burstline.measure.record.summary import Summary
 from burstline.roofline.model.families import bundled_models

@@ -11,8 +11,9 @@ import pytest
 
 from burstline.errors import MOST_TOML, RooflineError, parse_toml
 from burstline.measure.record.run_writer import without_secrets
+from burstline.servers.gauges import samples_at
 from burstline.servers.host.ready import _doing, stage_of
-from burstline.servers.introspection import first_model, json_at, samples_at
+from burstline.servers.introspection import first_model, json_at
 from burstline.servers.messages import HttpReply
 from burstline.servers.registry import ENGINES
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.bench.report import of_summary
+from burstline.bench.conclusion import of_summary
 from burstline.console import exit_codes
 from burstline.measure.metrics.slo import judge_slos, missed, parse_slo, state_decides
 from burstline.measure.record.columns import columns_of

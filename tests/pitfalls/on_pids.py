@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from burstline.bench.apart import job_of
 from burstline.bench.fire import OnPids, fire
+from burstline.bench.requests_apart import job_of
 from burstline.loadgen.capture.capture import read_captures
 from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.loadgen.driver.job import n_drivers

@@ -16,6 +16,7 @@ from types import FunctionType
 
 import pytest
 
+from burstline import waves
 from burstline.loadgen.capture import http1
 from burstline.loadgen.driver import drive, job, self_measurement
 from burstline.loadgen.wire import clock, exchange
@@ -23,7 +24,6 @@ from burstline.measure.metrics import definitions, server, slo, throughput
 from burstline.measure.record import columns, record, telemetry
 from burstline.measure.stats import estimates, quantiles, serial_correlation, significance
 from burstline.measure.verdict import factors, grades, judge
-from burstline.roofline.predict import forecast
 from burstline.servers import openai, replies
 from burstline.workloads import arrivals
 
@@ -185,7 +185,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the start wave of a closed loop counts",
-        forecast.whole_waves,
+        waves.whole_waves,
         "ends_s[concurrency - 1]",
         "ends_s[0] * 0",
         MEASURE + "test_closed_loop.test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch",

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from burstline.bench.report import write_report
+from burstline.bench.conclusion import write_report
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table

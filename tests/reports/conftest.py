@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from burstline.bench.report import write_report
+from burstline.bench.conclusion import write_report
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.measure.record.run_writer import RunDir

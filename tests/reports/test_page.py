@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pyarrow as pa
 import pytest
 
-from burstline.bench.report import write_report
+from burstline.bench.conclusion import write_report
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import Manifest

@@ -17,9 +17,10 @@ from burstline.console.server_options import ServerOptions
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.stats.estimates import Absent
+from burstline.servers.gauges import gauges_in
 from burstline.servers.host import ready, watch
 from burstline.servers.host.telemetry import Row
-from burstline.servers.introspection import first_model, gauges_in, json_at
+from burstline.servers.introspection import first_model, json_at
 from burstline.servers.launch import Launch
 from burstline.servers.messages import Call, EngineError, HttpReply, Target
 from burstline.servers.redact import Secret

@@ -33,7 +33,7 @@ from burstline.measure.stats.serial_correlation import (
     theil_slope,
     warm_up_end,
 )
-from burstline.roofline.predict.forecast import FILLED, whole_waves
+from burstline.waves import FILLED, whole_waves
 from burstline.wording import time_text
 from burstline.workloads.arrivals import STEADY_PATTERNS
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from burstline.cores import take_cores
+from burstline.compute_threads import take_cores
 from burstline.errors import RooflineError
 from burstline.roofline.calibrate.measurements import Probe, calibrate
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe

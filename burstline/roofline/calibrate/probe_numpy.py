@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from burstline.cores import Cores
+from burstline.compute_threads import Cores
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]

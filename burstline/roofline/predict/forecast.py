@@ -17,13 +17,12 @@ import numpy as np
 from burstline.roofline.device.calibration import Calibration, interval_factors
 from burstline.roofline.model.ops import Step
 from burstline.roofline.predict.predict import Clock, Deployment
-from burstline.roofline.predict.simulate import Asked, Floats, Limits, Simulation, simulate
+from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simulate
+from burstline.waves import FILLED, whole_waves
 
 CONFIDENCE: Final = 0.8
 TURNAROUND_S: Final = 1e-4
 """In a closed loop a client that sends again so soon misses the step that begins meanwhile."""
-FILLED: Final = 0.95
-"""The quantile of E2E after which an open loop has filled (tests/measure/test_stationary.py)."""
 LEAST_IN_PLATEAU: Final = 11
 """As many requests as a median needs."""
 
@@ -73,19 +72,6 @@ class PlannedLoad:
             return self.concurrency / float(of.e2e_s.mean())
         (start_s, end_s), ended_s = window, of.due_s + of.e2e_s
         return float(((ended_s > start_s) & (ended_s <= end_s)).sum()) / (end_s - start_s)
-
-
-def whole_waves(begun_s: Floats, over_s: Floats, concurrency: int) -> tuple[float, float] | None:
-    """From when until when a closed loop of C is full, in whole waves of C ends; None where there is none.
-
-    From the C-th end to the last k x C later that came before the last begin. What is alike ends in waves,
-    and the last begin cuts one somewhere.
-    """
-    ends_s = np.sort(over_s)
-    n_waves = int(np.searchsorted(ends_s, begun_s.max(initial=-np.inf), side="right")) // concurrency
-    if n_waves < 2:
-        return None
-    return float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1])
 
 
 def steady_window(of: Simulation, concurrency: int | None) -> tuple[float, float] | None:

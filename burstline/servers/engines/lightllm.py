@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burstline.dtypes import FLOATS
+from burstline.servers.gauges import Mean, mean_of
 from burstline.servers.host.installation import PackagedEngine
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.introspection import (
     MIB,
-    Mean,
     first_model,
     json_at,
     logged,
-    mean_of,
     number,
     opposite,
     option_of,

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from burstline.dtypes import DTYPES, FLOAT_NAMES, FLOATS
+from burstline.servers.gauges import Mean, drafts
+from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import ProgramEngine
-from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.introspection import (
     MIB,
-    Mean,
-    drafts,
     first_model,
     json_at,
     logged,

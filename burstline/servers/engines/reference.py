@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from burstline.cores import KEEPS_MEMORY
+from burstline.compute_threads import KEEPS_MEMORY
 from burstline.servers.engine import Profiler
 from burstline.servers.engines.vllm import Vllm
 from burstline.servers.identity import Identity, Sign

@@ -10,22 +10,11 @@ from typing import Any
 import psutil
 
 from burstline.servers.engine import Profiler
+from burstline.servers.gauges import Gauges, Mean, mean_of, samples_at
+from burstline.servers.host.cores import allowed_cores, threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
-from burstline.servers.host.kernel import allowed_cores
-from burstline.servers.host.process import threads_for_server
-from burstline.servers.identity import Admission, Gauges, Identity, Sign
-from burstline.servers.introspection import (
-    GIB,
-    Mean,
-    first_model,
-    json_at,
-    logged,
-    mean_of,
-    opposite,
-    option_of,
-    owned_by,
-    samples_at,
-)
+from burstline.servers.identity import Admission, Identity, Sign
+from burstline.servers.introspection import GIB, first_model, json_at, logged, opposite, option_of, owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
 from burstline.servers.openai import post

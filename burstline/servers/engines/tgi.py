@@ -15,10 +15,11 @@ from typing import Any
 
 import huggingface_hub as hub
 
+from burstline.servers.gauges import Mean, mean_of
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import free_port
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
-from burstline.servers.introspection import Mean, flag, json_at, json_line, logged, mean_of, number, option_of
+from burstline.servers.introspection import flag, json_at, json_line, logged, number, option_of
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Event, Get, Kind, Target
 from burstline.servers.openai import post

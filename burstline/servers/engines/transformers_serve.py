@@ -8,9 +8,9 @@ from pathlib import Path
 import orjson
 import psutil
 
+from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.kernel import memory_limit
-from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.introspection import logged, option_of
 from burstline.servers.launch import Launch, LaunchOptions

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from burstline.servers.gauges import Mean, drafts, mean_of
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.identity import Admission, Identity, Sign
-from burstline.servers.introspection import Mean, drafts, first_model, json_at, mean_of, owned_by
+from burstline.servers.introspection import first_model, json_at, owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Get
 from burstline.servers.openai import COUNT_EVERY_EVENT

@@ -10,23 +10,20 @@ from pathlib import Path
 from typing import Final
 
 from burstline.servers.engine import Profiler
+from burstline.servers.gauges import Mean, drafts, mean_of, samples_at
+from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
-from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.introspection import (
     GIB,
-    Mean,
-    drafts,
     first_model,
     flag,
     json_at,
     logged,
     logged_bytes,
-    mean_of,
     number,
     option_of,
     owned_by,
-    samples_at,
 )
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Get

@@ -14,7 +14,6 @@ import psutil
 from burstline.servers.host.child import SILENT_S, Child, ChildLostError, command, how_it_ended, import_path
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import ALL_ENDED, CANNOT_START, ENDED, STARTED, KeeperTask, Message
-from burstline.servers.host.kernel import usable_cores
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import printable
@@ -121,16 +120,6 @@ class Server(contextlib.AbstractContextManager["Server", None]):
             elif kind == ALL_ENDED:
                 self._survivors = value
             return kind, value
-
-
-def threads_for_server() -> int | None:
-    """How many threads leave the client a core on a machine of 2 to 4; None on any other machine.
-
-    An engine that takes every core spins on all of them between its steps, and its front end competes with
-    the client for the rest: the client then reads late.
-    """
-    n = usable_cores()
-    return n - 1 if 2 <= n <= 4 else None
 
 
 def start(launch: Launch, log_path: Path) -> Server:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from burstline.servers.engine import Engine
+from burstline.servers.gauges import Gauges
 from burstline.servers.host.child import Child
 from burstline.servers.host.gpus import gpus
 from burstline.servers.host.ready import PAGE_TIMEOUT_S, getter
@@ -31,7 +32,6 @@ from burstline.servers.host.sources import (
     Throttling,
 )
 from burstline.servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
-from burstline.servers.identity import Gauges
 from burstline.servers.messages import EngineError, Get, HttpReply, Target
 from burstline.servers.redact import words_of_server
 from burstline.servers.registry import ENGINES

@@ -6,8 +6,9 @@ import socket
 import sys
 from pathlib import Path
 
-from burstline.cores import take_cores
-from burstline.servers.host.kernel import send_at_once, usable_cores
+from burstline.compute_threads import take_cores
+from burstline.servers.host.cores import usable_cores
+from burstline.servers.host.kernel import send_at_once
 
 
 def _options() -> argparse.Namespace:

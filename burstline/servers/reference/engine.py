@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from prometheus_client import Histogram
 
-from burstline.cores import yield_to_others
+from burstline.compute_threads import yield_to_others
 from burstline.servers.reference.model import GEMMS, Chunk, KVCache, Transformer
 from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare
 from burstline.servers.reference.steplog import StepLog

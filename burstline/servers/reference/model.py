@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from burstline.cores import Cores
+from burstline.compute_threads import Cores
 from burstline.servers.reference.weights import Array, ModelConfig, Weights
 
 Index = npt.NDArray[np.intp]

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from burstline.cores import Cores
+from burstline.compute_threads import Cores
 from burstline.servers.reference import tokenizer
 from burstline.servers.reference.completions import ApiError, BodyReader, Writer
 from burstline.servers.reference.engine import InferenceEngine, Output, write_trace

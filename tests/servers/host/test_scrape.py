@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from burstline.servers.engines.vllm import Vllm
+from burstline.servers.gauges import Gauges
 from burstline.servers.host import watch
 from burstline.servers.host.telemetry import Row
-from burstline.servers.identity import Gauges
 from burstline.servers.messages import HttpReply, Target
 
 

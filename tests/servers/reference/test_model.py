@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burstline.cores import Cores
+from burstline.compute_threads import Cores
 from burstline.servers.reference.model import Chunk, KVCache, Transformer
 from burstline.servers.reference.weights import ModelConfig, ModelError
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from burstline.cores import Cores
+from burstline.compute_threads import Cores
 from burstline.servers.reference.model import Chunk, KVCache, Transformer
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 
