@@ -186,10 +186,8 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     names = list(dict.fromkeys(device.name for device in manifest.devices))
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
-        part = " (a slice)" if names and manifest.devices[0].is_slice else ""
-        raise RooflineError(
-            f"the device is not known, for {seen}{part}: name it with --device (an id, or cpu)"
-        )
+        part = ", a slice" if names and manifest.devices[0].is_slice else ""
+        raise RooflineError(f"the device is not known ({seen}{part}): name it with --device (an id, or cpu)")
     return device_text(names[0]), f"its driver calls it {names[0]}"
 
 

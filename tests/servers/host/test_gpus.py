@@ -345,7 +345,7 @@ def test_a_slice_is_no_whole_gpu(
     run = RunDir.create(tmp_path, manifest)
     note_hardware(run, Hints(model_config="llama-3.1-8b"))
     assert run.manifest.hardware is not None
-    assert "3g.40gb (a slice): name it with --device" in str(run.manifest.hardware.absent)
+    assert "3g.40gb, a slice): name it with --device" in str(run.manifest.hardware.absent)
 
 
 def test_one_reading_that_fails_hides_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
