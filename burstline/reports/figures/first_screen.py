@@ -175,7 +175,7 @@ def ranges(
     """
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = look.canvas(width, 54 * len(known) + 8)
+        figure, (panel,) = look.canvas(width, 52 * len(known) + 8)
         for k, (name, own) in enumerate(known.items()):
             served = values[name][np.isfinite(values[name])]
             scale = scale_of(own.values()) if own else scale_for("s", served.tolist())

@@ -134,6 +134,8 @@ def _limit(view: View) -> Tile:
     begun, _, rest = text.partition(": ")
     if begun.startswith("Limited") and rest:
         text = f"{rest[:1].upper()}{rest[1:]}"
+    elif code in ("limit.refused", "limit.lost"):  # without what limited the others
+        text = f"{text.partition('. ')[0].removesuffix('.')}."
     lacking = view.summary.roofline
     why = f"No roofline: {CLAUSE.split(lacking.absent)[0]}." if isinstance(lacking, NotReconciled) else ""
     return Tile("What limits it?", LIMITS.get(code, ""), f"{text} {why}".rstrip())
