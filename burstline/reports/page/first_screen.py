@@ -268,10 +268,10 @@ def _time_split(view: View) -> Iterator[Plot]:
     finding = f"Waiting for the first token is {texts[0]} of the time at {first.replace('mean', 'the mean')}"
     if last != first and texts[-1] != texts[0]:
         finding += f" and {texts[-1]} at {last}"
-    slowest = groups[last]
-    stalled = float(parts["stalls"][slowest].mean() / e2e[slowest].mean())
-    if stalled >= STALLED:
-        finding += f"; stalls between tokens are {stalled:.0%} at {last.replace('mean', 'the mean')}"
+    stalls = {name: float(parts["stalls"][own].mean() / e2e[own].mean()) for name, own in groups.items()}
+    worst = max(stalls, key=lambda name: stalls[name])
+    if stalls[worst] >= STALLED:
+        finding += f"; stalls between tokens are {stalls[worst]:.0%} at {worst.replace('mean', 'the mean')}"
     told = view.summary.agreement
     queue, prefill = known(told.server_queue_mean_s), known(told.server_prefill_mean_s)
     also = ""
