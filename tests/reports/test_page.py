@@ -417,6 +417,23 @@ def test_a_burst_that_no_request_waited_in_has_no_queue(tmp_path):
     assert findings == ["", "TTFT rises along the queue: the server admits requests one after another."]
 
 
+def test_stalls_are_told_at_the_percentile_where_they_take_most_of_the_time(tmp_path):
+    """A token each 10 ms for 30 requests; the last of them wait 1 s before their last token."""
+
+    def shown(name, n_stalled):
+        rows = synthetic.records(n=30, max_seqs=64)
+        late = [range(64 - (r.index < n_stalled)) for r in rows]
+        rows = [
+            replace(r, token_ns=[10**9 + 10**7 * k for k in own] + [3 * 10**9] * (64 - len(own)))
+            for r, own in zip(rows, late, strict=True)
+        ]
+        plots = first_screen.pictures(view_of(synthetic.finished_run(tmp_path / name, rows)))
+        return next(plot.finding for plot in plots if plot.id == "time-split")
+
+    assert "stalls" not in shown("even", 0)
+    assert shown("all", 30).endswith("; stalls between tokens are 46% at p50.")
+
+
 @pytest.mark.parametrize("n_done", [0, 2, 11, 15, 19, 60])
 def test_a_run_that_was_stopped_at_any_moment_has_a_page(n_done, tmp_path):
     """All that succeeded may lie in the warm-up."""
