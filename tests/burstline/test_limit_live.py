@@ -30,7 +30,7 @@ def limit(url, out, *flags):
 def test_a_search_keeps_every_probe_as_a_run_and_writes_a_page(tmp_path, capsys):
     flags = ("--concurrency", "2", "--slo", "ttft.p90<=100ms", "--budget-s", "40")
     # So slow that the budget ends before two cores are full: then its probes would be DISTURBED.
-    with truth_server(Script(ttft_s=0.05, gaps_s=(0.02,))) as server:
+    with truth_server(Script(ttft_s=0.05, gaps_s=(0.06,))) as server:
         code, found = limit(server.url, tmp_path / "runs", *flags)
     assert code == 4, "this server never slows down, so the budget ends the search"
     assert found["state"] == "open"
