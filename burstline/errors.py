@@ -1,4 +1,7 @@
-"""The error of the roofline, and the readers of files that users and servers name: none is long or deep."""
+"""The error of the roofline, and the readers of files: ours, and those that users and servers name.
+
+None of theirs is long or deep.
+"""
 
 import os
 import re
@@ -13,6 +16,11 @@ MOST_DOTTED: Final = 10_000
 
 class RooflineError(ValueError):
     """The user asked what cannot be: what was wrong, the number, the limit, and what to try."""
+
+
+def tables_beside(module: str, name: str) -> dict[str, Any]:
+    """The package's own TOML file of this name, beside the module whose `__file__` is given."""
+    return tomllib.loads(Path(module).with_name(name).read_text("utf-8"))
 
 
 def read_small(path: Path, most_bytes: int, what: str) -> bytes:

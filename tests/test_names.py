@@ -52,7 +52,8 @@ def texts() -> Mapping[str, str]:
     patterns = ("docs/**/*.md", "scripts/*", ".ci/*", ".github/workflows/*", "burstline/suites/shipped/*")
     whole += [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
     found = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in whole}
-    found["burstline/reports/sentences.toml"] = (ROOT / "burstline/reports/sentences.toml").read_text("utf-8")
+    for name in ("reports/sentences.toml", "roofline/reconcile/sentences.toml", "console/flags.toml"):
+        found[f"burstline/{name}"] = (ROOT / "burstline" / name).read_text("utf-8")
     for path in [*(ROOT / "burstline").rglob("*.py"), *(ROOT / "research").rglob("*.py")]:
         strings = (
             node.value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from burstline.errors import tables_beside
 from burstline.workloads.options import Option, as_text, flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
@@ -44,6 +45,32 @@ def add_options(group: argparse._ActionsContainer, kind: type, *names: str, abou
             action = group.add_argument(row.flag, **_argument(row), help=about + row.help)
             if row.name in NAMED:
                 completed(action, NAMED[row.name])
+
+
+_FLAGS: Final = tables_beside(__file__, "flags.toml")
+USAGES: Final[Mapping[str, str]] = _FLAGS["usage"]
+_TYPES: Final = {"int": int, "float": float, "path": Path}
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+def add_flags(
+    group: argparse._ActionsContainer, table: str, choices: Mapping[str, Iterable[str]] = _NOTHING
+) -> None:
+    """The flags of a table of `flags.toml`; `choices` are those of flags whose values are known in code."""
+    for flags, row in _FLAGS[table].items():
+        how = {name: value for name, value in row.items() if name != "completes"}
+        if "type" in row:
+            how["type"] = _TYPES[row["type"]]
+        if flags in choices:
+            how["choices"] = choices[flags]
+        action = group.add_argument(*flags.split(), **how)
+        if "completes" in row:
+            completed(action, row["completes"])
+
+
+def flags_in(table: str) -> dict[str, Mapping[str, Any]]:
+    """The rows of a table of `flags.toml` by the names of their values."""
+    return {flag.removeprefix("--").replace("-", "_"): row for flag, row in _FLAGS[table].items()}
 
 
 def _argument(row: Option) -> dict[str, Any]:

@@ -395,17 +395,14 @@ def _forecast(run: Run, plan: Plan) -> Forecast:
 def _check_modelled(run: Run, plan: Plan, setup: Setup) -> None:
     """RooflineError where the load or the server does what the simulator does not."""
     facts, spec = run.manifest.load or LoadFacts(), run.manifest.asked
-    reasons = {
-        "sessions are not simulated: replies decide when the next turn comes": facts.expected_cached_fraction
-        is None,
-        "prompts share prefixes, and what a cache holds of them is not simulated": bool(
-            facts.expected_cached_fraction
-        ),
-        "requests that are abandoned are not simulated": spec.cancel_share is not None,
-        f"{spec.request_kind} requests are not simulated": spec.request_kind is not RequestKind.GENERATE,
-        "speculative decoding is not simulated": setup.draft_tok > 0,
-    }
-    for reason, holds in reasons.items():
+    cached = facts.expected_cached_fraction
+    for holds, reason in (
+        (cached is None, "sessions are not simulated: replies decide when the next turn comes"),
+        (cached, "prompts share prefixes, and what a cache holds of them is not simulated"),
+        (spec.cancel_share is not None, "requests that are abandoned are not simulated"),
+        (spec.request_kind != RequestKind.GENERATE, f"{spec.request_kind} requests are not simulated"),
+        (setup.draft_tok > 0, "speculative decoding is not simulated"),
+    ):
         if holds:
             raise RooflineError(reason)
     first = plan.requests[0]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from burstline.errors import tables_beside
 from burstline.models.weights import gguf_package, n_bytes_of, tensors_of, write_gguf, write_weights
 from burstline.roofline.model.families import bundled_config, bundled_models
 from burstline.wording import hint
@@ -29,7 +29,7 @@ TINY: Final = "reference"
 GGUF_FILE: Final = "model.gguf"
 
 SPECIAL: Final = ("<unk>", "<s>", "</s>")
-_ARCHITECTURES: Final = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text("utf-8"))
+_ARCHITECTURES: Final = tables_beside(__file__, "architectures.toml")
 _DEFAULTS: Final[dict[str, Any]] = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
 """What the families of `tensors_of` need besides their shape; speed does not depend on it."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,8 @@ SHARD_BYTES: Final = 5 * 10**9
 """transformers' own `max_shard_size`."""
 _CHUNK: Final = 1 << 22
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""The families whose layout is known, by model_type: llama.cpp serves Mistral's shape as its llama."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,10 @@ def n_bytes_of(tensors: Sequence[Tensor]) -> int:
 def tensors_of(config: Mapping[str, Any], like: str) -> list[Tensor]:
     """Every tensor of a dense decoder in checkpoint order; WorkloadError where the layout is not known."""
     family, dtype = config.get("model_type"), str(config["torch_dtype"])
-    if family not in FAMILIES:
+    if family not in ARCHITECTURES:
         raise WorkloadError(
             f"--weights: the checkpoint layout of {like} (model_type {family!r}) is unknown; known are "
-            f"{', '.join(FAMILIES)}; leave --weights out and let vLLM or SGLang generate random ones"
+            f"{', '.join(ARCHITECTURES)}; leave --weights out and let vLLM or SGLang generate random ones"
         )
     if dtype not in FLOATS:
         raise WorkloadError(f"--dtype {dtype}: expected one of {', '.join(FLOATS)}")
@@ -125,11 +124,8 @@ def _write_file(path: Path, tensors: Sequence[Tensor], seed: int) -> None:
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.n_bytes
-        header[tensor.name] = {
-            "dtype": DTYPES[tensor.dtype].stored,
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        stored, shape = DTYPES[tensor.dtype].stored, list(tensor.shape)
+        header[tensor.name] = {"dtype": stored, "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     with path.open("wb") as file:
@@ -160,13 +156,6 @@ def encoded(values: NDArray[np.float32], dtype: str) -> bytes:
     return ((bits + np.uint32(0x8000)) >> np.uint32(16)).astype("<u2").tobytes()
 
 
-_NAMES: Final = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text("utf-8"))
-ARCHITECTURES: Final[Mapping[str, str]] = _NAMES["architectures"]
-_TENSORS: Final[Mapping[str, str]] = _NAMES["tensors"]
-_LAYER_TENSORS: Final[Mapping[str, str]] = _NAMES["layer"]
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-
-
 def gguf_package() -> ModuleType:
     """The package `gguf`; WorkloadError, with how to get it, where it is not installed."""
     try:
@@ -181,16 +170,15 @@ def gguf_package() -> ModuleType:
 
 def write_gguf(file: Path, config: Mapping[str, Any], tensors: Sequence[Tensor], seed: int) -> None:
     """The file, one tensor in memory at a time. The folder of `file` holds the model's tokenizer.json."""
-    gguf = gguf_package()
-    writer = gguf.GGUFWriter(None, ARCHITECTURES[config["model_type"]])
+    gguf, architecture = gguf_package(), ARCHITECTURES[config["model_type"]]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(None, architecture)
     _add_shape(writer, gguf, config)
     _add_tokenizer(writer, gguf, json.loads((file.parent / "tokenizer.json").read_text("utf-8")))
     for tensor in tensors:
         kind = gguf.GGMLQuantizationType[DTYPES[_dtype(tensor)].stored]
         n_bytes = Tensor(tensor.name, tensor.shape, _dtype(tensor)).n_bytes
-        name = _TENSORS.get(tensor.name)
-        if layer := _LAYER.fullmatch(tensor.name):
-            name = f"blk.{layer[1]}.{_LAYER_TENSORS[layer[2]]}.{layer[3]}"
+        name = names.get_name(tensor.name, (".weight", ".bias"))
         writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), n_bytes, kind)
     writer.write_header_to_file(file)
     writer.write_kv_data_to_file()
@@ -252,8 +240,7 @@ def _rows(values: NDArray[np.float32], name: str, config: Mapping[str, Any]) -> 
     """
     heads = config["num_attention_heads"]
     n_heads = {"q_proj": heads, "k_proj": config.get("num_key_value_heads") or heads}
-    layer = _LAYER.fullmatch(name)
-    n = n_heads.get(layer[2].rpartition(".")[2]) if layer else None
+    n = n_heads.get(name.split(".")[-2])
     if n is None or ARCHITECTURES[config["model_type"]] != "llama":
         return values
     return values.reshape(n, 2, values.shape[0] // n // 2, -1).swapaxes(1, 2).reshape(values.shape)

@@ -187,11 +187,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Figures or tables side by side, explained together; a column of tables is at least `least_rem` wide."""
+    """Figures or tables side by side, explained together."""
 
     blocks: tuple[Plot | Table, ...]
     explained: str = ""
-    least_rem: int = 25
 
 
 @dataclass(frozen=True, slots=True)

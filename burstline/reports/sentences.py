@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-_TABLES: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
-    Path(__file__).with_name("sentences.toml").read_text("utf-8")
-)
+from burstline.errors import tables_beside
+
+_TABLES: Final[Mapping[str, Mapping[str, Any]]] = tables_beside(__file__, "sentences.toml")
 
 UNPROVEN: Final[Mapping[str, str]] = {"interrupted": "INTERRUPTED", "too-short": "TOO SHORT"}
 """What stands in place of VALID, by the code of the warning that takes it away."""
@@ -31,6 +29,9 @@ GATE: Final[Mapping[str, tuple[str, str, str, str, str]]] = {k: tuple(v) for k, 
 SEARCH: Final[Mapping[str, tuple[str, str, str, str]]] = {k: tuple(v) for k, v in _TABLES["search"].items()}
 NEXT: Final[Mapping[str, str]] = _TABLES["next"]
 """What to try after a valid run, by what limited it."""
+GROUPS: Final[Mapping[str, str]] = _TABLES["groups"]
+FORECAST: Final[Mapping[str, str]] = _TABLES["forecast"]
+OF_A_RUN: Final[Mapping[str, str]] = _TABLES["of_a_run"]
 
 
 def say(code: str, **values: object) -> str:

@@ -6,11 +6,10 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from burstline.console import exit_codes
-from burstline.console.flags import add_options, completed, new_folder, read_options
+from burstline.console.flags import add_flags, add_options, completed, new_folder, read_options
 from burstline.errors import RooflineError
 from burstline.machine.catalogue import config_at, device_text
 from burstline.reports.formats.predicted import PHASES, shown
@@ -57,27 +56,11 @@ class BoundOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     models = f"a bundled model ({', '.join(bundled_models())}) or a folder or file with a config.json"
-    completed(add("--model", required=True, help=models), "models")
-    device = add(
-        "--device",
-        required=True,
-        nargs="+",
-        action="extend",
-        help="one device, or several to compare: an id, the driver's name, your own .toml file, or cpu",
-    )
-    completed(device, "devices")
+    completed(parser.add_argument("--model", required=True, help=models), "models")
+    add_flags(parser, "bound-device")
     add_options(parser, BoundOptions)
-    add(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="compare each GEMM in a trace of PyTorch's profiler (a file, or a folder with one per rank) "
-        "with the prediction; --prompt and --output give context lengths that a trace lacks",
-    )
-    add("--json", action="store_true", help="print JSON")
-    add("--out", type=Path, metavar="DIR", help="also write it as a page to this folder")
+    add_flags(parser, "bound")
 
 
 def run(args: argparse.Namespace) -> int:

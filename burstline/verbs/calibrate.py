@@ -8,6 +8,7 @@ from pathlib import Path
 from burstline.bench.calibration import measured
 from burstline.bench.host_overhead import host_of
 from burstline.console import exit_codes
+from burstline.console.flags import add_flags
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
 from burstline.loadgen.wire.os_limits import ensure_sockets
@@ -19,24 +20,7 @@ from burstline.servers.host.cores import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--device", default="cpu", help="cpu (numpy), or a torch device such as cuda:0")
-    add(
-        "--model",
-        default="reference",
-        help="model whose matrix products to measure: a bundled name, a folder or a config.json",
-    )
-    add("--threads", type=int, default=1, help="number of cores, as many as the engine will use (1)")
-    add("--quick", action="store_true", help="measure for 20 seconds instead of 2 minutes")
-    add(
-        "--from-run",
-        type=Path,
-        metavar="RUN",
-        help="measure nothing: add the host time of the engine of this run, from the steps of its load on a "
-        "CPU that is calibrated already; later runs of this engine and model use it",
-    )
-    add("--list", action="store_true", help="measure nothing: list what was kept for runs")
-    add("--out", type=Path, help="device file to write (default: in the user's cache)")
+    add_flags(parser, "calibrate")
 
 
 def run(args: argparse.Namespace) -> int:

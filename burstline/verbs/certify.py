@@ -7,7 +7,7 @@ from pathlib import Path
 
 from burstline.bench import certification
 from burstline.console import exit_codes
-from burstline.console.flags import add_options, new_folder, read_options
+from burstline.console.flags import USAGES, add_flags, add_options, new_folder, read_options
 from burstline.console.stdout import json_text
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.verdict.certificate import Certificate
@@ -20,29 +20,19 @@ from burstline.workloads.spec import LoadSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline certify [--client COMMAND] [the flags of the load, as for run] [--json]"
+    parser.usage = USAGES["certify"]
     add_options(parser.add_argument_group("the load"), LoadSpec)
-    add = parser.add_argument_group("the client").add_argument
-    add(
+    client = parser.add_argument_group("the client")
+    client.add_argument(
         "--client",
         metavar="COMMAND",
         help="another load generator instead of Burstline, with {url} {model} {requests} {prompt_tokens} "
         "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file. Or "
         f"the name of an installed tool: {', '.join(each for each in TOOLS if 'command' in TOOLS[each])}",
     )
-    add(
-        "--reads",
-        action="append",
-        default=[],
-        metavar="NAME=FILE#PLACE",
-        help="where a number is in the JSON files of a tool that is not known, such as "
-        "ttft.p50=x.json#ttft.median:s (ms unless a unit is given; one file needs no FILE#; repeatable)",
-    )
-    add("--name", help="what the certificate calls the client (its program or script)")
-    add("--again", type=Path, metavar="DIR", help="certify what is in DIR (--out) again, with other --reads")
+    add_flags(client, "certify-client")
     parser.add_argument("--script", choices=SCRIPTS, default="fixed", help="how the server replies (fixed)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="keep the client's files and the certificate")
-    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
+    add_flags(parser, "certify")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.console import exit_codes
+from burstline.console.flags import add_flags
 from burstline.measure.record.rundir import open_run, originals
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.comparison import Comparison
@@ -18,32 +19,7 @@ from burstline.workloads.request import WorkloadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="folders that `burstline run` wrote; pages over repeats are skipped. Results of "
-        "other tools (JSON files of vllm bench serve, guidellm, aiperf, SGLang, ...) are shown beside "
-        "them, but not ranked",
-    )
-    add(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="FACTOR",
-        help="the intended difference: an engine's flag such as max-num-seqs, or engine, version, "
-        "devices, dtype, kv-cache-dtype, quantization, tensor-parallel-size, model, cpu, placement "
-        "(repeatable); a single difference is recognised by itself",
-    )
-    add(
-        "--anyway",
-        action="store_true",
-        help="compare even if the runs differ or were disturbed; the result says so",
-    )
-    add("--format", choices=("text", "markdown", "html", "json"), default="text", help="html writes a page")
-    add("--out", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
+    add_flags(parser, "compare")
 
 
 def runs_in(path: Path) -> list[Path]:

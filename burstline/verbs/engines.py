@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from burstline.console import exit_codes
+from burstline.console.flags import USAGES
+from burstline.reports.formats.text import columns
 from burstline.servers.engine import Engine
 from burstline.servers.host.ready import getter
 from burstline.servers.messages import EngineError, Target
@@ -19,7 +21,7 @@ COLUMNS = ("engine", "installed", "answers at", "container image")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline engines [--ports N,...]"
+    parser.usage = USAGES["engines"]
     parser.add_argument("--ports", default="", metavar="N,...", help="additional local ports to look at")
 
 
@@ -59,11 +61,9 @@ def table(rows: Sequence[tuple[Engine, str, list[str]]]) -> list[str]:
     for engine, installed, urls in rows:
         image = engine.image.name if engine.image else "-"
         cells.append((engine.name, installed, ", ".join(urls) or "-", image))
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in cells]
     missing = [f"{own.name}: {own.how_to_get}" for own, found, urls in rows if found == "no" and not urls]
     told = ["", "Not installed; how to get them:", *(f"  {line}" for line in missing)] if missing else []
-    return [line.rstrip() for line in lines] + told
+    return [*columns(cells, words=range(len(COLUMNS))).splitlines(), *told]
 
 
 def _installed(engine: Engine) -> str:

@@ -1,29 +1,17 @@
 """`burstline gate`: is a candidate slower than its baseline? For a CI."""
 
 import argparse
-from pathlib import Path
 
-from burstline.console.flags import add_options, read_options
+from burstline.console.flags import USAGES, add_flags, add_options, read_options
 from burstline.console.terminal import show
 from burstline.suites.gate import CODES, GateOptions, gated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "burstline gate [OPTIONS] BASELINE CANDIDATE [-- FLAGS OF BOTH RUNS]\n"
-        "       burstline gate --history FOLDER [OPTIONS] [CANDIDATE] [-- FLAGS OF THE RUN]"
-    )
-    parser.add_argument(
-        "contenders",
-        nargs="*",
-        metavar="CONTENDER",
-        help="a URL, or a command in quotes such as 'run --engine vllm --model DIR'; the baseline may be the "
-        "folder of a run, or of several",
-    )
+    parser.usage = USAGES["gate"]
+    add_flags(parser, "gate")
     add_options(parser, GateOptions)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs/)"
-    )
+    add_flags(parser, "gate-output")
     parser.set_defaults(engine_args=())
 
 

@@ -5,7 +5,7 @@ import sys
 
 from burstline.bench.limit import check_limit, run_limit
 from burstline.bench.run_settings import Settings
-from burstline.console.flags import add_options, read_options
+from burstline.console.flags import USAGES, add_options, read_options
 from burstline.console.server_options import server_of
 from burstline.machine.hints import Hints
 from burstline.verbs.run import add_one_run, checked_load
@@ -13,10 +13,7 @@ from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "burstline limit [--engine NAME] [--url URL] [--rate R | --concurrency N] --slo SLO [OPTIONS] "
-        "[-- ENGINE ARGS...]"
-    )
+    parser.usage = USAGES["limit"]
     group = parser.add_argument_group(
         "the search, which begins at --rate or --concurrency, else at the forecast"
     )

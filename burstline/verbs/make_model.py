@@ -1,34 +1,17 @@
 """`burstline make-model`: a model folder for any engine, with no download."""
 
 import argparse
-from pathlib import Path
 
 from burstline.console import exit_codes
+from burstline.console.flags import USAGES, add_flags
 from burstline.dtypes import FLOATS
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.weights import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline make-model DIR --like NAME [--weights] [OPTIONS]"
-    add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="folder to create")
-    add(
-        "--like",
-        required=True,
-        metavar="NAME",
-        help="tiny, llama-2-7b, ... (`burstline bound --help` lists them), or a folder with a config.json",
-    )
-    add("--weights", action="store_true", help="write random weights, for engines that need files")
-    add(
-        "--format",
-        choices=("safetensors", "gguf", "both"),
-        help="write random weights in this format: gguf for llama.cpp, safetensors (the default) for "
-        "others, or both (needs the package gguf)",
-    )
-    add("--dtype", choices=tuple(FLOATS), help="data type of config and weights")
-    add("--seed", type=int, default=0, help="seed of the weights (0)")
-    add("--unless-exists", action="store_true", help="do nothing if DIR already contains a model")
+    parser.usage = USAGES["make-model"]
+    add_flags(parser, "make-model", {"--dtype": tuple(FLOATS)})
 
 
 def run(args: argparse.Namespace) -> int:

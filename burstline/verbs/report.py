@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from burstline.bench.conclusion import keep_profile, write_report
 from burstline.console import exit_codes
-from burstline.console.flags import add_options, read_options
+from burstline.console.flags import add_flags, add_options, read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_bytes
@@ -41,39 +41,10 @@ OF_PAGE: Final = ("profile", *options_of(Hints), *options_of(Stated), "usd_per_h
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "run",
-        type=Path,
-        metavar="RUN",
-        help="a folder that `burstline run`, `limit`, `gate`, `certify`, `bound` or `study` wrote",
-    )
-    add(
-        "--format",
-        action="append",
-        choices=(*PRINTED, *WRITTEN),
-        help="text and json are printed; the others need --to. csv: one row per request; markdown: for a "
-        "pull request; figures: SVG and PNG. Repeatable; --to alone writes all",
-    )
-    add("--short", action="store_true", help="with --format markdown: print ten lines for an issue")
-    add("--to", type=Path, metavar="DIR", help="folder for the other formats")
+    add_flags(parser, "report", {"--format": (*PRINTED, *WRITTEN)})
     add_options(parser, Hints)
     add_options(parser, Stated)
-    add(
-        "--usd-per-hour",
-        type=float,
-        metavar="USD",
-        help="price of the server's hardware; the page then shows the cost of a million tokens",
-    )
-    add(
-        "--profile",
-        type=Path,
-        metavar="TRACE",
-        help="show each GEMM of this server in a trace of PyTorch's profiler: a file, or a folder with "
-        "one for each rank",
-    )
-    add("--force", action="store_true", help="replace the device of the run")
-    add("--decode", action="store_true", help="decode the captures again first")
+    add_flags(parser, "report-page")
 
 
 def run(args: argparse.Namespace) -> int:

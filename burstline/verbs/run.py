@@ -5,11 +5,10 @@ import secrets
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from burstline.bench.server_session import check_where
 from burstline.cluster.placement import RayOptions, parse_ray
-from burstline.console.flags import add_options, read_options
+from burstline.console.flags import USAGES, add_flags, add_options, read_options
 from burstline.console.server_options import ServerOptions, add_settings, server_of
 from burstline.machine.hints import Hints
 from burstline.workloads.load import Load, load_of
@@ -26,49 +25,11 @@ BRIEF = frozenset({
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]\n"
-        "       burstline run SUITE [--out DIR] [--dry-run] [-q]"
-    )
-    parser.add_argument(
-        "suite",
-        nargs="?",
-        type=Path,
-        metavar="SUITE",
-        help="run a suite: a TOML file, or a shipped one such as laptop",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only print the commands of a suite")
-    out = add_one_run(parser)
-    out.add_argument(
-        "--no-canary", action="store_true", help="do not check the client's error during the run"
-    )
-    cluster = parser.add_argument_group("several machines")
-    cluster.add_argument(
-        "--ray",
-        nargs="?",
-        const="auto",
-        metavar="ADDRESS[,NAME=N...]",
-        help="send the load from --workers drivers on a Ray cluster, or spread a suite over it (HOST:PORT, "
-        "default: this machine's); a driver reserves one CPU and NAME=N, e.g. auto,client=1",
-    )
-    cluster.add_argument(
-        "--platform",
-        metavar="NAME",
-        help="run only this platform of a suite, on this machine unless --ray is given",
-    )
-    again = parser.add_argument_group("repeats")
-    again.add_argument(
-        "--repeats", type=int, metavar="N", help="run N times; three or more give intervals over runs"
-    )
-    again.add_argument(
-        "--restart",
-        nargs="?",
-        const=1,
-        type=int,
-        metavar="K",
-        help="restart the server between repeats; with K after every K repeats, to separate the spread over "
-        "starts from the spread over repeats",
-    )
+    parser.usage = USAGES["run"]
+    add_flags(parser, "run")
+    add_flags(add_one_run(parser), "run-canary")
+    add_flags(parser.add_argument_group("several machines"), "run-cluster")
+    add_flags(parser.add_argument_group("repeats"), "run-repeats")
 
 
 def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
@@ -80,14 +41,9 @@ def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
     add_options(parser.add_argument_group("service-level objectives"), Goals)
     hardware = parser.add_argument_group("the hardware (roofline)")
     add_options(hardware, Hints)
-    hardware.add_argument(
-        "--no-calibrate", action="store_true", help="do not measure this CPU, once and for the roofline"
-    )
+    add_flags(hardware, "run-hardware")
     out = parser.add_argument_group("output")
-    out.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the runs (runs/)"
-    )
-    out.add_argument("-q", "--quiet", action="store_true", help="print only the result, no progress")
+    add_flags(out, "run-output")
     parser.set_defaults(engine_args=())
     return out
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.bench.server_session import HOST, check_start, check_where, choose_engine, serving
-from burstline.console.flags import add_options, completed
+from burstline.console.flags import USAGES, add_options, completed
 from burstline.console.server_options import START, ServerOptions, add_settings, server_of
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.launch import LaunchOptions
@@ -21,10 +21,7 @@ from burstline.workloads.request import WorkloadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "burstline serve [--engine] ENGINE [--model NAME_OR_DIR] [--host ADDRESS] [--port N] "
-        "[--container [IMAGE]] [-- ENGINE ARGS...]"
-    )
+    parser.usage = USAGES["serve"]
     name = parser.add_argument("name", nargs="?", metavar="ENGINE", help=f"the engine: {', '.join(ENGINES)}")
     completed(name, "engines")
     add_options(parser, ServerOptions, "engine", "model", *START)

@@ -4,15 +4,13 @@ import argparse
 import json
 import math
 import shlex
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from burstline.console import exit_codes
-from burstline.console.flags import completed, new_folder
-from burstline.errors import RooflineError
+from burstline.console.flags import add_flags, completed, flags_in, new_folder
+from burstline.errors import RooflineError, tables_beside
 from burstline.measure.record.verdict import Reason
 from burstline.reports.blocks import Banner, Table, Tile, table
 from burstline.reports.formats.predicted import Predicted
@@ -27,23 +25,16 @@ from burstline.workloads.options import flag_of
 
 SHARDINGS = ("0", "1", "2", "3", "++", "++16", "three-level")
 _RING = {"regather": True, "flat_ring": True}
-_TABLES = tomllib.loads(Path(__file__).with_name("study.toml").read_text("utf-8"))
+_TABLES = tables_beside(__file__, "study.toml")
 RECIPES: dict[str, dict[str, Any]] = _TABLES["recipes"]
 OFF_BY: dict[str, str] = _TABLES["off_by"]
 HOST_MS: float = RECIPES["eager"]["host_ms"]
 WIDER = 1.25  # chosen: the LoRA and MT-NLG runs then lie inside
 HELD = "163 of 167 measured steps, and 91% of 314 with nanotron on H100"
 RANK_MS = 2.0  # more of it for each further tensor rank: set on half of nanotron's runs on H100
-_KINDS: dict[str, Any] = {"int": {"type": int}, "float": {"type": float}, "": {}}
-_KINDS["yes"] = {"action": "store_true", "default": None}
-_CHOICES = {"recipe": {"choices": RECIPES}, "zero": {"choices": SHARDINGS}, "kernels": {"choices": KERNELS}}
-# By flag: its default, its help, how argparse reads it.
-_FLAGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    name: (row.pop("default", None), row.pop("help"), _KINDS[row.pop("kind", "")] | _CHOICES.get(name, row))
-    for name, row in _TABLES["flags"].items()
-}
+FLAGS = flags_in("study")
 EXCHANGES = ("network_gb_per_s", "no_p2p", "wires", "overlap", "flat_ring")
-DEFAULTS = {name: default for name, (default, *_) in _FLAGS.items()}
+DEFAULTS = dict.fromkeys(FLAGS) | _TABLES["defaults"]
 _FASTEST_MFU = 0.642  # of measured runs: llm-foundry's, 7B on 8 A100 (tests/data/papers)
 _MOST = 2**20  # of devices, tokens, sequences
 _GB = 1e9
@@ -54,16 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("what", choices=("training",), help="what to predict")
     models = f"a bundled model ({', '.join(bundled_models())}) or a path"
     completed(add("--model", default="llama-2-13b", help=models), "models")
-    device = add("--device", default="a100-sxm4-80g", help="device to train on; default a100-sxm4-80g")
-    completed(device, "devices")
-    add("--json", action="store_true", help="print JSON")
-    add("--out", type=Path, metavar="DIR", help="also write it as a page to this folder")
-    for name, (_, words, how) in _FLAGS.items():
-        add(flag_of(name), help=words, **how)
+    add_flags(parser, "study-page")
+    add_flags(parser, "study", {"--recipe": RECIPES, "--zero": SHARDINGS, "--kernels": KERNELS})
 
 
 def given_of(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
+    return {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def recipe_of(model_name: str, device_name: str, given: dict[str, Any]) -> Recipe:
     """The recipe that the flags describe; raises what is wrong with it."""
     asked = {**DEFAULTS, **RECIPES.get(given.get("recipe", ""), {}), **given}
-    for name in (name for name, (*_, how) in _FLAGS.items() if how.get("type") is int):
+    for name in (name for name, row in FLAGS.items() if row.get("type") == "int"):
         if asked[name] is not None and asked[name] < 1:
             raise RooflineError(f"{flag_of(name)} must be at least 1, not {asked[name]}")
         if asked[name] is not None and asked[name] > _MOST:
@@ -151,21 +138,12 @@ def recipe_of(model_name: str, device_name: str, given: dict[str, Any]) -> Recip
         device,
         asked["sequences"] or asked["micro_batch"] * n_ranks * asked["pp"],
         asked["seq"],
-        asked["micro_batch"],
-        sharding_of(asked, n_ranks, device),
-        asked["tp"],
-        asked["pp"],
-        asked["virtual_stages"],
-        asked["sequence_parallel"],
-        asked["recompute"],
-        KERNELS[asked["kernels"]],
+        sharding=sharding_of(asked, n_ranks, device),
+        kernels=KERNELS[asked["kernels"]],
         adapter_rank=asked["lora"] or asked["qlora"] or 0,
         frozen="int4" if asked["qlora"] else "bf16",
-        offload=asked["offload"],
-        overlap=asked["overlap"],
         host_layer_s=asked["host_ms"] / 1e3,
-        products=asked["products"],
-        wires=asked["wires"],
+        **{name: asked[name] for name in _TABLES["of_recipe"]},
     )
 
 
@@ -321,9 +299,7 @@ def _time_rows(step: TrainingStep) -> list[list[str]]:
     compute_s = others.pop("compute")
     parts = {f"compute, {name}": compute_s * seconds / whole for name, seconds in by_pass.items()} | others
     rows = [
-        [name, f"{seconds:.4g}", f"{seconds / step.seconds:.1%}"]
-        for name, seconds in parts.items()
-        if seconds
+        [name, f"{part_s:.4g}", f"{part_s / step.seconds:.1%}"] for name, part_s in parts.items() if part_s
     ]
     hidden = [["(communication behind computing)", f"{step.hidden_s:.4g}", ""]] if step.hidden_s else []
     return [["part", "s", "share"], *rows, *hidden]

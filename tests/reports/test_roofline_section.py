@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from burstline.reports.blocks import Folded, Side
 from burstline.reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.number_format import changed, number
-from burstline.reports.page.page import kind_of, render
+from burstline.reports.page.page import render
 from burstline.reports.page.roofline_section import REACHED
 from burstline.reports.page.roofline_section import metal as section
 from burstline.roofline.reconcile import reconcile
@@ -24,8 +25,8 @@ def view(metal):
 
 def of_kind(blocks, kind):
     """Also those that fold or stand side by side."""
-    inner = [b for block in blocks if kind_of(block) in ("side", "folded") for b in block.blocks]
-    return [block for block in (*blocks, *inner) if kind_of(block) == kind]
+    inner = [b for block in blocks if isinstance(block, Side | Folded) for b in block.blocks]
+    return [block for block in (*blocks, *inner) if type(block).__name__.lower() == kind]
 
 
 def test_every_phase_has_its_roofline_its_bounds_and_the_gap_is_shown(view):

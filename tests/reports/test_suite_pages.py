@@ -14,7 +14,7 @@ def test_one_engine_on_several_platforms_is_drawn_on_one_axis(tmp_path):
     kinds.SUITES["platforms"](tmp_path)
     comparison = comparison_of_suite(tmp_path)
     (across,) = [each for each in page_over(comparison).sections if each.id == "platforms"]
-    engines = [plots.blocks for _, plots in zip(*[iter(across.blocks())] * 2, strict=True)]
+    engines = [plots.blocks for _, plots in zip(*[iter(across.blocks)] * 2, strict=True)]
     assert [[plot.id for plot in plots] for plots in engines] == [
         [f"p{k}-{metric}-cdf" for metric in ("ttft", "tpot", "e2e")] for k in (0, 1)
     ]

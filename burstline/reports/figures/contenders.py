@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
@@ -53,11 +53,9 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
 
     def draw(drawing: str, width: float) -> Drawing:
         narrow = width < 600
-        left, right, label, word = (
-            (102, max(94, LETTER * longest + 12), LABEL_NARROW, "")
-            if narrow
-            else (190, 190, LABEL, " better")
-        )
+        left, right, label, word = 190.0, 190.0, LABEL, " better"
+        if narrow:
+            left, right, label, word = 102.0, max(94.0, LETTER * longest + 12), LABEL_NARROW, ""
         ends = (f"← {second} better", f"{first} better →")
         is_crowded = LETTER * len("  ".join(ends)) > width - left - right
         top = HEADING + (LINE if is_crowded else 0)
@@ -92,7 +90,7 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
         for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
             above = 8 + LINE if is_crowded and not at else 8
             look.write(panel, text, (at, 1), (0, above), of="axes fraction", ha=side)
-        return replace(look.drawn(figure, drawing, panel), hover=None)
+        return look.drawn(figure, drawing, panel, "")
 
     rows = [[r.title, r.times, r.interval or "–", "yes" if r.decided else "no"] for r in ratios]
     columns = ["Number", f"{first} is", "Interval", "Significant"]

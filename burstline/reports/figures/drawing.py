@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import io
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from html import escape
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -26,6 +24,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import Formatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
+from burstline.errors import tables_beside
 from burstline.reports.blocks import Drawing, Hover
 
 INK, MUTED, GRID, BAD, GOOD, PAPER = "#1b2430", "#596473", "#e6e3dc", "#b3261e", "#1a6e42", "#fcfbf9"
@@ -41,8 +40,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad", GOOD: "good",
 """The page's CSS variable of each colour."""
 _NAMED = {"text": TEXT, **{name: colour for colour, name in VARIABLES.items()}}
 _STYLE: dict[Any, Any] = {
-    key: _NAMED.get(value, value)
-    for key, value in tomllib.loads(Path(__file__).with_name("style.toml").read_text("utf-8")).items()
+    key: _NAMED.get(value, value) for key, value in tables_beside(__file__, "style.toml").items()
 }
 
 

@@ -179,24 +179,15 @@ def ranges(
         for k, (name, own) in enumerate(known.items()):
             served = values[name][np.isfinite(values[name])]
             scale = scale_of(own.values()) if own else scale_for("s", served.tolist())
-            ends = [figure.point / scale.divisor for figure in own.values()] or (
-                served / scale.divisor
-            ).tolist()
+            dots = served / scale.divisor
+            ends = [figure.point / scale.divisor for figure in own.values()] or dots.tolist()
             slos = {words: at / scale.divisor for words, at in bounds.get(name, {}).items()}
-            top = (
-                max((at for at in [*ends, *slos.values()] if at <= FAR * max(ends)), default=1.0) * 1.04
-                or 1.0
-            )
+            near = [at for at in (*ends, *slos.values()) if at <= FAR * max(ends)]
+            top = max(near, default=1.0) * 1.04 or 1.0
             if own:
                 _draw_range(panel, k, own, scale, top)
             else:
-                panel.plot(
-                    served / scale.divisor / top,
-                    np.full(len(served), k),
-                    "o",
-                    color=look.SERIES[0],
-                    alpha=0.5,
-                )
+                panel.plot(dots / top, np.full(len(dots), k), "o", color=look.SERIES[0], alpha=0.5)
             for at in slos.values():
                 if at <= top:
                     panel.plot([at / top] * 2, [k - 0.11, k + 0.11], color=look.GOOD, linewidth=2.4)

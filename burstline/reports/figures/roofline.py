@@ -217,10 +217,8 @@ def _roofline_finding(phase: PhaseRow, dots: Sequence[_Dot], device: DeviceFacts
     reached = largest.achieved_flops_per_s or largest.predicted_flops_per_s
     how = "reaches" if largest.achieved_flops_per_s else "should reach"
     share = reached * largest.ideal_s / largest.flops
-    return (
-        f"{where} the ridge at {number(_ridge(device))} FLOP per byte; {largest.label} takes "
-        f"{largest.share:.0%} of the step and {how} {share:.0%} of its ceiling."
-    )
+    ridge, shares = number(_ridge(device)), {"of_step": f"{largest.share:.0%}", "share": f"{share:.0%}"}
+    return say("roofline", where=where, ridge=ridge, largest=largest.label, how=how, **shares)
 
 
 def modules(phase: PhaseRow) -> Plot:
@@ -267,16 +265,10 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
 
     gap = largest_gap(bars)
     share = gap.seconds / measured_s if measured_s else 0.0
-    return Plot(
-        "waterfall",
-        "Where the time went",
-        f"The hardware could have served this load in {duration(bars[0].seconds)}; it took "
-        f"{duration(measured_s)}. The largest part of the difference is {gap.name}: "
-        f"{duration(gap.seconds)}, {share:.0%} of the run.",
-        say("figure.waterfall"),
-        look.in_both_widths("waterfall", draw),
-        _spans_table(bars, measured_s, scale),
-    )
+    ideal, took, most = map(duration, (bars[0].seconds, measured_s, gap.seconds))
+    finding = say("waterfall", ideal=ideal, took=took, gap=gap.name, most=most, share=f"{share:.0%}")
+    drawings, shown = look.in_both_widths("waterfall", draw), _spans_table(bars, measured_s, scale)
+    return Plot("waterfall", "Where the time went", finding, say("figure.waterfall"), drawings, shown)
 
 
 def _write_values(panel: Axes, spans: Sequence[tuple[str, float, float]], scale: Scale) -> None:
@@ -308,12 +300,10 @@ def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
 
 
 def _spans_table(bars: Sequence[Bar], measured_s: float, scale: Scale) -> Table:
+    whole = Bar("measured", measured_s, "from the first request to the last token")
     rows = [
         [bar.name, number(bar.seconds / scale.divisor), f"{bar.seconds / measured_s:.1%}", bar.why]
-        for bar in bars
+        for bar in (*bars, whole)
     ]
-    rows.append(
-        ["measured", number(measured_s / scale.divisor), "100.0%", "from the first request to the last token"]
-    )
     columns = ["Part", f"Time ({scale.unit})", "Of the run", "What it is"]
     return table("Where the time went", columns, rows, text=(0, 3))

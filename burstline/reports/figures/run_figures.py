@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -209,15 +210,8 @@ def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, place: Float
                    linewidth=thickness, solid_capstyle="butt")  # fmt: skip
     lost = ~c.ok[order] & np.isfinite(ended)
     if lost.any():
-        panel.plot(
-            ended[lost],
-            place[lost],
-            "x",
-            color=look.BAD,
-            markersize=5,
-            markeredgewidth=1.4,
-            label="not served",
-        )
+        cross: Any = {"color": look.BAD, "markersize": 5, "markeredgewidth": 1.4}
+        panel.plot(ended[lost], place[lost], "x", label="not served", **cross)
 
 
 def segments(start: Floats, end: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -273,9 +267,8 @@ def in_flight(c: Columns, edges: Floats) -> Floats:
     opened = np.sort(c.sent_s[sent])
     closed = np.sort(np.nan_to_num(c.closed_s[sent], nan=np.inf))
     # Within a bin the number is greatest at the bin's start or just after one of its openings.
-    most = (
-        np.searchsorted(opened, edges[:-1], "right") - np.searchsorted(closed, edges[:-1], "right")
-    ).astype(float)
+    before = np.searchsorted(opened, edges[:-1], "right")
+    most = (before - np.searchsorted(closed, edges[:-1], "right")).astype(float)
     after = np.arange(1.0, len(opened) + 1) - np.searchsorted(closed, opened, "right")
     bins = np.searchsorted(edges, opened, "right") - 1
     inside = (bins >= 0) & (bins < len(most))

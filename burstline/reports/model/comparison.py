@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import combinations
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from burstline.errors import tables_beside
 from burstline.measure.metrics.definitions import METRICS, latencies, samples_of
 from burstline.measure.metrics.sessions import turns_of
 from burstline.measure.record.columns import Columns, Floats, Ints
@@ -56,38 +57,22 @@ class Headline:
     better: str
 
 
-def latency_headline(metric: str, p: str) -> Headline:
-    return Headline(f"{METRICS[metric].title} {p}", ("metrics", metric, p), METRICS[metric].better)
+def _headline(place: str, row: Mapping[str, Any]) -> Headline:
+    path = tuple(place.split("."))
+    if path[0] != "metrics":
+        return Headline(row["title"], path, row["better"])
+    metric = METRICS[path[1]]
+    return Headline(f"{metric.title} {path[2]}", path, metric.better)
 
 
-E2E: Final = latency_headline("e2e", "p50")
-OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
-INPUT: Final = Headline("Input", ("throughput", "input_tok_per_s"), "higher")
-HEADLINES: Final = (
-    *(latency_headline(metric, p) for metric in ("ttft", "tpot") for p in ("p50", "p99")),
-    latency_headline("itl", "p99"),
-    E2E,
-    latency_headline("e2e", "p99"),
-    OUTPUT,
-    INPUT,
-    Headline("Requests", ("throughput", "requests_per_s"), "higher"),
-    Headline("Cost per million output tokens", ("cost", "usd_per_million_output_tok"), "lower"),
-    Headline("Cost per million input tokens", ("cost", "usd_per_million_input_tok"), "lower"),
-    Headline("GPU energy per output token", ("cost", "joules_per_output_tok"), "lower"),
-    Headline("Peak memory of the server's processes", ("memory", "server_peak_bytes"), "lower"),
-    Headline("Peak memory of the devices", ("memory", "device_peak_bytes"), "lower"),
-)
+_ROWS: Final = tables_beside(__file__, "headlines.toml")
+_BY_PLACE: Final = {place: _headline(place, row) for place, row in _ROWS.items()}
+HEADLINES: Final = tuple(_BY_PLACE.values())
+E2E: Final = _BY_PLACE["metrics.e2e.p50"]
+OUTPUT: Final = _BY_PLACE["throughput.output_tok_per_s"]
+INPUT: Final = _BY_PLACE["throughput.input_tok_per_s"]
 TITLES: Final = {headline.path: (headline.title, headline.better) for headline in HEADLINES}
-JUDGED: Final[tuple[Path, ...]] = (
-    ("metrics", "ttft", "p50"),
-    ("metrics", "ttft", "p99"),
-    ("metrics", "tpot", "p50"),
-    E2E.path,
-    ("metrics", "e2e", "p99"),
-    OUTPUT.path,
-    ("memory", "server_peak_bytes"),
-    ("memory", "device_peak_bytes"),
-)
+JUDGED: Final = tuple(each.path for place, each in _BY_PLACE.items() if _ROWS[place].get("is_judged"))
 """The numbers a verdict is given on: the more there are, the less each can show."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.errors import read_small
+from burstline.errors import read_small, tables_beside
 from burstline.measure.verdict.certificate import Printed, statistic
 from burstline.workloads.request import WorkloadError
 
@@ -34,7 +33,7 @@ _STATS: Final = (
 
 MOST_BYTES: Final = 256 << 20
 """The longest result that is read: `vllm bench serve` writes each gap between tokens, in 20 bytes."""
-TOOLS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("tools.toml").read_text("utf-8"))
+TOOLS: Final[Mapping[str, Any]] = tables_beside(__file__, "tools.toml")
 """The rows of `tools.toml` by the tool's name."""
 
 

@@ -101,11 +101,9 @@ def differences(case: Case, _: str) -> list[Block]:
     differing, unknown, equal = (
         [fact for fact in case.gate.facts if fact.agrees is agrees] for agrees in (False, None, True)
     )
-    blocks: list[Block] = [
-        _facts(differing, case, "Differences beyond the tolerance")
-        if differing
-        else Note("All checked properties agree within their tolerances.")
-    ]
+    blocks: list[Block] = [Note("All checked properties agree within their tolerances.")]
+    if differing:
+        blocks = [_facts(differing, case, "Differences beyond the tolerance")]
     if unknown:
         blocks.append(_facts(unknown, case, "Not checked, because not every engine reports it"))
     if equal:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
 
 from markupsafe import Markup, escape
 
@@ -29,7 +28,7 @@ from burstline.reports.number_format import (
     scale_of,
     with_interval,
 )
-from burstline.reports.sentences import say
+from burstline.reports.sentences import FORECAST, GROUPS, say
 from burstline.roofline.predict.forecast import CONFIDENCE, Score
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
@@ -158,8 +157,9 @@ def _lateness(figure: Estimate, graded: PercentileGrade) -> str:
     return ""
 
 
-def group_table(caption: str, summary: Summary, name: str) -> Table:
+def group_table(summary: Summary, name: str) -> Table:
     """The section `name` of the summary, one figure a row; absent ones are named below, with the reasons."""
+    caption = GROUPS[name].format(criteria=" and ".join(summary.goodput.criteria))
     shown = list(getattr(summary, name).rows())
     known = [row for row in shown if isinstance(row.figure, Estimate)]
     rows = (_group_cells(row, f"{name}.{row.name}") for row in known)
@@ -256,7 +256,7 @@ def session_tables(view: View) -> list[Block]:
     titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
     caption = "Turns by their place in the session"
     by_turn = table(caption, ["Turn", "Served", *titles], rows, notes=tuple(notes))
-    return [group_table("Whole sessions", view.summary, "sessions"), by_turn]
+    return [group_table(view.summary, "sessions"), by_turn]
 
 
 def glossary_table() -> Table:
@@ -282,27 +282,19 @@ def formula(text: str) -> Markup:
     return Markup(re.sub(r"_(?:\{([^}]+)\}|(\w))", r"<sub>\1\2</sub>", str(escape(text))))  # noqa: S704
 
 
-FORECAST_TITLES: Final = {
-    "metrics.ttft.p50": "TTFT p50",
-    "metrics.tpot.p50": "TPOT p50",
-    "metrics.e2e.p50": "E2E p50",
-    "throughput.requests_per_s": "Requests/s",
-}
-
-
 def score_line(score: Score) -> Note:
     """What a terminal says of a forecast: inside or outside, and by how much."""
     said = []
     for name in score.measured:
         where = "inside" if score.inside(name) else "outside"
-        said.append(f"{FORECAST_TITLES[name]} {where} ({changed(score.ratio(name) - 1)})")
+        said.append(f"{FORECAST[name]} {where} ({changed(score.ratio(name) - 1)})")
     return Note(f"Forecast, {CONFIDENCE:.0%} intervals, measured against predicted: {', '.join(said)}.")
 
 
 def score_table(score: Score) -> Table:
     rows: list[list[str | Cell]] = [
         [
-            FORECAST_TITLES[name],
+            FORECAST[name],
             _told(name, score.predicted[name].point),
             f"{_told(name, score.predicted[name].low)} to {_told(name, score.predicted[name].high)}",
             _told(name, measured),

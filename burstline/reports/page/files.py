@@ -62,7 +62,7 @@ def figure_files(comparison: Comparison) -> dict[str, bytes]:
     seen = witness.set(lambda name, figure: bitmaps.update({name: _png(figure)}))
     try:
         page = page_over(comparison)
-        plots = [*page.pictures, *(p for section in page.sections for p in plots_in(section.blocks()))]
+        plots = [*page.pictures, *(p for section in page.sections for p in plots_in(section.blocks))]
     finally:
         witness.reset(seen)
     found: dict[str, bytes] = {}

@@ -35,11 +35,11 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
     loads = dict.fromkeys(view.manifest.title or "" for view in views)
     facts = [f"{counted(len(views), 'run')} of one series"] if case is None else []
     facts += [*filter(None, list(loads)[: len(loads) == 1]), *common_facts(views)]
-    sections = [PageSection("numbers", "", "What was measured?", lambda: shown)]
+    sections = [PageSection("numbers", "", "What was measured?", shown)]
     if case is not None:
         shown += [side_by_side(replace(case, contrasts={}))]  # the gate alone says which is better
         sections += list(case_sections(case))[1:]
-    sections += [PageSection("again", "", "Reproduce", lambda: [reproduce])]
+    sections += [PageSection("again", "", "Reproduce", [reproduce])]
     who = f"{BASELINE} and {CANDIDATE}" if case is not None else "the newest run of a series"
     return Page(
         title=f"Gate: {who}",
@@ -104,11 +104,8 @@ def _told(judged: Judged, number: Number, look: Look) -> str:
 
 def _change(look: Look) -> str:
     """`+9.8% [6.1%, 13.6%]`: the candidate's number against the baseline's."""
-    middle, *ends = (
-        f"{100 * (end - 1):+.3g}%"
-        for end in (look.ratio.point, look.ratio.low, look.ratio.high)
-        if end is not None
-    )
+    values = look.ratio.point, look.ratio.low, look.ratio.high
+    middle, *ends = (f"{100 * (value - 1):+.3g}%" for value in values if value is not None)
     return f"{middle} [{', '.join(ends)}]" if len(set(ends)) > 1 else middle
 
 

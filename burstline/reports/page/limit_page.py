@@ -189,18 +189,12 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     # Why the probes could not decide says more than that they could not.
     meant = Reason(result.state, result.why or say(code, budget=duration(result.budget_s)), "")
     limit = Tile("What limits it?", words.limited_by, words.limit)
-    tiles = (
-        _how_fast(result, runs),
-        _load(result, runs, words),
-        limit,
-        next_tile("" if words.then == result.why else words.then),
-    )
-    sections = [
-        PageSection("probes", "Probes", "What was probed, in order?", lambda: blocks[1:], folded=True)
-    ]
+    then = next_tile("" if words.then == result.why else words.then)
+    tiles = _how_fast(result, runs), _load(result, runs, words), limit, then
+    sections = [PageSection("probes", "Probes", "What was probed, in order?", blocks[1:], folded=True)]
     if again := view.manifest.repeat:
         reproduce = Command("Reproduce this search", again)
-        sections.append(PageSection("again", "Reproduce", "Reproduce this search", lambda: [reproduce]))
+        sections.append(PageSection("again", "Reproduce", "Reproduce this search", [reproduce]))
     return Page(
         title=f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
         facts=(*facts, f"search budget {duration(result.budget_s)}", *filter(None, view.facts.values())),
@@ -271,7 +265,7 @@ def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:
         title=title,
         facts=(),
         verdict=Banner(state, tone, mark, say(code, budget=" or ".join(budgets)), ()),
-        sections=[PageSection("limits", "Limits", "Which load holds the SLOs?", lambda: shown)],
+        sections=[PageSection("limits", "Limits", "Which load holds the SLOs?", shown)],
         summary=[each.to_json() for each in results],
         digest=[answer, *shown],
         answer=answer,

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -38,7 +38,7 @@ class PageSection:
     id: str
     short: str
     question: str
-    blocks: Callable[[], Sequence[Block]]
+    blocks: Sequence[Block]
     folded: bool = False
 
 
@@ -74,10 +74,7 @@ def beside(plots: Sequence[Plot]) -> list[Plot]:
 
 def evidence(tables: Sequence[Table]) -> list[PageSection]:
     """Each table as a folded section under its caption."""
-    return [
-        PageSection(f"part{k}", "", each.caption, partial(list, (each,)), folded=True)
-        for k, each in enumerate(tables)
-    ]
+    return [PageSection(f"part{k}", "", each.caption, [each], folded=True) for k, each in enumerate(tables)]
 
 
 FEWEST: Final = 11
@@ -140,30 +137,29 @@ def _sections(comparison: Comparison) -> Iterator[PageSection]:
     prefixes = {id(case): f"c{k}-" if len(cases) > 1 else "" for k, case in enumerate(cases)}
     swept = sweeps_in(cases)
     apart = [case for case in cases if not any(case in within for _, within in swept)]
-    whole = (
-        compared.grid(comparison, {id(c): f"{prefixes[id(c)]}numbers" for c in apart}) if not swept else None
-    )
+    anchors = {id(case): f"{prefixes[id(case)]}numbers" for case in apart}
+    whole = None if swept else compared.grid(comparison, anchors)
     if whole is not None:
-        yield PageSection("cells", "Overview", "Which is fastest in each case?", lambda: [whole])
+        yield PageSection("cells", "Overview", "Which is fastest in each case?", [whole])
     if across := compared.platforms(comparison):
         question = "How does each engine's latency differ across platforms?"
-        yield PageSection("platforms", "Platforms", question, lambda: across)
+        yield PageSection("platforms", "Platforms", question, across)
     for k, (sweep, within) in enumerate(swept):
         yield from _of_sweep(sweep, within, f"t{k}-" if len(swept) > 1 else "", prefixes)
     for case in apart:
         yield from case_sections(case, prefixes[id(case)])
     if comparison.others:
         question = "What did other tools report?"
-        yield PageSection("others", "Other tools", question, lambda: beside_others(comparison))
+        yield PageSection("others", "Other tools", question, beside_others(comparison))
     if comparison.missing:
         notes = [Note(say("missing", what=what)) for what in comparison.missing]
-        yield PageSection("missing", "Missing", "What is missing?", lambda: notes)
+        yield PageSection("missing", "Missing", "What is missing?", notes)
 
 
 def _of_run(view: View) -> Iterator[PageSection]:
     for name, short, question, blocks, applies in SECTIONS:
         if applies(view) and (view.has_served or name in WITHOUT_SUCCESS):
-            yield PageSection(name, short, question, partial(blocks, view), name != "nothing")
+            yield PageSection(name, short, question, blocks(view), name != "nothing")
 
 
 def case_sections(case: Case, prefix: str = "") -> Iterator[PageSection]:
@@ -179,7 +175,7 @@ def case_sections(case: Case, prefix: str = "") -> Iterator[PageSection]:
         if prefix and case.name:
             # The list of sections has the name of each case once.
             short, question = case.name * (name == "numbers"), f"{case.name}: {question}"
-        yield PageSection(f"{prefix}{name}", short, question, partial(blocks, case, prefix))
+        yield PageSection(f"{prefix}{name}", short, question, blocks(case, prefix))
 
 
 def _of_sweep(
@@ -189,19 +185,16 @@ def _of_sweep(
     of = f"{sweep.name}: " if prefix else ""
     anchors = {str(load): f"#{prefixes[id(case)]}load" for load, case in zip(sweep.loads, cases, strict=True)}
     question = f"{of}How do throughput and latency change with the load?"
-    blocks = partial(compared.tradeoff, sweep, prefix, anchors)
+    blocks = compared.tradeoff(sweep, prefix, anchors)
     yield PageSection(f"{prefix}tradeoff", f"{of}Trade-off", question, blocks)
-
-    def folds() -> list[Block]:
-        return [
-            Folded(
-                str(load) if case.is_alone else f"{load}: {case.gate.state}",
-                tuple(block for each in case_sections(case, prefixes[id(case)]) for block in each.blocks()),
-                id=anchors[str(load)][1:],
-            )
-            for load, case in zip(sweep.loads, cases, strict=True)
-        ]
-
+    folds = [
+        Folded(
+            str(load) if case.is_alone else f"{load}: {case.gate.state}",
+            tuple(block for each in case_sections(case, prefixes[id(case)]) for block in each.blocks),
+            id=anchors[str(load)][1:],
+        )
+        for load, case in zip(sweep.loads, cases, strict=True)
+    ]
     yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}What was measured at each load?", folds)
 
 
@@ -228,15 +221,10 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"cells": cells, "coded": coded, "kind_of": kind_of}
+    environment.globals |= {"cells": cells, "coded": coded}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
-
-
-def kind_of(block: Block) -> str:
-    """`table`, `plot`."""
-    return type(block).__name__.lower()
 
 
 def cells(row: Row, columns: Sequence[Column]) -> Markup:

@@ -33,8 +33,8 @@ def prediction_page(shown: Predicted) -> str:
         pictures=beside(list(pictures(shown))),
         sections=[
             *evidence(shown.tables),
-            PageSection("assumed", "", "What was assumed?", lambda: [assumed], folded=True),
-            PageSection("again", "", "Reproduce", lambda: [again], folded=True),
+            PageSection("assumed", "", "What was assumed?", [assumed], folded=True),
+            PageSection("again", "", "Reproduce", [again], folded=True),
         ],
         summary=shown.document,
         digest=[Heading(shown.title), shown.verdict, *shown.tables, assumed, again],

@@ -47,27 +47,17 @@ def numbers(view: View) -> list[Block]:
     """Latencies, totals and all other numbers of the run."""
     summary = view.summary
     others = {key: row for key, row in summary.metrics.items() if key not in view.headline}
-    groups = {
-        "throughput": "Throughput",
-        "goodput": f"Goodput: {' and '.join(summary.goodput.criteria)}",
-        "memory": "Memory",
-        "concurrency": "Concurrency",
-        "stalls": "Stalls",
-        "burst": "The burst in numbers",
-        "cost": "Cost and energy",
-    }
-    unused = {"goodput"} if not summary.goodput.criteria else set[str]()
-    unused |= set() if is_burst(view) else {"burst"}
-    if not any(isinstance(row.figure, Estimate) for row in summary.cost.rows()):
-        unused |= {"cost"}
-    tables = tuple(group_table(groups[name], summary, name) for name in groups if name not in unused)
+    has_cost = any(isinstance(row.figure, Estimate) for row in summary.cost.rows())
+    goodput = ["goodput"] if summary.goodput.criteria else []
+    names = ["throughput", *goodput, "memory", "concurrency", "stalls"]
+    names += ["burst"] * is_burst(view) + ["cost"] * has_cost
     after = " after the warm-up" if known(summary.window.n_warm_up) else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
     blocks: list[Block] = [
         *headline_latencies(view, f"Latency of the {n}{after}{in_brackets(e2e)}"),
         whole_run(summary),
-        Side(tables),
+        Side(tuple(group_table(summary, name) for name in names)),
         *map(Note, filter(None, [counted_apart(summary)])),
     ]
     if others:
@@ -203,16 +193,9 @@ def _length(value_ns: float | None) -> str:
 
 def trust(view: View) -> list[Block]:
     """The instrument's own error, and what the verdict rests on."""
-    groups = {
-        "instrument": "The client",
-        "conservation": "Tokens counted by client and server",
-        "agreement": "Latencies by the server's own clock",
-        "schedule": "Planned and actual schedule",
-        "window": "The measurement window",
-        "stationarity": "Steady state",
-    }
-    shown = list(groups)[: 3 if is_burst(view) else None]
-    tables = tuple(group_table(groups[name], view.summary, name) for name in shown)
+    names = ["instrument", "conservation", "agreement"]
+    names += [] if is_burst(view) else ["schedule", "window", "stationarity"]
+    tables = tuple(group_table(view.summary, name) for name in names)
     error = instrument_error(view.summary.instrument)
     return [*([Note(error)] if error else []), *machines(view), Side(tables)]
 
@@ -308,7 +291,7 @@ def served(view: View) -> list[Block]:
         )),
         *_prefix_cache(view.summary.prefix_cache),
         *([] if audit is None else [Note(audit_sentence(audit))]),
-        *([] if audit is None else [group_table("Audited replies", view.summary, "audit")]),
+        *([] if audit is None else [group_table(view.summary, "audit")]),
         *([Note(f"{load.warm_up_sentence} Its requests do not count.")] if load and load.warm_up else []),
     ]  # fmt: skip
 

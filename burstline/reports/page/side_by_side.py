@@ -77,11 +77,8 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
 
 def contrast_json(pair: Pair, contrasts: Contrasts) -> dict[str, Any]:
     """One pair for machines; a number that cannot be compared has no answer and the reason why."""
-    return {
-        "of": pair[1],
-        "against": pair[0],
-        "numbers": {TITLES[path][0]: _json(contrast) for path, contrast in contrasts.items()},
-    }
+    numbers = {TITLES[path][0]: _json(contrast) for path, contrast in contrasts.items()}
+    return {"of": pair[1], "against": pair[0], "numbers": numbers}
 
 
 def _json(contrast: Contrast | Absent) -> dict[str, Any]:
@@ -105,13 +102,10 @@ def side_by_side(case: Case) -> Table:
     pairs = case.pairs() if case.contrasts else []
     rows = []
     for headline, noise in noises.items():
-        cells = [
-            *_numbers(case, headline),
-            *(
-                _against(found.get(headline.path), headline, case.key(" vs ".join(pair), headline.path))
-                for pair, found in pairs
-            ),
-        ]
+        cells = [*_numbers(case, headline)]
+        for pair, found in pairs:
+            key = case.key(" vs ".join(pair), headline.path)
+            cells.append(_against(found.get(headline.path), headline, key))
         if is_noise_known:
             text, key = "" if noise is None else f"{noise:.1%}", case.key("noise", headline.path)
             cells.append(Cell(text, key=key, unit="%"))

@@ -17,17 +17,10 @@ from burstline.reports.model.sweep_load import KINDS
 from burstline.reports.model.sweeps import Point, Sweep
 from burstline.reports.number_format import ARROWS, Scale, number, point, scale_for
 from burstline.reports.page.estimate_tables import figure_cell
-from burstline.reports.sentences import say
+from burstline.reports.sentences import OF_A_RUN, say
 
 KNEE: Final = 0.9
 """The share of peak throughput that counts as reaching it."""
-OF_A_RUN: Final[Mapping[str, str]] = {
-    "goodput_per_s": "Goodput",
-    "attainment": "Share of requests that meet their SLOs",
-    "drain_s": "Time to drain",
-    "server_peak_bytes": "Host memory",
-    "device_peak_bytes": "GPU memory",
-}
 UNITS: Final[Mapping[str, str]] = {"tok/s": " tok/s", "1/s": " req/s"}
 
 
@@ -277,11 +270,8 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
     rows = []
     for at in sorted(sweep.points, key=lambda at: at.load):
         load = str(at.load)
-        cells = [
-            Cell(at.load.number, href=anchors.get(load, "")),
-            Cell(at.label),
-            figure_cell(at.output, Scale(1.0, "tok/s"), output_key(at, sweep)),
-        ]
+        output = figure_cell(at.output, Scale(1.0, "tok/s"), output_key(at, sweep))
+        cells = [Cell(at.load.number, href=anchors.get(load, "")), Cell(at.label), output]
         cells += [figure_cell(cost.of(at), scale, cost.path(at, sweep)) for cost, scale in costs]
         if sweep.slos:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"

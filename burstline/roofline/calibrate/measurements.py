@@ -8,49 +8,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
 from burstline.errors import RooflineError
+from burstline.roofline.calibrate.probe_numpy import Kernel, NumpyProbe
+from burstline.roofline.calibrate.probe_torch import TorchProbe
 from burstline.roofline.device.calibration import AGREES, Calibration, Constants, ShapeTimes, Spread, shared
 from burstline.roofline.device.device import Device, Level
 from burstline.roofline.model.shapes import ELEMENT_BYTES, Attention, Mla, ModelShape
 from burstline.roofline.predict.kernels import Amounts, Work, seconds_of
 
-Kernel = Callable[[], object]
 LEAST_S, MOST_S, REACHED = 2.0, 4.0, 3
 """How long a ceiling is looked for, at least and at most, and how often it must be reached."""
+Probe = NumpyProbe | TorchProbe
+"""A device's kernels, made ready to run.
 
-
-class Probe(Protocol):
-    """A device's kernels, made ready to run; `roofline/calibrate/probe_numpy.py`, `probe_torch.py`.
-
-    `passes` names the elementwise kernels that are as engines have them, by what ends our ops' names.
-    """
-
-    dtype: str
-    element_bytes: int
-    n_units: int
-    passes: tuple[str, ...]
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def memory_bytes(self) -> float: ...
-    def product(self, m: int, n: int, k: int, copies: int) -> Kernel: ...
-    def read(self, n_bytes: int) -> Kernel: ...
-    def decode(
-        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
-    ) -> Kernel: ...
-    def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
-    def norm(self, rows: int, width: int) -> Kernel: ...
-    def activation(self, rows: int, width: int) -> Kernel: ...
-    def rope(self, rows: int, heads: int, dim: int) -> Kernel: ...
-    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel: ...
-    def once(self, kernel: Kernel, clock: Callable[[], float]) -> float: ...
+Its `passes` name the elementwise kernels that are as engines have them, by what ends our ops' names.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -277,14 +254,8 @@ def _fitted(
         spread[name if kind == "matmul" else kind] = Spread(*off)
     names = (slot.name for slot in fields(Constants))
     own = tuple(one for one in names if getattr(found, one) != getattr(before.constants, one))
-    return Calibration(
-        device.id,
-        found,
-        "measured by burstline calibrate",
-        own,
-        spread,
-        _tables(probe.dtype, *products),
-    )
+    tables = _tables(probe.dtype, *products)
+    return Calibration(device.id, found, "measured by burstline calibrate", own, spread, tables)
 
 
 def _tables(dtype: str, x: Work, took_s: Amounts) -> tuple[ShapeTimes, ...]:

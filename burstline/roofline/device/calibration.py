@@ -7,7 +7,6 @@ where they were shown to halve an error, and so has a machine that `burstline ca
 
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.errors import RooflineError, parse_toml, read_toml
+from burstline.errors import RooflineError, parse_toml, read_toml, tables_beside
 from burstline.roofline.device.device import Device, read_device
 from burstline.roofline.model.ops import Step
 
@@ -181,15 +180,16 @@ class Calibration:
 
 
 @cache
-def _shipped() -> Mapping[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "constants.toml").read_text("utf-8"))
+def shipped() -> Mapping[str, Any]:
+    """The tables of `constants.toml`."""
+    return tables_beside(__file__, "constants.toml")
 
 
 @cache
 def shared() -> Calibration:
     """The constants of a device of which nothing more is known."""
-    values = {name: row["value"] for name, row in _shipped()["constants"].items()}
-    spread = {kind: Spread(*ends) for kind, ends in _shipped()["spread"].items()}
+    values = {name: row["value"] for name, row in shipped()["constants"].items()}
+    spread = {kind: Spread(*ends) for kind, ends in shipped()["spread"].items()}
     return Calibration("shared", Constants(**values), "docs/roofline.md", spread=spread)
 
 
@@ -205,8 +205,8 @@ def load_calibration(device: Device | str) -> Calibration:
         return read_calibration(table, device)
     own: dict[str, float] = {}
     for key in (device.memory.name, device.arch, device.id):
-        own |= _shipped()["of"].get(key, {})
-    known, unmeasured = replace(shared().changed(own), name=device.id), _shipped()["unmeasured"]
+        own |= shipped()["of"].get(key, {})
+    known, unmeasured = replace(shared().changed(own), name=device.id), shipped()["unmeasured"]
     if device.arch not in unmeasured["archs"]:
         return known
     source = f"{known.source}; nothing was measured on {device.arch}, and {unmeasured['source']}"
@@ -220,10 +220,10 @@ def interval_factors(
 
     Less is known of a mixture of experts than of a `dense` model.
     """
-    table = _shipped()["interval"]
+    table = shipped()["interval"]
     kind, spread = "other", 0.0
     if calibration is not None and calibration.measured_spread is not None:
-        own_host = calibration.host is not None and calibration.host.engine not in _shipped()["host"]
+        own_host = calibration.host is not None and calibration.host.engine not in shipped()["host"]
         kind, spread = "measured" if own_host else "other", calibration.measured_spread
     elif calibration is not None and dense and device.id in table["published"]["devices"]:
         kind = "published"
@@ -236,7 +236,7 @@ def interval_factors(
 @cache
 def stack_host(stack: str = "default") -> HostFit:
     """What the host of a serving stack costs; raises RooflineError where there is none so named."""
-    table = _shipped()["host"]
+    table = shipped()["host"]
     if stack not in table:
         raise RooflineError(f"unknown serving stack {stack!r}; known: {', '.join(table)}")
     return HostFit(engine=stack, **table[stack])

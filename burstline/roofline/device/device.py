@@ -10,15 +10,14 @@ may send each rank's buffer up and its sum down once.
 """
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from burstline.errors import RooflineError, read_toml
+from burstline.errors import RooflineError, read_toml, tables_beside
 from burstline.roofline.model.shapes import ELEMENT_BYTES
 from burstline.wording import hint
 
@@ -146,7 +145,7 @@ BUNDLED: Final = Path(__file__).with_name("devices.toml")
 
 @cache
 def bundled_devices() -> tuple[Device, ...]:
-    tables = tomllib.loads(BUNDLED.read_text("utf-8"))
+    tables = tables_beside(__file__, "devices.toml")
     return tuple(read_device(id_, table) for id_, table in tables.items())
 
 
@@ -172,15 +171,9 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         raise RooflineError(f"device {id_}: usd_per_hour is {usd_per_hour!r}; expected US dollars above 0")
     if levels[-1].bytes_per_s is None:
         raise RooflineError(f"device {id_}: its last level, {levels[-1].name}, needs bytes_per_s")
-    aliases = tuple(table.get("aliases", ()))
-    stated = {name: table[name] for name in _STATED if name in table}
-    return Device(id_, table.get("name", id_), peaks, levels, links, aliases=aliases, **stated)
-
-
-_STATED: Final = (
-    "vendor", "arch", "n_units", "tdp_w", "usd_per_hour", "host_link_bytes_per_s", "source", "assurance",
-    "note",
-)  # fmt: skip
+    stated = {slot.name: table[slot.name] for slot in fields(Device) if slot.name in table}
+    read: dict[str, Any] = {"id": id_, "peaks": peaks, "levels": levels, "links": links}
+    return Device(**{"name": id_, **stated, **read, "aliases": tuple(table.get("aliases", ()))})
 
 
 @cache

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burstline.dtypes import FLOATS
-from burstline.errors import RooflineError, read_small
+from burstline.errors import RooflineError, read_small, tables_beside
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, ModelShape, Quant
 
 MOST_BYTES = 32 << 20
-"""Number formats as checkpoints and engines name them, and our names."""
 _Group = tuple[Quant, Sequence[str]]
+_NAMES = tables_beside(__file__, "checkpoint.toml")
+_MODELOPT = {name: replace(QUANTS[row.pop("like")], **row) for name, row in _NAMES["modelopt"].items()}
 
 
 def held_by(folder: Path, model: ModelShape, quant: Quant) -> Quant:
@@ -106,13 +107,14 @@ def quant_of(raw: Mapping[str, Any], model: ModelShape | None = None) -> Quant:
 def _by_product(model: ModelShape, groups: Sequence[_Group], scheme: Mapping[str, Any]) -> Quant:
     """The last group's storage, with each product that is stored in another way in most of its layers."""
     base, plain = groups[-1][0], groups[-1][0].plain
-    kept = [name for key in _KEPT for name in scheme.get(key) or ()]
+    kept = [name for key in _NAMES["not_quantised"] for name in scheme.get(key) or ()]
     n_params: Counter[tuple[str, Quant]] = Counter()
     for i, kind in enumerate(model.order):
         rules = [(quant, _covering(names, i)) for quant, names in [(plain, kept), *groups]]
         for linear in (each for each in model.layers[kind].linears(model.d) if each.quantised):
-            modules = _MODULES.get(linear.name, f"self_attn.{linear.name}_proj").split()
-            names = [f"{before}layers.{i}.{module}" for before in _BEFORE for module in modules]
+            modules = _NAMES["modules"].get(linear.name, [f"self_attn.{linear.name}_proj"])
+            starts = [f"{before}layers.{i}" for before in _NAMES["before_layers"]]
+            names = [f"{start}.{module}" for start in starts for module in modules]
             quant = next((quant for quant, covers in rules if any(map(covers.search, names))), plain)
             n_params[linear.name, quant] += linear.params
     by_name = {name: quant for (name, quant), _ in reversed(n_params.most_common())}
@@ -129,24 +131,6 @@ def _covering(names: Sequence[str], layer: int) -> re.Pattern[str]:
             glob = re.escape(name).replace(r"\*", ".*")
             each.append(rf"(?:^|\.){glob}(?:\.|$)")
     return re.compile("" if "Linear" in names else "|".join(each) or "(?!)")
-
-
-_KEPT = (
-    "ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers",
-    "llm_int8_skip_modules",
-)  # fmt: skip
-_BEFORE = ("model.", "model.language_model.", "language_model.model.")
-# The modules of a checkpoint that are one product here, where they are not `self_attn.NAME_proj`.
-_MODULES = {
-    "qkv": "self_attn.q_proj", "kv_a": "self_attn.kv_a_proj_with_mqa",
-    "qkvz": "linear_attn.in_proj_qkvz linear_attn.in_proj_qkv",
-    "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk", "down": "mlp.down_proj",
-    "o": "self_attn.o_proj linear_attn.out_proj", "gate_up": "mlp.gate_proj mlp.gate_up_proj",
-    "experts_gate_up": "mlp.experts.0.gate_proj block_sparse_moe.experts.0.w1",
-    "experts_down": "mlp.experts.0.down_proj block_sparse_moe.experts.0.w2",
-    "shared_gate_up": "mlp.shared_experts.gate_proj mlp.shared_expert.gate_proj",
-    "shared_down": "mlp.shared_experts.down_proj mlp.shared_expert.down_proj",
-}  # fmt: skip
 
 
 def _groups(scheme: Mapping[str, Any], stream: str) -> Sequence[_Group]:
@@ -176,13 +160,6 @@ def _groups(scheme: Mapping[str, Any], stream: str) -> Sequence[_Group]:
     scales = "-static" if scheme.get("activation_scheme") == "static" and not scales else scales
     known = {"fp8": f"fp8{scales}", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
     return [(QUANTS[known[method]], ["Linear"])] if method in known else []
-
-
-_MODELOPT = {
-    "FP8": QUANTS["fp8-static"], "FP8_PER_CHANNEL_PER_TOKEN": QUANTS["fp8"], "FP8_PB_WO": QUANTS["fp8-block"],
-    "NVFP4": QUANTS["nvfp4"], "W4A16_NVFP4": replace(QUANTS["nvfp4"], activations="bf16"),
-    "W4A16_AWQ": QUANTS["int4"], "MXFP8": QUANTS["fp8"], "W4A16_MXFP4": QUANTS["mxfp4"],
-}  # fmt: skip
 
 
 def _stored(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, stream: str) -> Quant:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burstline.errors import RooflineError
+from burstline.errors import RooflineError, tables_beside
 from burstline.roofline.model.checkpoint import config_file, held_by, json_object, quant_of, text_part
 from burstline.roofline.model.shapes import (
     QUANTS,
@@ -289,41 +289,12 @@ def _deepseek(config: _Config, name: str) -> ModelShape:
     return _shape(config, name, layers)
 
 
-_TIED = {"tie_word_embeddings": True}
-# Values transformers fills in where a published config.json leaves them out.
-_GEMMA3 = {
-    **_TIED, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
-    "sliding_window": 4096,
-}  # fmt: skip
-
-_LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
-_SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
-
-_QWEN3_NEXT = "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"
-
+_READERS = {
+    reader.__name__.removeprefix("_"): reader
+    for reader in (_llama, _gemma, _gpt2, _opt, _mixtral, _qwen_moe, _qwen3_next, _llama4, _deepseek)
+}
 FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, Any]]] = {
-    **dict.fromkeys(("llama", "mistral", "phi3", "granite", "exaone4", "olmo2"), (_llama, {})),
-    **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_5_vl_text"), (_llama, {})),
-    **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text"), (_llama, {"head_dim": 128})),
-    "smollm3": (_llama, _TIED),
-    "seed_oss": (_llama, {"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
-    "ernie4_5": (_llama, {"head_dim": 128, **_TIED}),
-    "olmo3": (_llama, {"sliding_window": 4096}),
-    "cohere": (_gemma, _TIED),
-    "cohere2": (_gemma, {**_TIED, "sliding_window": 4096}),
-    "gemma": (_gemma, {**_TIED, "head_dim": 256}),
-    "gemma2": (_gemma, {**_TIED, "head_dim": 256, "sliding_window": 4096}),
-    **dict.fromkeys(("gemma3", "gemma3_text"), (_gemma, _GEMMA3)),
-    "gpt2": (_gpt2, _TIED),
-    "opt": (_opt, _TIED),
-    **dict.fromkeys(("mixtral", "minimax_m2"), (_mixtral, {})),
-    "qwen2_moe": (_qwen_moe, {}),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), (_qwen_moe, {"head_dim": 128})),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), (_deepseek, {})),
-    "deepseek_v32": (_deepseek, _SPARSE),
-    "glm_moe_dsa": (_deepseek, _SPARSE | {"index_n_heads": 32}),
-    "glm4_moe": (_deepseek, {"head_dim": 128}),
-    "gpt_oss": (_mixtral, {"head_dim": 64, "sliding_window": 128}),
-    **dict.fromkeys(("llama4", "llama4_text"), (_llama4, _LLAMA4)),
-    **dict.fromkeys(_QWEN3_NEXT, (_qwen3_next, {"head_dim": 256})),
+    name: (_READERS[row["reader"]], row.get("defaults", {}))
+    for row in tables_beside(__file__, "families.toml")["families"]
+    for name in row["types"]
 }

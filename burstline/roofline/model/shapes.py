@@ -3,14 +3,12 @@
 `roofline/model/families.py` reads it from a checkpoint's config.json.
 """
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from burstline.dtypes import DTYPES
-from burstline.errors import RooflineError
+from burstline.errors import RooflineError, tables_beside
 
 ELEMENT_BYTES: Mapping[str, float] = {dtype.short: dtype.n_bytes for dtype in DTYPES.values()}
 
@@ -80,8 +78,7 @@ class Quant:
 
 
 QUANTS: Mapping[str, Quant] = {
-    name: Quant(**row)
-    for name, row in tomllib.loads(Path(__file__).with_name("quants.toml").read_text("utf-8")).items()
+    name: Quant(**row) for name, row in tables_beside(__file__, "quants.toml").items()
 }
 
 
@@ -134,10 +131,7 @@ class Attention:
     def linears(self, d: int, tp: int) -> list[Linear]:
         heads = self.n_heads // tp
         n = (heads * (2 if self.gated else 1) + 2 * self.kv_heads(tp)) * self.head_dim
-        return [
-            Linear("qkv", n, d, self.qkv_bias),
-            Linear("o", d, heads * self.head_dim, self.out_bias),
-        ]
+        return [Linear("qkv", n, d, self.qkv_bias), Linear("o", d, heads * self.head_dim, self.out_bias)]
 
     @property
     def norm_params(self) -> int:
@@ -408,26 +402,20 @@ def check_parallel(model: ModelShape, parallel: Parallel) -> None:
             " experts are spread over those ranks"
         )
     for layer in model.layers:
-        _must_divide(model, parallel.tp, "query heads", layer.attention.n_heads)
-        if isinstance(layer.attention, Attention):
-            kv_heads = layer.attention.n_kv_heads
-            if kv_heads % parallel.tp and parallel.tp % kv_heads:
-                raise RooflineError(
-                    f"tp {parallel.tp} does not divide the {kv_heads} KV heads of {model.name}"
-                )
-        if isinstance(layer.ffn, Dense):
-            _must_divide(model, parallel.tp, "feed-forward columns", layer.ffn.d_ff)
-        else:
-            _check_experts(model, layer.ffn, parallel)
+        for name, ranks, n, what in _divided(layer, parallel):
+            if n % ranks:
+                raise RooflineError(f"{name} {ranks} does not divide the {n} {what} of {model.name}")
 
 
-def _check_experts(model: ModelShape, moe: Moe, parallel: Parallel) -> None:
-    if moe.n_experts % parallel.ep:
-        raise RooflineError(f"ep {parallel.ep} does not divide the {moe.n_experts} experts of {model.name}")
-    _must_divide(model, parallel.moe_tp, "columns of an expert", moe.d_ff)
-    _must_divide(model, parallel.tp, "columns of the shared experts", moe.d_ff_shared)
-
-
-def _must_divide(model: ModelShape, tp: int, what: str, n: int) -> None:
-    if n % tp:
-        raise RooflineError(f"tp {tp} does not divide the {n} {what} of {model.name}")
+def _divided(layer: Layer, parallel: Parallel) -> Iterator[tuple[str, int, int, str]]:
+    """What ranks divide of a layer: their kind and number, how many there are, and of what."""
+    tp, attention, ffn = parallel.tp, layer.attention, layer.ffn
+    yield "tp", tp, attention.n_heads, "query heads"
+    if isinstance(attention, Attention) and tp % attention.n_kv_heads:  # else ranks share KV heads
+        yield "tp", tp, attention.n_kv_heads, "KV heads"
+    if isinstance(ffn, Dense):
+        yield "tp", tp, ffn.d_ff, "feed-forward columns"
+    else:
+        yield "ep", parallel.ep, ffn.n_experts, "experts"
+        yield "tp", parallel.moe_tp, ffn.d_ff, "columns of an expert"
+        yield "tp", tp, ffn.d_ff_shared, "columns of the shared experts"

@@ -95,22 +95,13 @@ def ridge_tok(deployment: Deployment) -> int | None:
     """
 
     def compute_bound(n_tok: int) -> bool:
-        bounds = [
-            ceiling(op, deployment.device)
-            for op in deployment.ops(Step.decode(n_tok, 1))
-            if op.kind == "matmul"
-        ]
+        step_ops = deployment.ops(Step.decode(n_tok, 1))
+        bounds = [ceiling(op, deployment.device) for op in step_ops if op.kind == "matmul"]
         return sum(b.compute_s for b in bounds) >= sum(b.expected_memory_s for b in bounds)
 
     if not compute_bound(MOST_TOK):
         return None
     return bisect_left(range(MOST_TOK), True, lo=1, key=compute_bound)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    room: Room
-    phases: Mapping[str, StepTimes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +113,11 @@ class Question:
     batch: UniformBatch
     utilisation: float = 0.9
 
-    def answer(self) -> Answer:
-        """RooflineError where the requests do not fit."""
+    def answer(self) -> tuple[Room, dict[str, StepTimes]]:
+        """The memory, and the step of each phase; RooflineError where the requests do not fit."""
         kv_room = room(self.on, utilisation=self.utilisation)
         kv_room.check(self.batch.batch, self.batch.n_tok)
-        return Answer(kv_room, phase_bounds(self.on, self.batch, self.known))
+        return kv_room, phase_bounds(self.on, self.batch, self.known)
 
     def changed(self, **changes: Any) -> "Question":
         """The same of another deployment."""
@@ -137,8 +128,8 @@ def facts(
     question: Question, shipped: Calibration, others: Sequence[tuple[Device, Calibration]]
 ) -> dict[str, Any]:
     """The whole answer. `shipped` are the constants without the user's, `others` devices for what-ifs."""
-    on, batch, answer = question.on, question.batch, question.answer()
-    phases, kv_room = answer.phases, answer.room
+    on, batch = question.on, question.batch
+    kv_room, phases = question.answer()
     latency = {"ceiling": latency_s(phases, ceiling=True), "predicted": latency_s(phases)}
     n_out = batch.batch * batch.n_output_tok * on.parallel.dp
     return {
@@ -210,18 +201,18 @@ def _what_ifs(
     )
     for change, changed in changes:
         try:
-            answer = changed.answer()
+            kv_room, phases = changed.answer()
         except RooflineError as error:
             yield {"change": change, "impossible": str(error)}
         else:
-            seconds = latency_s(answer.phases)
+            seconds = latency_s(phases)
             yield {
                 "change": change,
                 "latency_s": seconds,
-                "latency_range_s": latency_ends_s(answer.phases),
-                "differs": [each for phase in answer.phases.values() for each in phase.differs],
+                "latency_range_s": latency_ends_s(phases),
+                "differs": [each for phase in phases.values() for each in phase.differs],
                 "output_tok_per_s": batch.batch * batch.n_output_tok * changed.on.parallel.dp / seconds,
-                "largest_batch": answer.room.largest_batch(batch.n_tok),
+                "largest_batch": kv_room.largest_batch(batch.n_tok),
             }
 
 

@@ -85,11 +85,8 @@ def _memory_s(moved_bytes: float, device: Device, working_set_bytes: float | Non
 
 def working_set_bytes(ops: Iterable[Op]) -> float:
     """The weights and KV cache that a step reads: what the next step will want again."""
-    return sum(
-        op.count * (op.weight_bytes - op.avoidable_bytes + op.kv_bytes)
-        for op in ops
-        if op.kind != "elementwise"
-    )
+    kept = (op for op in ops if op.kind != "elementwise")
+    return sum(op.count * (op.weight_bytes - op.avoidable_bytes + op.kv_bytes) for op in kept)
 
 
 def ceilings(ops: Sequence[Op], device: Device) -> list[Bound]:

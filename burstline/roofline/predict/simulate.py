@@ -8,12 +8,10 @@ left the youngest running request is evicted, to be computed again from its star
 engine differs.
 """
 
-import heapq
 import math
 from collections import deque, namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -334,85 +332,42 @@ def simulate(
     check(requests, limits)
     if concurrency is not None and concurrency < 1:
         raise RooflineError(f"a closed loop needs a stream or more, not {concurrency}")
-    return _Run(requests, Batch(requests, limits), step_time, concurrency, turnaround_s, until_s).result()
-
-
-class _Run:
-    def __init__(
-        self,
-        requests: Sequence[Asked],
-        batch: Batch,
-        step_time: Seconds,
-        concurrency: int | None,
-        turnaround_s: float,
-        until_s: float,
-    ) -> None:
-        self.batch, self.step_time, self.turnaround_s, self.until_s = batch, step_time, turnaround_s, until_s
-        self.outputs = np.array([request.output_tok for request in requests], dtype=np.int64)
-        self.due = np.array([request.due_s for request in requests], dtype=np.float64)
-        order = np.argsort(self.due, kind="stable").tolist()
-        n = len(order) if concurrency is None else min(concurrency, len(order))
-        self.later = order[n:][::-1]
-        self.first, self.last = np.full(len(order), np.nan), np.full(len(order), np.nan)
-        self.rows: list[tuple[float, ...]] = []
-        self.in_step = False
-        # (time, order of entry, what happens then)
-        self.events: list[tuple[float, int, Callable[[float], None]]] = []
-        self.n_events = 0
-        for i in order[:n]:
-            self._push(float(self.due[i]), partial(self._arrive, i))
-
-    def _push(self, at_s: float, what: Callable[[float], None]) -> None:
-        self.n_events += 1
-        heapq.heappush(self.events, (at_s, self.n_events, what))
-
-    def result(self) -> Simulation:
-        while self.events:
-            now_s = self.events[0][0]
-            while self.events and self.events[0][0] <= now_s:
-                heapq.heappop(self.events)[2](now_s)
-            if not (self.in_step or self.batch.idle):
-                self._begin(now_s)
-        return self._table()
-
-    def _arrive(self, i: int, _now_s: float) -> None:
-        self.batch.arrive(i)
-
-    def _begin(self, now_s: float) -> None:
-        work = self.batch.schedule()
-        if work is None:
-            return
-        end_s = now_s + self.step_time(work.step)
-        self.rows.append((now_s, end_s - now_s, *work.facts))
-        self.in_step = True
-        self._push(end_s, partial(self._end, work))
-
-    def _end(self, work: Work, now_s: float) -> None:
-        self.in_step = False
-        gained, done = self.batch.finish(work)
-        self.first[gained[np.isnan(self.first[gained])]] = now_s
-        self.last[gained] = now_s
-        for _ in range(min(len(done), len(self.later))):
-            later = self.later.pop()
-            self.due[later] = max(now_s + self.turnaround_s, self.due[later])
-            if self.due[later] >= self.until_s:
-                self.later = []
-                return
-            self._push(float(self.due[later]), partial(self._arrive, later))
-
-    def _table(self) -> Simulation:
-        sent = ~np.isnan(self.last)
-        assert sent.all() or self.until_s < math.inf, "every request fits an empty cache, so each one ends"
-        due, first, last, outputs = self.due[sent], self.first[sent], self.last[sent], self.outputs[sent]
-        steps = StepTable(*(np.array(column) for column in zip(*self.rows, strict=True)))
-        tpot = np.full(len(due), np.nan)
-        np.divide(last - first, outputs - 1, out=tpot, where=outputs > 1)
-        return Simulation(
-            float(last.max() - due.min()),
-            due,
-            first - due,
-            last - due,
-            tpot,
-            int(steps.n_preempted.sum()),
-            steps,
-        )
+    batch, due = Batch(requests, limits), [float(request.due_s) for request in requests]
+    first, last = np.full(len(due), np.nan), np.full(len(due), np.nan)
+    order = sorted(range(len(due)), key=due.__getitem__)
+    n_first = len(order) if concurrency is None else concurrency
+    # Requests arrive in this order also in a closed loop: each is sent no earlier than the one before it.
+    arriving, later = deque(order[:n_first]), deque(order[n_first:])
+    rows: list[tuple[float, ...]] = []
+    work: Work | None = None  # the step that runs
+    end_s = math.inf
+    while arriving or work:
+        now_s = min(end_s, due[arriving[0]] if arriving else math.inf)
+        if work and end_s <= now_s:
+            gained, done = batch.finish(work)
+            first[gained[np.isnan(first[gained])]] = now_s
+            last[gained] = now_s
+            work, end_s = None, math.inf
+            for _ in range(min(len(done), len(later))):
+                i = later.popleft()
+                due[i] = max(now_s + turnaround_s, due[i])
+                if due[i] >= until_s:
+                    later.clear()
+                    break
+                arriving.append(i)
+        while arriving and due[arriving[0]] <= now_s:
+            batch.arrive(arriving.popleft())
+        if not (work or batch.idle) and (work := batch.schedule()):
+            end_s = now_s + step_time(work.step)
+            rows.append((now_s, end_s - now_s, *work.facts))
+    sent = ~np.isnan(last)
+    assert sent.all() or until_s < math.inf, "every request fits an empty cache, so each one ends"
+    due_s, first, last = np.array(due)[sent], first[sent], last[sent]
+    outputs = np.array([request.output_tok for request in requests])[sent]
+    tpot_s = np.full(len(due_s), np.nan)
+    np.divide(last - first, outputs - 1, out=tpot_s, where=outputs > 1)
+    steps = StepTable(*(np.array(column) for column in zip(*rows, strict=True)))
+    n_preempted = int(steps.n_preempted.sum())
+    return Simulation(
+        float(last.max() - due_s.min()), due_s, first - due_s, last - due_s, tpot_s, n_preempted, steps
+    )

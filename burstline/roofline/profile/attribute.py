@@ -15,7 +15,7 @@ from itertools import combinations, pairwise, permutations
 from pathlib import Path
 from typing import Final
 
-from burstline.errors import RooflineError
+from burstline.errors import RooflineError, tables_beside
 from burstline.roofline.model.shapes import Attention, ModelShape, Parallel
 from burstline.roofline.profile.trace import (
     COMPILED,
@@ -28,15 +28,8 @@ from burstline.roofline.profile.trace import (
 
 ATTENTION, CACHE, PASSES, SAMPLING = "attention", "cache", "passes", "sampling"
 COMMUNICATION, EXPERTS, HEAD, UNKNOWN = "communication", "experts", "lm_head", "not attributed"
-_MODULES: Final = {
-    COMMUNICATION: "nccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
-    CACHE: "(?:reshape|concat|rope)_and_cache|cache_update|set_kv|store_kv|index_put_$",
-    EXPERTS: "fused_moe|moe_|_experts|topk_softmax|grouped_(?:mm|gemm)",
-    ATTENTION: "attention|attn|flash_fwd|fmha|mla_decode|paged",
-    SAMPLING: "sampl|argmax|multinomial|top_?[kp](?:_|$)",
-    PASSES: "norm|rotary|rope|silu|gelu|act_and_mul|embedding|triton_|cpp_fused|elementwise|quant",
-}
-"""By words in the name of an operator or a kernel; the first that fits."""
+_MODULES: Final = tables_beside(__file__, "modules.toml")
+OPS: Final[Mapping[str, str]] = _MODULES["ops"]
 _PRODUCT: Final = re.compile(r"(?:^|::|_)(?:add|ba)?(?:b?mm|matmul|linear)(?:_|$)|_pointwise|gemm|gemv|nvjet")
 _REDUCES: Final = re.compile(r"splitk_?reduce|reduce_kernel")
 _ROUNDED_US: Final = 0.01
@@ -294,4 +287,4 @@ class _Layers:
 
 
 def _module_named(name: str) -> str:
-    return next((module for module, words in _MODULES.items() if re.search(words, name)), "")
+    return next((module for module, words in _MODULES["words"].items() if re.search(words, name)), "")

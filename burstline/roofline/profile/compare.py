@@ -9,15 +9,7 @@ from typing import Final
 import numpy as np
 
 from burstline.roofline.model.ops import Phase, Step
-from burstline.roofline.profile.attribute import (
-    ATTENTION,
-    CACHE,
-    COMMUNICATION,
-    EXPERTS,
-    PASSES,
-    Profile,
-    ProfiledStep,
-)
+from burstline.roofline.profile.attribute import ATTENTION, CACHE, OPS, PASSES, Profile, ProfiledStep
 from burstline.roofline.profile.trace import Group
 from burstline.roofline.reconcile.impossible import Check, judged
 from burstline.roofline.reconcile.inputs import Setup, StepSeen
@@ -28,14 +20,6 @@ from burstline.wording import time_text
 N_TYPICAL: Final = 30
 """Steps of a phase that count: those whose number of tokens is nearest the median."""
 NO_OPERATOR, SPREAD = "no operator", "disturbances"
-_OPS: Final = {
-    PASSES: "norm+final_norm+qk_norm+rope+act+shared_act+experts_act+embedding+quantise",
-    CACHE: "kv_write",
-    COMMUNICATION: "all_reduce+all_gather+dispatch+combine+send",
-    EXPERTS: "experts_gate_up+experts_down",
-    ATTENTION: "attention+indexer+delta_rule+q_absorb+v_absorb",
-}
-"""The ops of our model that a module stands for; a product's has its name."""
 
 
 def compare(profile: Profile, setup: Setup, decode_context_tok: float) -> Profiled:
@@ -90,16 +74,14 @@ def _phase(
 def _ops_of(module: str, step: ProfiledStep) -> str:
     """Attention that no cache writes or passes stand beside holds them itself."""
     inside = {"+kv_write": CACHE, "+rope": PASSES} if module == ATTENTION else {}
-    return _OPS.get(module, module) + "".join(op for op, own in inside.items() if own not in step.parts)
+    return OPS.get(module, module) + "".join(op for op, own in inside.items() if own not in step.parts)
 
 
 def _seen(step: ProfiledStep, decode_context_tok: float) -> StepSeen:
     """The step as the roofline takes it: requests of one phase share its tokens and contexts evenly."""
     prompts, decodes = step.prompts, step.decodes
-    rows = [
-        *_shared(prompts, prompts.n_tok),
-        *_shared(decodes, round(decode_context_tok * decodes.n_requests)),
-    ]
+    decoding_tok = round(decode_context_tok * decodes.n_requests)
+    rows = [*_shared(prompts, prompts.n_tok), *_shared(decodes, decoding_tok)]
     new, context = np.array(rows, dtype=np.int64).T
     logits = (np.arange(len(rows)) >= len(rows) - (step.n_logits or len(rows))).astype(np.int64)
     seconds = {_ops_of(name, step): seconds for name, seconds in step.parts.items()}

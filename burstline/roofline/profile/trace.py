@@ -192,10 +192,8 @@ def composition(name: str) -> tuple[Group, Group] | None:
     if found[1] == "DECODE":
         return Group(), Group(n, said.get("g_sq", n), said.get("g_sk"))
     n_decodes = said.get("g", 0)
-    return (
-        Group(said.get("c", n), said.get("toks", said.get("c_sq", 0)), said.get("c_sk")),
-        Group(n_decodes, said.get("g_sq", n_decodes), said.get("g_sk")),
-    )
+    entering = Group(said.get("c", n), said.get("toks", said.get("c_sq", 0)), said.get("c_sk"))
+    return entering, Group(n_decodes, said.get("g_sq", n_decodes), said.get("g_sk"))
 
 
 def first_difference(steps: Sequence[tuple[Group, Group]], sent: Sequence[SentRequest]) -> str | None:

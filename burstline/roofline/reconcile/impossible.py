@@ -25,7 +25,7 @@ from burstline.roofline.model.ops import Step, ops
 from burstline.roofline.model.shapes import ModelShape, Parallel, Quant, token_kv_bytes
 from burstline.roofline.predict.predict import ceiling, ceilings, working_set_bytes
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
-from burstline.roofline.reconcile.reconciliation import Explained, OpRow, Suspicion
+from burstline.roofline.reconcile.reconciliation import CAUSES, EXPLANATIONS, Explained, OpRow, Suspicion
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,13 +36,6 @@ BARS: Final = {"specified": (0.02, 0.02), "measured": AGREES}
 """The shares of peak and of bandwidth by which a rate may exceed them."""
 _WINDOWS, _ENDS = 6, 10  # how many beginnings and ends of windows over the prompts are looked at
 _MOST_STEPS = 400
-
-CAUSES = (
-    "the server answered from a prefix cache, so it computed fewer prompt tokens than were sent",
-    "it cut prompts short, or produced tokens without computing them",
-    "the device is a different one, or runs above its stated peak",
-    "outputs are shorter than counted",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +61,7 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
     of_peak, of_bandwidth = BARS["measured" if known else "specified"]
     fast = setup.deployment.device.times(1 + of_peak, 1 + of_bandwidth)
     lenient = replace(setup, deployment=replace(setup.deployment, device=fast))
-    unknown = [part for part in _EXPLANATIONS if not getattr(setup.known, part)]
+    unknown = [part for part in EXPLANATIONS if not getattr(setup.known, part)]
 
     def reach(measured_s: float, bound: Bound, *loose: str) -> bool:
         return bound(_machine(lenient, setup.known, loose)) <= measured_s
@@ -82,20 +75,11 @@ def judged(checks: Iterable[Check], setup: Setup) -> tuple[list[Suspicion], list
         if not unknown or not reach(measured_s, bound, *unknown):
             impossible.append(Suspicion(what, excess, tolerance, CAUSES))
             continue
-        words = [_EXPLANATIONS[part] for part in unknown if reach(measured_s, bound, part)] or [
-            "together, " + " and ".join(_EXPLANATIONS[part] for part in unknown)
+        words = [EXPLANATIONS[part] for part in unknown if reach(measured_s, bound, part)] or [
+            "together, " + " and ".join(EXPLANATIONS[part] for part in unknown)
         ]
         explained.append(Explained(what, excess, tuple(words)))
     return impossible, explained
-
-
-_EXPLANATIONS = {  # by a field of `Known`
-    "devices": "more devices than assumed (state them: `burstline report RUN --tp N`, --pp, --dp)",
-    "weights": "fewer bits than assumed (state them: `burstline report RUN --quant NAME`)",
-    "compute": "products in a faster type than `burstline calibrate` measured",
-    "kv": "a KV cache of fewer bits than assumed (state it: `burstline report RUN --kv-dtype DTYPE`)",
-    "speculation": "speculative decoding (state it: `burstline report RUN --draft-tokens N`, 0 for none)",
-}
 
 
 def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:

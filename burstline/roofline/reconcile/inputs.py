@@ -190,10 +190,7 @@ def _steps(
         who, at, n_new = np.unique(owner[low:high], return_index=True, return_counts=True)
         context = prompt_tok[who] + nth[low:high][at + n_new - 1]
         i, n_tok, upto = np.array(prompts.get(k, []), dtype=np.int64).reshape(-1, 3).T
-        step_k = Step(
-            np.concatenate([n_new, n_tok]),
-            np.concatenate([context, upto]),
-            np.concatenate([n_new, (upto == prompt_tok[i]).astype(np.int64)]),
-        )
+        logits = (upto == prompt_tok[i]).astype(np.int64)
+        step_k = Step(np.append(n_new, n_tok), np.append(context, upto), np.append(n_new, logits))
         if step_k.n_requests and seconds[k] > 0:
             yield StepSeen(step_k, float(seconds[k]))

@@ -22,6 +22,7 @@ from burstline.roofline.predict.simulate import Limits, simulate
 from burstline.roofline.reconcile.impossible import Check, judged, product_checks, run_checks
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconciliation import (
+    BARS,
     WAITING,
     Bar,
     DeviceFacts,
@@ -229,7 +230,7 @@ def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s
             for key, seconds in _parts(p, setup.calibration):
                 parts[key] = parts.get(key, 0.0) + one.weight * seconds
     yield Bar("ceiling", ideal_s, "the roofline's least time, with a KV cache that holds every request")
-    for bar, why in _BARS.items():
+    for bar, why in BARS.items():
         of = {name: seconds for (own, name), seconds in parts.items() if own == bar}
         yield Bar(bar, sum(of.values()), why + _by(of, setup.calibration))
     yield from _host_bars(looked, setup, busy_s - device_s)
@@ -241,15 +242,6 @@ def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s
         yield Bar(WAITING, rest_s, "requests arrived over the whole run: no loss of the server's")
         return
     yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
-
-
-_BARS = {
-    "kernel efficiency": "kernels reach a share of peak and bandwidth",
-    "launch floors": "what a launch costs however small the kernel",
-    "elementwise": "norms, rotary embedding, activations: all could be fused",
-    "communication": "collectives above their links' bound",
-    "mixed steps": "decode attention in a prefill's step runs in a slower kernel",
-}
 
 
 def _by(seconds: Mapping[str, float], known: Calibration | None) -> str:

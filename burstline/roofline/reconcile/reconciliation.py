@@ -4,10 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from burstline.errors import tables_beside
 from burstline.roofline.device.calibration import HostFit
 from burstline.roofline.device.device import Level, Limit
 from burstline.roofline.model.ops import Phase
 from burstline.roofline.model.shapes import Quant
+
+_TEXTS: Final = tables_beside(__file__, "sentences.toml")
+CAUSES: Final = tuple(_TEXTS["causes"])
+EXPLANATIONS: Final[Mapping[str, str]] = _TEXTS["explanations"]
+BARS: Final[Mapping[str, str]] = _TEXTS["bars"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,15 +148,8 @@ def zero_plus_plus(n_ranks: int, n_node: int, reduce_bytes: float = 0.5) -> Shar
 
 def three_level(n_ranks: int, n_package: int, n_node: int) -> Sharding:
     """Weights within a package, gradients within a node, optimizer states over all (arXiv 2501.04266)."""
-    return Sharding(
-        "three levels",
-        n_ranks,
-        State(2, min(n_package, n_ranks)),
-        State(2, min(n_node, n_ranks)),
-        State(12, n_ranks),
-        gather_bytes=1,
-        reduce_bytes=0.5,
-    )
+    states = State(2, min(n_package, n_ranks)), State(2, min(n_node, n_ranks)), State(12, n_ranks)
+    return Sharding("three levels", n_ranks, *states, gather_bytes=1, reduce_bytes=0.5)
 
 
 @dataclass(frozen=True, slots=True)
