@@ -49,6 +49,8 @@ CODES: Final = {
     "lost": exit_codes.INCONCLUSIVE,
 }
 """The exit code by the state of a search."""
+LEAST_ROOM: Final = 64
+"""Requests at once for which a server that a search starts has room, wherever the search begins."""
 MOST_REQUESTS: Final = 20_000
 """A probe is planned no longer than this: all of its prompts are made before its load begins."""
 BY_TIME: Final = 3.0
@@ -93,6 +95,9 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
 def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, list[Run], Path, bool]:
     """Search and write the page: what was found, by which runs, its folder, whether a person stopped it."""
     server, until_s = SharedServer(), time.monotonic() + options.budget_s
+    most = max(LEAST_ROOM, settings.load.n_at_once)
+    room = replace(settings.where, n_concurrent=most, n_request_tok=settings.load.longest_tok)
+    settings = replace(settings, where=room)
     try:
         if settings.load.spec.rate is None and settings.load.spec.concurrency is None:
             settings = _from_forecast(settings, server)

@@ -49,6 +49,11 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
 
     Each run has prompts of its own salt, so that none is served from the prefix cache of another.
     """
+    # One server serves all loads of a sweep, so it has room for the largest.
+    most = max(each.load.n_at_once for each in every)
+    longest = max(each.load.longest_tok or 0 for each in every) or None
+    room = replace(every[0].where, n_concurrent=most, n_request_tok=longest)
+    every = [replace(each, where=room) for each in every]
     settings, swept = every[0], len(every) > 1
     if not 2 - swept <= n <= MAX_REPEATS:
         raise WorkloadError(f"--repeats {n}: expected 2 to {MAX_REPEATS}; 3 give intervals between runs")

@@ -137,7 +137,9 @@ def serve_and_fire(
     enough: EnoughOf | None,
 ) -> tuple[DriveOutcome, Exception | None]:
     """Everything that needs the server or the drivers, and why it failed; what is known is on disk."""
-    where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
+    where = settings.where
+    if where.n_concurrent is None:  # else the server has room for other loads, too
+        where = replace(where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with _cluster(settings.ray, run, load, progress) as fleet:
         before = "" if where.url else _last_start(run.path, engine.name)
         progress.phase(f"Waiting until the server has generated a token{before}")

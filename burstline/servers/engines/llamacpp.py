@@ -203,7 +203,7 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if slots is None and wanted is not None:
         slots = min(wanted, MAX_SLOTS)
         flags += ["-np", str(slots)]
-        notes.append(f"-np {slots}: as many slots as requests at a time")
+        notes.append(f"-np {slots}: at most {slots} requests at a time")
     if slots is not None and wanted is not None and slots < wanted:
         notes = [f"-np {slots}: {wanted - slots} of {wanted} requests at a time wait for a slot"]
     if slots and options.n_request_tok and not option_of(extra, *_CONTEXT_FLAGS):
