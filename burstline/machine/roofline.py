@@ -200,7 +200,8 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
         assumed.append("steps are inferred from the stream: each gap in a chain of long replies is one step")
     due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))
     makespan_s = max(float(reply.token_s[-1]) for reply in replies) - due_s
-    open_loop = run.manifest.asked.concurrency is None
+    spec = run.manifest.asked
+    pauses = spec.of_sessions or spec.data is not None  # of a data set each row may be a conversation
     return inputs.MeasuredRun(
         requests=[
             Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s), reply.cached_tok) for reply in replies
@@ -212,7 +213,8 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
         first_s=np.array([reply.token_s[0] for reply in replies]),
         last_s=np.array([reply.token_s[-1] for reply in replies]),
         assumed=tuple(assumed),
-        paced=open_loop and last_s - due_s > PACED * makespan_s,
+        paced=spec.concurrency is None and last_s - due_s > PACED * makespan_s,
+        concurrency=None if pauses else spec.concurrency,
     )
 
 

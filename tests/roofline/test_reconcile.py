@@ -225,3 +225,23 @@ def test_without_a_calibration_there_are_only_ceilings():
     assert bars["kernel efficiency"] == bars["launch floors"] == 0
     assert bars["host"] == pytest.approx(0, abs=0.01)  # the clock rounds contexts to 16 tokens
     assert found.by == "ceilings"
+
+
+def test_the_ceiling_of_a_closed_loop_knows_nothing_of_when_its_requests_were_sent():
+    """A faster server would have been sent each as soon as another ended."""
+    sent = [Asked(k * 0.5, 128, 32) for k in range(16)]
+    runs = [
+        MeasuredRun([replace(each, due_s=each.due_s * slower) for each in sent], 9.0, LIMITS, concurrency=4)
+        for slower in (0.0, 1.0, 7.0)
+    ]
+    ceilings = [reconcile(run, SETUP).ceiling_s for run in runs]
+    assert ceilings[0] == ceilings[1] == ceilings[2] < 1
+    paced = reconcile(replace(runs[1], concurrency=None), SETUP)
+    assert paced.ceiling_s > sent[-1].due_s
+    small = replace(LIMITS, kv_tok=2 * 160)
+    names = {
+        kv_tok: {bar.name for bar in reconcile(replace(runs[1], limits=limits), SETUP).waterfall}
+        for kv_tok, limits in ((LIMITS.kv_tok, LIMITS), (small.kv_tok, small))
+    }
+    assert "batching" in names[LIMITS.kv_tok]
+    assert "KV waves" in names[small.kv_tok]

@@ -39,7 +39,8 @@ class MeasuredRun:
     `first_s` and `last_s` are each request's first and last token on the clock of `Asked.due_s`, None where
     they are not known. `steps` None: they are not known either; `logged`: the engine itself wrote them down.
     `assumed` says what the layer above had to guess. `paced`: arrivals of an open loop, not the server,
-    decided how long it took, so that time without a step is no loss.
+    decided how long it took, so that time without a step is no loss. `concurrency` is that of a closed loop
+    without pauses: a faster server would have been sent the requests sooner.
     """
 
     requests: Sequence[Asked]
@@ -51,6 +52,7 @@ class MeasuredRun:
     last_s: Floats | None = None
     assumed: tuple[str, ...] = ()
     paced: bool = False
+    concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

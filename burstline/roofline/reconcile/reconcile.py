@@ -18,7 +18,7 @@ from burstline.roofline.model.ops import Phase, Step
 from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
 from burstline.roofline.predict.forecast import PlannedLoad
 from burstline.roofline.predict.predict import MEASURED, Prediction, StepTimes
-from burstline.roofline.predict.simulate import Limits, simulate
+from burstline.roofline.predict.simulate import Limits
 from burstline.roofline.reconcile.impossible import Check, judged, product_checks, run_checks
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconciliation import (
@@ -59,7 +59,7 @@ def reconcile(
     on = setup.deployment
     simulated: list[StepSeen] = []
     if ahead is None or not run.steps:
-        served = PlannedLoad(run.requests, run.limits)
+        served = _load(run, run.limits)
         clock = setup.clock()
 
         def recorded(step: Step) -> float:
@@ -71,16 +71,17 @@ def reconcile(
     steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
     looked = look(steps or simulated, setup, measured=bool(steps))
     tok = run.limits.block_tok
-    blocks = sum(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
-    limits = replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
-    ideal = simulate(run.requests, limits, replace(setup, calibration=None).clock())
+    blocks = sorted(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
+    limits = replace(run.limits, kv_tok=max(run.limits.kv_tok, sum(blocks[-(run.concurrency or 0) :]) * tok))
+    ideal_s = _load(run, limits).makespan_s(replace(setup, calibration=None).clock())
     of_phases: dict[Phase, list[Looked]] = {"prefill": [], "decode": []}
     for one in looked:
         of_phases[one.seen.step.phase].append(one)
     phases = tuple(phase_row(phase, of, setup) for phase, of in of_phases.items() if of)
     products = (timed_products(row, of_phases[row.phase]) for row in phases)
     suspicions, explained = judged(chain(run_checks(run), *products), setup)
-    bars, device = tuple(_waterfall(run, setup, looked, ideal.makespan_s)), device_facts(setup)
+    by_cache = limits.kv_tok > run.limits.kv_tok
+    bars, device = tuple(_waterfall(run, setup, looked, ideal_s, by_cache)), device_facts(setup)
     beyond = (
         f"{each.what[0].upper()}{each.what[1:]} beats the assumed set-up by {each.excess:.0%}; explained by "
         f"{' or '.join(each.by)}."
@@ -91,7 +92,7 @@ def reconcile(
         phases=phases,
         waterfall=bars,
         predicted_s=ahead[1],
-        ceiling_s=ideal.makespan_s,
+        ceiling_s=ideal_s,
         sensitivity=tuple(sensitivity(*ahead, setup)),
         assumed=tuple(_assumed(run, setup)),
         suspicions=tuple(suspicions),
@@ -100,6 +101,14 @@ def reconcile(
         model=ModelFacts(on.model.name, on.model.params(), on.quant),
         by=str(setup.calibration) if setup.calibration else "ceilings",
     )
+
+
+def _load(run: MeasuredRun, limits: Limits) -> PlannedLoad:
+    """The requests as served, when they were sent; of a closed loop each as another ends."""
+    if run.concurrency is None:
+        return PlannedLoad(run.requests, limits)
+    at_once = [replace(request, due_s=0.0) for request in run.requests]
+    return PlannedLoad(at_once, limits, run.concurrency)
 
 
 def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:
@@ -219,7 +228,9 @@ def _measured_shares(one: Looked) -> dict[tuple[str, str], float]:
     return found
 
 
-def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s: float) -> Iterator[Bar]:
+def _waterfall(
+    run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s: float, by_cache: bool
+) -> Iterator[Bar]:
     parts: dict[tuple[str, str], float] = {}  # by bar and constant
     bound_s = busy_s = device_s = 0.0
     for one in looked:
@@ -236,7 +247,10 @@ def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[Looked], ideal_s
     yield from _host_bars(looked, setup, busy_s - device_s)
     waves_s = bound_s - ideal_s
     rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
-    yield Bar("KV waves", waves_s, "more and smaller steps, because the cache does not hold every request")
+    if by_cache:
+        yield Bar("KV waves", waves_s, "more and smaller steps, as the cache does not hold all requests")
+    else:
+        yield Bar("batching", waves_s, "other steps than the same requests need at the roofline's pace")
     what = "queue and idle" if looked[0].measured else "queue and unexplained"
     if run.paced:
         yield Bar(WAITING, rest_s, "requests arrived over the whole run: no loss of the server's")
