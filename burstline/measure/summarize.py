@@ -235,8 +235,7 @@ def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
     """What to say of a loop by time whose requests were all sent before its time was over."""
     if np.isnan(c.dispatched_s).all() or (last_s := float(np.nanmax(c.dispatched_s))) > 0.9 * duration_s:
         return ()
-    text = f"All {len(c):,} planned requests were sent within {last_s:.3g} s of the {duration_s:g} s asked."
-    return (Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N."),)
+    return (Reason.of("ran-out", n=len(c), last_s=last_s, asked_s=duration_s),)
 
 
 def _goodput(part: Part, slos: Sequence[Slo], served: Throughput) -> Goodput:
