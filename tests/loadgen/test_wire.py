@@ -22,7 +22,8 @@ from burstline.loadgen.capture import http1
 from burstline.loadgen.capture.capture import Capture
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import Exchange
-from burstline.loadgen.wire.pool import Connection, Pool, new_poller
+from burstline.loadgen.wire.network import Network
+from burstline.loadgen.wire.pool import Connection, Pool
 from burstline.loadgen.wire.reader import Reader
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
@@ -702,7 +703,13 @@ def test_a_bug_on_one_reply_ends_that_exchange_alone(monkeypatch: pytest.MonkeyP
 def test_four_drivers_that_open_at_once_fit_into_the_backlog_of_a_server_that_does_not_accept_yet():
     with socket.create_server(("127.0.0.1", 0), backlog=HYPERCORNS_BACKLOG) as listener:
         pools = [
-            Pool(new_poller(), [(socket.AF_INET, listener.getsockname())], None, "127.0.0.1")
+            Pool(
+                select.epoll(),
+                [(socket.AF_INET, listener.getsockname())],
+                None,
+                "127.0.0.1",
+                Network(is_remote=False),
+            )
             for _ in range(4)
         ]
         for pool in pools:
@@ -757,8 +764,10 @@ def test_a_network_that_is_away_costs_only_requests_of_that_time(
 
 
 def test_a_request_is_not_refused_by_a_try_that_began_before_it() -> None:
-    pool = Pool(new_poller(), [(socket.AF_INET, ("127.0.0.1", 1))], None, "127.0.0.1")
-    traffic = Dispatcher(new_poller(), Reader(new_poller()), pool, None, None)
+    pool = Pool(
+        select.epoll(), [(socket.AF_INET, ("127.0.0.1", 1))], None, "127.0.0.1", Network(is_remote=False)
+    )
+    traffic = Dispatcher(select.epoll(), Reader(select.epoll()), pool, None, None)
     early, late = Exchange(0), Exchange(1)
     traffic.park(early, late)
     traffic.release(time.monotonic_ns())

@@ -346,7 +346,7 @@ class _Drive:
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
             canary=self._canary.report() if self._job.canary_port is not None else None,
-            network=wire.network.report() if wire.network else None,
+            network=wire.network.report(),
         )
 
 

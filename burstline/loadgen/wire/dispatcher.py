@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from select import epoll
 
 import zstandard
 
 from burstline.loadgen.wire.exchange import NEVER, Exchange
-from burstline.loadgen.wire.pool import IN, OUT, Connection, Poller, Pool
+from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool
 from burstline.loadgen.wire.reader import Reader
 from burstline.servers.messages import EngineError
 
@@ -91,7 +92,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        poller: Poller,
+        poller: epoll,
         reader: Reader,
         pool: Pool,
         deadline_s: float | None,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import select
-import selectors
 import socket
 import ssl
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from select import epoll
+from typing import Any, Final
 
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.network import Network
@@ -22,54 +21,6 @@ from burstline.servers.host.kernel import send_at_once, stamp_reads
 IN: Final = 1
 OUT: Final = 4
 """The values of EPOLLIN and EPOLLOUT. Other bits (an error, a hang-up) mean: read, and see."""
-
-
-class Poller(Protocol):
-    def register(self, fd: int, mask: int, /) -> None: ...
-    def modify(self, fd: int, mask: int, /) -> None: ...
-    def unregister(self, fd: int, /) -> None: ...
-    def poll(self, timeout_s: float, max_events: int, /) -> list[tuple[int, int]]: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
-
-
-def new_poller() -> Poller:
-    return select.epoll() if hasattr(select, "epoll") else _Selector()
-
-
-class _Selector:
-    """kqueue (macOS, BSD) through the standard library."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-
-    def register(self, fd: int, mask: int) -> None:
-        self._selector.register(fd, _to_selectors(mask))
-
-    def modify(self, fd: int, mask: int) -> None:
-        self._selector.modify(fd, _to_selectors(mask))
-
-    def unregister(self, fd: int) -> None:
-        self._selector.unregister(fd)
-
-    def poll(self, timeout_s: float, max_events: int) -> list[tuple[int, int]]:
-        ready = self._selector.select(timeout_s)
-        return [
-            (key.fd, bool(mask & selectors.EVENT_READ) * IN | bool(mask & selectors.EVENT_WRITE) * OUT)
-            for key, mask in ready[:max_events]
-        ]
-
-    def fileno(self) -> int:
-        return int(self._selector.fileno()) if hasattr(self._selector, "fileno") else 1 << 30
-
-    def close(self) -> None:
-        self._selector.close()
-
-
-def _to_selectors(mask: int) -> int:
-    return bool(mask & IN) * selectors.EVENT_READ | bool(mask & OUT) * selectors.EVENT_WRITE
-
-
 _RECORD_BYTES = 1 << 18
 
 
@@ -179,11 +130,11 @@ class Pool:
 
     def __init__(
         self,
-        poller: Poller,
+        poller: epoll,
         addresses: Sequence[tuple[int, Any]],
         tls: ssl.SSLContext | None,
         host: str,
-        network: Network | None = None,
+        network: Network,
     ) -> None:
         self.by_fd: dict[int, Connection] = {}
         self.idle: dict[Connection, None] = {}
@@ -238,7 +189,7 @@ class Pool:
             return False
         connection.connected_ns = now()
         self.connect_ns.append(connection.connected_ns - connection.opened_ns)
-        if self._network is not None and self._network.is_remote:
+        if self._network.is_remote:
             self._network.watch(connection.sock)
         del self._connecting[connection]
         self.idle[connection] = None
@@ -294,7 +245,7 @@ class Pool:
         self.sweep()
 
     def _note_network(self, connection: Connection) -> None:
-        if self._network is not None and connection.connected_ns is not None and not connection.adopted:
+        if connection.connected_ns is not None and not connection.adopted:
             self._network.leave(connection.sock)
 
     def _open(self, tries: int) -> bool:

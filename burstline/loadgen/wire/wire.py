@@ -9,19 +9,19 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
+from select import epoll
 from typing import Any
 
 from burstline.loadgen.wire.clock import Offsets
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import NEVER, Exchange
 from burstline.loadgen.wire.network import ERR, Network, is_remote
-from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool, new_poller
+from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool
 from burstline.loadgen.wire.reader import ENDED, READ, Reader
 
 _TICK_NS = 50_000_000
@@ -62,9 +62,9 @@ class Wire:
         self._canary_said = Exchange()
         self._on_ended = on_ended
         self._counters = counters
-        self._poller = new_poller()
+        self._poller = epoll()
         self.reader = Reader(self._poller)
-        self.network = Network(is_remote=is_remote(addresses)) if sys.platform == "linux" else None
+        self.network = Network(is_remote=is_remote(addresses))
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency, until_s)
         self._wake_in, self._wake_out = os.pipe()
@@ -261,7 +261,7 @@ class Wire:
     def _attend(self, connection: Connection, flags: int) -> None:
         """A socket that is opening, idle, ready to take more, or that has stamps of what it sent."""
         exchange = connection.exchange
-        if flags & ERR and self.network and self.network.is_remote and connection.connected_ns is not None:
+        if flags & ERR and self.network.is_remote and connection.connected_ns is not None:
             self.network.read_stamps(connection.sock, exchange)
             if flags == ERR:
                 return
