@@ -176,9 +176,9 @@ class DrawnRequests(Sequence[Request]):
     @overload
     def __getitem__(self, item: int) -> Request: ...
     @overload
-    def __getitem__(self, item: slice) -> DrawnRequests: ...
-    def __getitem__(self, item: int | slice) -> Request | DrawnRequests:
-        if isinstance(item, slice):
+    def __getitem__(self, item: slice | NDArray[np.int64]) -> DrawnRequests: ...
+    def __getitem__(self, item: int | slice | NDArray[np.int64]) -> Request | DrawnRequests:
+        if isinstance(item, slice | np.ndarray):
             return replace(self, rows=self.rows[item])
         return next(self._made(self.rows[[item]], Stream(self.seed, "prompts")))
 
