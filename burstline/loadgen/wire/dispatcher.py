@@ -399,4 +399,4 @@ class Dispatcher:
         self.n_resent += 1
         self._in_flight[exchange] = None
         self._waiting.appendleft(exchange)
-        self._pool.open_another()
+        self._pool.open()  # however many are idle: those may be as stale as the one just lost

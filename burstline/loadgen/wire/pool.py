@@ -165,12 +165,8 @@ class Pool:
             return  # `tick` asks again
         missing = n_free - len(self.idle) - len(self._connecting) - len(self._retries)
         for _ in range(min(missing, _MAX_CONNECTING - len(self._connecting))):
-            if not self._open(0):
+            if not self.open():
                 break
-
-    def open_another(self) -> None:
-        """A fresh connection, however many are idle: those may be as stale as the one just lost."""
-        self._open(0)
 
     @property
     def is_settled(self) -> bool:
@@ -234,7 +230,7 @@ class Pool:
         n = max(0, _MAX_CONNECTING - len(self._connecting))
         again, self._retries = self._retries[:n], self._retries[n:]
         for tries in again:
-            self._open(tries)
+            self.open(tries)
         if self.n_stillborn:
             self.want(self._n_wanted)
 
@@ -248,7 +244,8 @@ class Pool:
         if connection.connected_ns is not None and not connection.adopted:
             self._network.leave(connection.sock)
 
-    def _open(self, tries: int) -> bool:
+    def open(self, tries: int = 0) -> bool:
+        """Begin to open a connection after so many tries; False where that fails at once."""
         place = ((self._best or 0) + tries) % len(self._addresses)
         family, address = self._addresses[place]
         try:
