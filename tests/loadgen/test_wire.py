@@ -637,7 +637,7 @@ def test_an_untrusted_certificate_is_a_connect_failure(server_context: ssl.SSLCo
 
 def test_who_asks_a_wire_that_has_ended_writes_into_nobodys_file(tmp_path: Path) -> None:
     wire = Wire([], lambda _: None)
-    number = wire._wake_out
+    number = wire._wake
     wire.start()
     wire.close()
     with (tmp_path / "another").open("wb") as file:

@@ -99,7 +99,7 @@ class _Drive:
     def run(self) -> DriveReport:
         job = self._job
         ensure_sockets(_n_connections(job))
-        with Counters(job.counters) as counters, _signal_pipe() as (self._news, self._tell):
+        with Counters(job.counters) as counters, _event() as self._news:
             self._cells = counters.row(job.worker)
             wire = self._wire = Wire(
                 self._destination.addresses(),
@@ -247,7 +247,7 @@ class _Drive:
         heard = wait([self._news] if self._conn.closed else [self._news, self._conn], timeout_s)
         if self._news in heard:
             with suppress(BlockingIOError):
-                os.read(self._news, 4096)
+                os.eventfd_read(self._news)
         if self._conn not in heard:
             return
         try:
@@ -281,8 +281,8 @@ class _Drive:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: it is about to wake anyway
-            os.write(self._tell, b"!")
+        with suppress(OSError):  # closed: nothing more is awaited
+            os.eventfd_write(self._news, 1)
 
     def _on_ended(self, ended: list[Exchange]) -> None:
         """Runs in the wire's thread: the captures are made and packed in the spool's."""
@@ -357,16 +357,13 @@ def _reply(exchange: Exchange) -> HttpReply | None:
 
 
 @contextmanager
-def _signal_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe by which other threads wake this one: the end to wait for and the end to write to."""
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    os.set_blocking(writable, False)
+def _event() -> Iterator[int]:
+    """A descriptor by which other threads wake this one."""
+    descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     try:
-        yield readable, writable
+        yield descriptor
     finally:
-        os.close(readable)
-        os.close(writable)
+        os.close(descriptor)
 
 
 def _n_connections(job: Job) -> int:

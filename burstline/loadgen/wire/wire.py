@@ -67,10 +67,8 @@ class Wire:
         self.network = Network(is_remote=is_remote(addresses))
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency, until_s)
-        self._wake_in, self._wake_out = os.pipe()
-        os.set_blocking(self._wake_in, False)
-        os.set_blocking(self._wake_out, False)
-        self._poller.register(self._wake_in, IN)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wake, IN)
         self._commands: deque[Callable[[], None]] = deque()
         self._when_open: list[Callable[[], None]] = []
         self._closed = self._ended = False
@@ -130,10 +128,10 @@ class Wire:
             self._thread.join()
 
     def _ask(self, command: Callable[[], None]) -> None:
-        # A deque's append and popleft are atomic: commands need no lock. The pipe only wakes the poller.
+        # A deque's append and popleft are atomic: commands need no lock. The event only wakes the poller.
         self._commands.append(command)
-        with suppress(OSError):  # full: the wire is about to wake anyway; closed: it is gone
-            os.write(self._wake_out, b"!")
+        with suppress(OSError, ValueError):  # closed, or -1: the wire is gone
+            os.eventfd_write(self._wake, 1)
 
     # The loop.
 
@@ -157,11 +155,10 @@ class Wire:
             self.cpu_wait_s = self.reader.cpu.close()
             self.pool.close()
             self._poller.close()
-            os.close(self._wake_in)
-            # The number first: another thread may still write to the pipe, and a closed descriptor's number
-            # may by then be another file's. A write to -1 fails, which `_ask` expects.
-            wake_out, self._wake_out = self._wake_out, -1
-            os.close(wake_out)
+            # The number first: another thread may still write to it, and a closed descriptor's number may by
+            # then be another file's. A write to -1 fails, which `_ask` expects.
+            wake, self._wake = self._wake, -1
+            os.close(wake)
 
     def _serve(self) -> None:
         """Send, and take what the reader does not, until closed."""
@@ -178,7 +175,7 @@ class Wire:
                         self._take(connection, what)
                     except Exception as error:  # must end no other exchange
                         traffic.break_off(connection, error)
-                elif fd == self._wake_in:
+                elif fd == self._wake:
                     self._obey()
                 # else dropped earlier in this pass
                 # After each event, not after all of them: a due request must not wait for the rest.
@@ -224,8 +221,8 @@ class Wire:
 
     def _obey(self) -> None:
         with suppress(BlockingIOError):
-            os.read(self._wake_in, 1 << 16)
-        # After the read: a command appended later writes to the pipe again, so none is left behind.
+            os.eventfd_read(self._wake)
+        # After the read: a command appended later writes again, so none is left behind.
         commands = self._commands
         while commands:
             commands.popleft()()
