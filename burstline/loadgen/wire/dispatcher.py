@@ -81,9 +81,9 @@ def _was_stale(connection: Connection, exchange: Exchange) -> bool:
 class Dispatcher:
     """Requests that are parked, waiting for a connection, in flight, or ended since `take_ended`.
 
-    Its plain integers, `stopped` and `over` may be read from any thread without a lock: one thread writes
-    them, and a reader that is a moment late only waits a moment longer. All else belongs to the wire's
-    thread. `next_due_ns` is when there is next something to do, absolute.
+    Its plain integers and `over` may be read from any thread without a lock: one thread writes them, and a
+    reader that is a moment late only waits a moment longer. All else belongs to the wire's thread.
+    `next_due_ns` is when there is next something to do, absolute.
 
     Invariants: an exchange is in exactly one of the schedule, `_in_flight` and `_ended`. `_in_flight` keeps
     the order of dispatch (a dict does), so that the first entries expire first; its value is None while the
@@ -101,7 +101,7 @@ class Dispatcher:
     ) -> None:
         self.n_parked = self.n_dispatched = self.n_sent = self.n_begun = 0
         self.n_done = self.n_failed = self.n_resent = 0
-        self.stopped = self.over = False
+        self.over = False
         self.next_due_ns = NEVER
         self._poller, self._reader, self._pool = poller, reader, pool
         self._deadline_ns = None if deadline_s is None else int(deadline_s * 1e9)
@@ -124,7 +124,7 @@ class Dispatcher:
     def park(self, *exchanges: Exchange) -> None:
         self.n_parked += len(exchanges)
         for exchange in exchanges:
-            if self.stopped or self.over:
+            if self.over:
                 self.fail(exchange, "not_sent", None)
             else:
                 self._schedule.add(exchange)
@@ -134,11 +134,6 @@ class Dispatcher:
         self._t0_ns = t0_ns
         self._plan_ahead()
 
-    def give_up(self, exchange: Exchange) -> None:
-        """ "cancelled" once dispatched, "not_sent" before."""
-        if exchange.closed_ns is None and exchange.failure is None:
-            self.fail(exchange, "cancelled" if exchange in self._in_flight else "not_sent", None)
-
     def end(self) -> None:
         """Send nothing more; what is dispatched goes on."""
         self.over = True
@@ -147,11 +142,10 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Send nothing more, and give everything up."""
-        self.stopped = True
-        parked = self._schedule.clear()
+        self.end()
         self._waiting.clear()
-        for exchange in [*self._in_flight, *parked]:
-            self.give_up(exchange)
+        for exchange in list(self._in_flight):
+            self.fail(exchange, "cancelled", None)
         self._plan_ahead()
 
     # When to send.
@@ -173,8 +167,6 @@ class Dispatcher:
             self.end()
         while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
             exchange = soon.popleft()[2]
-            if exchange.failure is not None:
-                continue
             # Stamped for each: in a burst the last of a thousand leaves milliseconds after the first.
             exchange.dispatched_ns = now()
             self.n_dispatched += 1

@@ -91,10 +91,6 @@ class Wire:
                 exchange.failure = "not_sent"
             self._on_ended(unheard)
 
-    def cancel(self, exchange: Exchange) -> None:
-        """Give one exchange up: "cancelled" once dispatched, "not_sent" before."""
-        self._ask(lambda: self.traffic.give_up(exchange))
-
     def when_open(self, callback: Callable[[], None]) -> None:
         """Call back, in the wire's thread, when all that is due in the first second has its connection."""
         self._ask(lambda: self._when_open.append(callback))
