@@ -99,7 +99,7 @@ class Dispatcher:
         concurrency: int | None,
         until_s: float | None = None,
     ) -> None:
-        self.n_parked = self.n_dispatched = self.n_sent = self.n_begun = 0
+        self.n_dispatched = self.n_sent = self.n_begun = 0
         self.n_done = self.n_failed = self.n_resent = 0
         self.over = False
         self.next_due_ns = NEVER
@@ -122,7 +122,6 @@ class Dispatcher:
     # Commands.
 
     def park(self, *exchanges: Exchange) -> None:
-        self.n_parked += len(exchanges)
         for exchange in exchanges:
             if self.over:
                 self.fail(exchange, "not_sent", None)
