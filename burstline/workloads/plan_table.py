@@ -196,26 +196,12 @@ def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> Dra
 
 
 def _made(table: pa.Table, prompts: Iterable[Sequence[int] | None]) -> Iterator[Request]:
-    columns = (table.column(name).to_pylist() for name in _COLUMNS)
-    for ids, row in zip(prompts, zip(*columns, strict=True), strict=True):
-        index, n_prompt_tok, n_output_tok, ignore_eos, temperature, top_p, seed, text, *rest = row
-        kind, stage, family, verbatim, messages, documents, session, number, after, pause_ns = rest
-        yield Request(
-            index,
-            ids,
-            text,
-            n_prompt_tok,
-            n_output_tok,
-            ignore_eos,
-            Sampling(temperature, top_p, seed),
-            RequestKind(kind),
-            family,
-            verbatim,
-            messages,
-            tuple(documents or ()),
-            None if session is None else Turn(session, number, tuple(after), pause_ns),
-            stage,
-        )
+    for ids, row in zip(prompts, table.select([*_COLUMNS]).to_pylist(), strict=True):
+        sampling = Sampling(row.pop("temperature"), row.pop("top_p"), row.pop("sampling_seed"))
+        session, number, after, pause_ns = map(row.pop, ("session", "turn", "after", "pause_ns"))
+        turn = None if session is None else Turn(session, number, tuple(after), pause_ns)
+        row |= {"kind": RequestKind(row["kind"]), "documents": tuple(row["documents"] or ())}
+        yield Request(**row, prompt_ids=ids, sampling=sampling, turn=turn)
 
 
 def _id_lists(requests: Sequence[Request]) -> pa.Array:
