@@ -1,14 +1,8 @@
 """A driver: a process that prepares requests, waits for the start, sends them, and stores captures.
 
-A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to:
-
-    driver <- Job
-    driver -> Ready    everything that can be prepared is; connections stand
-    driver <- Go       the run's start, shortly in the future
-    driver <- End      nothing more is to be sent; what is in flight ends by itself
-    driver <- Stop     at any time: what is in flight ends "cancelled", the rest "not_sent"
-    driver -> Done     the capture of all that was sent is on disk
-    driver -> Failed   an exception, to be raised by the reader
+A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to by the messages in `job.py`: it
+gets a Job, answers Ready, and is told Go, perhaps End or Stop. Its last word is Done, or Failed, an exception
+that the reader raises.
 
 Three threads: this one prepares requests and listens to the orchestrator, the wire's sends and reads, the
 spool's packs captures and writes them. Nothing heavy is imported: what is large in memory is the driver's own

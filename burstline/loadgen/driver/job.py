@@ -117,7 +117,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To a driver, at any time: end what is in flight and send nothing more."""
+    """To a driver, at any time: what is in flight ends "cancelled", the rest "not_sent"."""
 
 
 @dataclass(frozen=True, slots=True)
