@@ -79,10 +79,9 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     counts &= begin_s >= (-np.inf if start_s is None else start_s)
     makespans = Samples.per_request((end_s - begin_s)[counts])
     own = counts[turns.session]
-    late_s = _late_s(c, turns)[own]
-    late_s = late_s[~np.isnan(late_s)]
-    n_late = len(late_s)
-    asked_tok, earlier_tok = prompt_tok(c), _earlier_tok(c, turns)
+    all_late_s, earlier_tok = _followers(c, turns)
+    late_s = all_late_s[own & ~np.isnan(all_late_s)]
+    n_late, asked_tok = len(late_s), prompt_tok(c)
     whole = int(np.isfinite(end_s[counts]).sum())
     sessions = measured(float(counts.sum()), "sessions", "", n)
     if not counts.all():
@@ -124,19 +123,14 @@ def _share(part_tok: Floats, whole_tok: Floats, where: NDArray[np.bool_]) -> Fig
     return measured(part_tok[where].sum() / n_tok if n_tok > 0 else None, "1", NO_SUCCESS.reason)
 
 
-def _late_s(c: Columns, turns: Turns) -> Floats:
-    """How much later than its pause after the last predecessor's end each turn was sent; NaN of others."""
-    late_s = np.full(len(c), np.nan)
+def _followers(c: Columns, turns: Turns) -> tuple[Floats, Floats]:
+    """How much later than its pause after the last predecessor's end each turn was sent; NaN of first turns.
+
+    With the prompt tokens that its predecessors' prompts and replies had brought; 0 of first turns.
+    """
+    late_s, tok, asked_tok = np.full(len(c), np.nan), np.zeros(len(c)), prompt_tok(c)
     for k, parents in enumerate(turns.after):
         if parents:
             late_s[k] = c.sent_s[k] - c.closed_s[parents].max() - turns.pause_s[k]
-    return late_s
-
-
-def _earlier_tok(c: Columns, turns: Turns) -> Floats:
-    """Prompt tokens of each turn that its predecessors' prompts and replies had brought; 0 of first turns."""
-    tok, asked_tok = np.zeros(len(c)), prompt_tok(c)
-    for k, parents in enumerate(turns.after):
-        if parents:
             tok[k] = asked_tok[parents[0]] + np.nansum(c.output_tok[parents])
-    return np.minimum(tok, asked_tok)
+    return late_s, np.minimum(tok, asked_tok)
