@@ -85,22 +85,14 @@ class Trace:
         """Blocks by hash, then what no hash covers; None where no request has a hash."""
         if self.starts[-1] == self.starts[0]:
             return None
-        keys: list[int] = []
-        n_toks: list[int] = []
-        starts = [0]
-        rows = zip(self.starts, self.starts[1:], self.n_prompt_tok, self.block_tok, strict=False)
-        for i, (a, b, n_prompt_tok, block_tok) in enumerate(rows):
-            left = int(n_prompt_tok)
-            for key in self.hashes[a:b].tolist():
-                n_tok = min(left, int(block_tok))
-                keys.append(key)
-                n_toks.append(n_tok)
-                left -= n_tok
-            if left:
-                keys.append(i)
-                n_toks.append(left)
-            starts.append(len(keys))
-        return Segments(np.array(starts, np.int64), np.array(keys, np.int64), np.array(n_toks, np.int64))
+        n_blocks, ends = np.diff(self.starts), self.starts[1:] - self.starts[0]
+        rest = self.n_prompt_tok - n_blocks * self.block_tok  # below 0: of the last block only a part
+        sizes = np.repeat(self.block_tok, n_blocks)
+        sizes[ends[n_blocks > 0] - 1] += np.minimum(rest, 0)[n_blocks > 0]
+        own, hashes = rest > 0, self.hashes[self.starts[0] : self.starts[-1]]
+        keys = np.insert(hashes, ends[own], np.flatnonzero(own))
+        starts = np.concatenate([[0], np.cumsum(n_blocks + own)])
+        return Segments(starts, keys, np.insert(sizes, ends[own], rest[own]))
 
 
 def read_trace(source: str) -> Trace:
