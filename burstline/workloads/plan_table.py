@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -77,12 +78,10 @@ def plan_of_table(table: pa.Table) -> Plan:
     """The plan back, byte for byte."""
     metadata = table.schema.metadata
     drawn = json.loads(metadata.get(b"drawn", b"null"))
-    stages = table.column("stage").to_pylist()
     parts: list[Stage] = []
     begin = 0
-    names = [name for k, name in enumerate(stages) if k == 0 or name != stages[k - 1]]
-    for name in names:
-        n = next((k for k in range(begin, len(stages)) if stages[k] != name), len(stages)) - begin
+    for name, same in groupby(table.column("stage").to_pylist()):
+        n = len(list(same))
         rows = table.slice(begin, n)
         due_ns = array("q", rows.column("due_ns").to_numpy().tobytes())
         requests = _drawn_back(rows, drawn, name) if drawn else tuple(_made(rows, _prompt_ids(rows)))
