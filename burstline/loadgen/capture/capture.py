@@ -12,6 +12,7 @@ the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 
 from __future__ import annotations
 
+import mmap
 import queue
 import shutil
 import struct
@@ -326,15 +327,10 @@ def _contents(frame: bytes, decompressor: zstandard.ZstdDecompressor, max_bytes:
 
 def _seek_frame(file: BinaryIO, start: int) -> bool:
     """Go to the next place at or behind `start` where a frame seems to begin; False where none does."""
-    file.seek(start)
-    kept = b""
-    while chunk := file.read(1 << 20):
-        found = (kept + chunk).find(zstandard.FRAME_HEADER)
-        if found >= 0:
-            file.seek(found - len(kept) - len(chunk), 1)
-            return True
-        kept = (kept + chunk)[1 - len(zstandard.FRAME_HEADER) :]
-    return False
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
+        found = contents.find(zstandard.FRAME_HEADER, start)
+    file.seek(max(found, 0))
+    return found >= 0
 
 
 def packed(capture: Capture) -> bytes:
