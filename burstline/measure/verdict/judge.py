@@ -8,17 +8,8 @@ from types import MappingProxyType
 from typing import Final
 
 from burstline.measure.metrics.server import disagreement
+from burstline.measure.record import record
 from burstline.measure.record.manifest import Manifest, Status
-from burstline.measure.record.record import (
-    CUT_OFF,
-    NO_TEXT,
-    OVERLOADED,
-    RECOUNTS,
-    Outcome,
-    failed,
-    in_words,
-    lost_a_part,
-)
 from burstline.measure.record.summary import Conservation, PrefixCache, SessionFigures, Summary
 from burstline.measure.record.verdict import MOST_SHARE, SLOW_CLIENT, Grade, Reason, State, Verdict, worst
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
@@ -73,7 +64,7 @@ def judge(
 def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause: str) -> list[Reason]:
     """Nothing or too little was served, because requests failed."""
     ok, planned = counts["ok"], counts["planned"]
-    if status == "failed" and manifest.error and counts.get(Outcome.NOT_SENT) == planned:
+    if status == "failed" and manifest.error and counts.get(record.Outcome.NOT_SENT) == planned:
         what, _, hint = manifest.error.partition("\n")
         return [Reason.of("no-start", what=what, hint=hint)]
     if status == "failed" and manifest.error:
@@ -83,12 +74,12 @@ def _failed(counts: Mapping[str, int], manifest: Manifest, status: Status, cause
         return [Reason.of("no-request")]
     few = ok < early_stopping_floor(0.5)
     interrupted = status == "interrupted" and not few  # judged by what had ended
-    failures = failed(counts, interrupted=interrupted)
+    failures = record.failed(counts, interrupted=interrupted)
     n_failed = sum(failures.values())
-    planned -= sum(failed(counts).values()) - n_failed
+    planned -= sum(record.failed(counts).values()) - n_failed
     if (ok and not n_failed) or (not few and n_failed <= manifest.max_failures * planned):
         return []
-    kinds = in_words(failures) or f"{planned - ok:,} abandoned"
+    kinds = record.in_words(failures) or f"{planned - ok:,} abandoned"
     cause = f" The first error: {cause.rstrip('.')}." if cause else ""
     advice = _what_to_do(failures, interrupted=status == "interrupted")
     told = {"planned": planned, "kinds": kinds, "cause": cause, "advice": advice}
@@ -104,22 +95,22 @@ def _what_to_do(failures: Mapping[str, int], *, interrupted: bool) -> str:
     """What helps against each kind of failure, the most frequent first."""
     steps: dict[str, dict[str, int]] = {}
     for kind, n in sorted(failures.items(), key=lambda row: -row[1]):
-        cut_off = interrupted and kind in CUT_OFF
+        cut_off = interrupted and kind in record.CUT_OFF
         steps.setdefault("Run it again." if cut_off else _remedy(kind, failures), {})[kind] = n
     if len(steps) < 2:
         return next(iter(steps), _remedy("", {}))
-    told = (f"{in_words(of)} → {step[:1].lower()}{step[1:].rstrip('.')}" for step, of in steps.items())
+    told = (f"{record.in_words(of)} → {step[:1].lower()}{step[1:].rstrip('.')}" for step, of in steps.items())
     return f"{'; '.join(told)}."
 
 
 def _remedy(kind: str, failures: Mapping[str, int]) -> str:
-    if kind in OVERLOADED and not lost_a_part(failures):
+    if kind in record.OVERLOADED and not record.lost_a_part(failures):
         return "Lower the load, or raise the limit of the server's queue."
-    if kind == Outcome.TIMEOUT:
+    if kind == record.Outcome.TIMEOUT:
         return "Lower the load, or give requests more time with --deadline-s."
     if kind.startswith("http_4"):
         return "Read the first error: the server rejected the requests themselves."
-    if kind == Outcome.TRUNCATED:
+    if kind == record.Outcome.TRUNCATED:
         return "Read the server's log; if it ends a stream when another begins, pass --concurrency 1."
     return "Read the server's log at the time of the first failure."
 
@@ -272,11 +263,11 @@ def _of_requests(summary: Summary, manifest: Manifest, status: str) -> Iterator[
     floor = early_stopping_floor(0.5)
     if 0 < ok == planned < floor:
         yield Reason.of("too-few", many=counted(ok, "request"), floor=floor)
-    failures = failed(counts, interrupted=status == "interrupted")
+    failures = record.failed(counts, interrupted=status == "interrupted")
     if failures and ok:
         n_failed = sum(failures.values())
-        yield Reason.of("failures", n=n_failed, planned=planned, kinds=in_words(failures))
-    n, hang_ups = counts.get(Outcome.ABANDONED, 0), manifest.asked.cancel_share
+        yield Reason.of("failures", n=n_failed, planned=planned, kinds=record.in_words(failures))
+    n, hang_ups = counts.get(record.Outcome.ABANDONED, 0), manifest.asked.cancel_share
     if n:
         yield _abandoned(summary, f"{n:,} of {planned:,} requests were abandoned, as planned")
     if hang_ups is not None and status == "complete" and n < hang_ups.share * (ok + n) / 2:
@@ -300,11 +291,11 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
     mean, n_hidden = lengths.output_tok.served_mean, _point(lengths.hidden_tok)
     n_of = {
         "prompt-length": _point(lengths.prompt_mismatches),
-        "no-text": lengths.splits.get(NO_TEXT, 0),
+        "no-text": lengths.splits.get(record.NO_TEXT, 0),
         "chunks": sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")),
         "output-length": _point(lengths.output_mismatches),
         "hidden": n_hidden,
-        "recounted": sum(lengths.output_sources.get(name, 0) for name in RECOUNTS),
+        "recounted": sum(lengths.output_sources.get(name, 0) for name in record.RECOUNTS),
         "cut-behind": _point(lengths.cut_behind),
     }
     share = n_hidden / (mean.point * mean.n) if n_hidden and isinstance(mean, Estimate) else 1.0
