@@ -91,7 +91,7 @@ def summarize(
         decisive={*HEADLINE, *((slo.metric, slo.statistic) for slo in slos if slo.statistic)},
         cause=_cause(part.whole, summary.counts),
         others={
-            # A session counts once in a closed loop, and its branches may be in flight together.
+            # In a closed loop of sessions a slot is a session's, also while its user thinks.
             State.FAILED: broken_laws(summary, part.planned, None if turns else concurrency),
             State.NOT_STATIONARY: part.steady.reasons if part.steady else (),
             State.NOT_COMPARABLE: not_comparable,
