@@ -6,6 +6,7 @@ LoadSpec --load_of--> Load --Load.plan, with what is known of the Server--> Plan
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -182,7 +183,8 @@ def load_of(spec: LoadSpec) -> Load:
                 f"--cancel-share after={hang_up_tok}: replies have {work.shape.output_tok} tokens, so no "
                 "client would disconnect; use fewer tokens"
             )
-    load = Load(spec.salted(), work, _arrivals(spec, work, n_most, times_s), sampling, hang_up_tok)
+    salted = replace(spec, salt=spec.salt or secrets.token_hex(8))
+    load = Load(salted, work, _arrivals(spec, work, n_most, times_s), sampling, hang_up_tok)
     _check_arrivals(load)
     return load
 

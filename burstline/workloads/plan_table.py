@@ -172,7 +172,7 @@ def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.
 
 def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> DrawnRequests:
     ranges = [np.arange(a, b + 1, dtype=np.uint32) for a, b in drawn["vocabulary"]]
-    vocabulary = Vocabulary(np.concatenate(ranges), "the plan")
+    vocabulary = Vocabulary(np.concatenate(ranges))
     segments = None
     if len(rows) and rows.column("segment_keys").null_count == 0:
         keys, n_tok = (rows.column(name).combine_chunks() for name in ("segment_keys", "segment_tok"))

@@ -7,10 +7,9 @@ parses and checks them.
 from __future__ import annotations
 
 import math
-import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -211,10 +210,6 @@ class LoadSpec:
         if self.concurrency is not None:
             return "closed loop"
         return "burst" if self.pattern == "burst" else "open loop"
-
-    def salted(self) -> LoadSpec:
-        """With a fresh salt where none is named."""
-        return self if self.salt else replace(self, salt=secrets.token_hex(8))
 
     def to_json(self) -> dict[str, str | int | float | None]:
         """Every option by name: a number, or the word that its flag takes."""

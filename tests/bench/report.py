@@ -101,7 +101,7 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
     rng = np.random.default_rng(seed)
     due_s = np.arange(asked.requests) / asked.rate if asked.rate else np.zeros(asked.requests)
     lengths = (Lengths(n, n) for n in (asked.prompt_tokens, asked.output_tokens))
-    plan = make_plan(Shape(*lengths), due_s.tolist(), vocabulary_from_size(32_000, "bench"), seed=0)
+    plan = make_plan(Shape(*lengths), due_s.tolist(), vocabulary_from_size(32_000), seed=0)
     how = parse_arrival("constant" if asked.rate else "burst")
     spec = LoadSpec(arrival=how, rate=asked.rate, salt=f"5eed{seed}")
     title = f"{asked.requests:,} requests of {asked.prompt_tokens} -> {asked.output_tokens} tokens"
