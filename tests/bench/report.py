@@ -128,7 +128,7 @@ def captures(plan: Plan, asked: argparse.Namespace, rng: np.random.Generator) ->
         gaps_ns = (rng.lognormal(0, 0.2, n_tok) * 20e6).astype(np.int64)
         at_ns = np.cumsum(np.r_[first_ns, gaps_ns])
         kernel_ns = at_ns - rng.integers(5_000, 60_000, len(at_ns))
-        reads = Reads(at_ns, kernel_ns, ends, data)
+        reads = Reads(at_ns, kernel_ns, ends, data, np.full(len(at_ns), -1))
         yield Capture(k, due_ns, sent_ns - 40_000, None, sent_ns, int(at_ns[-1]) + 20_000, reads)
 
 

@@ -18,7 +18,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, overload
 
@@ -61,11 +61,7 @@ class Reads(Sequence[Read]):
     kernel_ns: NDArray[np.int64]
     ends: NDArray[np.int64]
     data: bytes
-    since_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def __post_init__(self) -> None:
-        if len(self.since_ns) != len(self.at_ns):
-            object.__setattr__(self, "since_ns", np.full(len(self.at_ns), -1, np.int64))
+    since_ns: NDArray[np.int64]
 
     @classmethod
     def of(cls, reads: Sequence[Read]) -> Reads:
@@ -76,6 +72,7 @@ class Reads(Sequence[Read]):
             np.array([NO_STAMP if r.kernel_ns is None else r.kernel_ns for r in reads], dtype=np.int64),
             np.cumsum([len(read.data) for read in reads], dtype=np.int64),
             b"".join(read.data for read in reads),
+            np.full(len(reads), -1, dtype=np.int64),
         )
 
     def __len__(self) -> int:
