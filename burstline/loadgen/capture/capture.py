@@ -12,6 +12,7 @@ the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 
 from __future__ import annotations
 
+import io
 import mmap
 import queue
 import shutil
@@ -369,25 +370,14 @@ def unpacked(contents: bytes) -> Capture:
         raise ValueError(
             f"expected a capture of schema {_MAGIC!r}, got {magic!r}; was it written by a newer version?"
         )
-    at = _HEADER.size
-    failure = contents[at : at + n_failure].decode()
-    at += n_failure
-    detail = contents[at : at + n_detail].decode()
-    at += n_detail
-    steps = np.frombuffer(contents, "<i8", n_reads, at)
-    lags = np.frombuffer(contents, "<i8", n_reads, at + 8 * n_reads)
-    since = np.frombuffer(contents, "<i8", n_reads, at + 16 * n_reads)
-    at += 24 * n_reads
-    lengths = np.frombuffer(contents, "<u4", n_reads, at)
-    if int(lengths.sum(dtype=np.int64)) != len(contents) - at - 4 * n_reads:
+    rest = io.BytesIO(contents)
+    rest.seek(_HEADER.size)
+    failure, detail = rest.read(n_failure).decode(), rest.read(n_detail).decode()
+    steps, lags, since = (np.frombuffer(rest.read(8 * n_reads), "<i8", n_reads) for _ in range(3))
+    lengths = np.frombuffer(rest.read(4 * n_reads), "<u4", n_reads)
+    data, at_ns, ends = rest.read(), steps.cumsum(dtype=np.int64), lengths.cumsum(dtype=np.int64)
+    if int(lengths.sum(dtype=np.int64)) != len(data):
         raise ValueError("its reads do not add up to its bytes")
-    at_ns = steps.cumsum(dtype=np.int64)
-    reads = Reads(
-        at_ns,
-        np.where(lags < 0, NO_STAMP, at_ns - lags),
-        lengths.cumsum(dtype=np.int64),
-        contents[at + 4 * n_reads :],
-        since,
-    )
+    reads = Reads(at_ns, np.where(lags < 0, NO_STAMP, at_ns - lags), ends, data, since)
     dispatched, connected, sent, closed = (None if m == NO_STAMP else m for m in moments)
     return Capture(index, due_ns, dispatched, connected, sent, closed, reads, failure or None, detail or None)
