@@ -34,17 +34,15 @@ class Channel:
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_hostname=host)
         self.closed = False  # the peer has sent close_notify: no more plain text will come
 
-    def shake(self, received: bytes) -> bool:
-        """Take the handshake as far as it goes; True once it is done. Raises ssl.SSLError."""
+    def shake(self, received: bytes) -> tuple[bool, bytes]:
+        """Take the handshake as far as it goes: whether it is done, and what to send. Raises ssl.SSLError."""
         self._from_peer.write(received)
+        is_done = True
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            return False
-        return True
-
-    def outgoing(self) -> bytes:
-        return self._to_peer.read()
+            is_done = False
+        return is_done, self._to_peer.read()
 
     def encrypt(self, plain: bytes) -> bytes:
         self._tls.write(plain)
@@ -276,9 +274,9 @@ class Pool:
             if self._tls is None:
                 return True
             connection.tls = Channel(self._tls, self._host)
-        standing = connection.tls.shake(received)
-        sock.send(connection.tls.outgoing())  # a few hundred bytes into an empty send buffer: taken whole
-        return standing
+        is_done, data = connection.tls.shake(received)
+        sock.send(data)  # a few hundred bytes into an empty send buffer: taken whole
+        return is_done
 
     def _miss(self, connection: Connection, error: OSError | ssl.SSLError) -> None:
         tries, n = connection.tries + 1, len(self._addresses)
