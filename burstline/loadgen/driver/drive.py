@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -93,7 +93,10 @@ class _Drive:
     def run(self) -> DriveReport:
         job = self._job
         ensure_sockets(_n_connections(job))
-        with Counters(job.counters) as counters, _event() as self._news:
+        # By this event other threads wake this one.
+        event = os.fdopen(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "wb")
+        with Counters(job.counters) as counters, event:
+            self._news = event.fileno()
             self._cells = counters.row(job.worker)
             wire = self._wire = Wire(
                 self._destination.addresses(),
@@ -348,16 +351,6 @@ def _reply(exchange: Exchange) -> HttpReply | None:
     if (head := exchange.head) is None:
         return None
     return HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-
-
-@contextmanager
-def _event() -> Iterator[int]:
-    """A descriptor by which other threads wake this one."""
-    descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _n_connections(job: Job) -> int:
