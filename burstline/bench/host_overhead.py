@@ -82,7 +82,7 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     (model / "config.json").write_bytes(orjson.dumps(config))
     ensure_sockets(load.n_at_once)
     where = ServerOptions(ENGINE, model=str(model), engine_args=Secret.words("--threads", str(threads)))
-    vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
+    vocabulary = vocabulary_from_size(config["vocab_size"])
     plan = load.plan(Server(vocabulary))
     with serving(engine, where, folder, lambda _: None) as site:
         place = {"captures": folder / "captures", "counters": folder / "counters"}

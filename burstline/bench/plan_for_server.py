@@ -191,7 +191,7 @@ def vocabulary_for(
 ) -> Vocabulary:
     """The user's word first, then the model's folder, the server's own size, its folder, its tokenizer."""
     if vocab_size is not None:
-        return vocabulary_from_size(vocab_size, "--vocab-size")
+        return vocabulary_from_size(vocab_size)
     if tokenizer is not None:
         vocabulary = vocabulary_of_folder(tokenizer)
         if vocabulary is None:
@@ -200,7 +200,7 @@ def vocabulary_for(
     if model is not None and (vocabulary := vocabulary_of_folder(Path(model))) is not None:
         return vocabulary
     if site.identity.vocab_size is not None:
-        return vocabulary_from_size(site.identity.vocab_size, "the server")
+        return vocabulary_from_size(site.identity.vocab_size)
     folder = local_folder(site.identity.model) if site.identity.model else None
     if folder is not None and (vocabulary := vocabulary_of_folder(folder)) is not None:
         return vocabulary
@@ -224,7 +224,7 @@ def _vocabulary_by_tokenizing(site: Site) -> Vocabulary:
             "report its size, and this machine has no tokenizer of its model; pass --tokenizer DIR or "
             "--vocab-size N"
         )
-    return Vocabulary(np.array(ordinary, dtype=np.uint32), "the server's /tokenize")
+    return Vocabulary(np.array(ordinary, dtype=np.uint32))
 
 
 def _texts() -> Sequence[str]:

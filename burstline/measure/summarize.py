@@ -43,16 +43,7 @@ from burstline.measure.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.measure.verdict.grades import (
-    BUNCHED,
-    gathered,
-    grades,
-    held,
-    in_one_event,
-    most_moved,
-    moved_beyond,
-    widened,
-)
+from burstline.measure.verdict import grades
 from burstline.measure.verdict.judge import HEADLINE, caveats, judge
 
 
@@ -87,8 +78,8 @@ def summarize(
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, slos)
-    if (gathering := gathered(part.counted)) and gathering.code != BUNCHED:
-        summary = replace(summary, grades=held(summary.grades))
+    if (gathering := grades.gathered(part.counted)) and gathering.code != grades.BUNCHED:
+        summary = replace(summary, grades=grades.held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
     concurrency = manifest.asked.concurrency
     cold, slow_start = _cold(part, concurrency, turns, summary)
@@ -100,13 +91,13 @@ def summarize(
         decisive={*HEADLINE, *((slo.metric, slo.statistic) for slo in slos if slo.statistic)},
         cause=_cause(part.whole, summary.counts),
         others={
-            # A session counts once in a closed loop, and its branches may be in flight together.
+            # In a closed loop of sessions a slot is a session's, also while its user thinks.
             State.FAILED: broken_laws(summary, part.planned, None if turns else concurrency),
             State.NOT_STATIONARY: part.steady.reasons if part.steady else (),
             State.NOT_COMPARABLE: not_comparable,
             State.COLD: slow_start if cold else (),
         },
-        warnings=(*filter(None, [gathering, in_one_event(part.counted)]), *warnings),
+        warnings=(*filter(None, [gathering, grades.in_one_event(part.counted)]), *warnings),
     )
     summary = replace(summary, verdict=verdict)
     return replace(summary, targets=judge_slos(slos, summary, part.counted))
@@ -123,7 +114,7 @@ def _numbers(
         planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores, started=manifest.server_here
     )
     beyond_s = known(client.canary_beyond_p99_s) or 0.0
-    graded = {name: _by_interval(name, rows, c, steady) for name, rows in grades(c, beyond_s).items()}
+    graded = {name: _by_interval(name, rows, c, steady) for name, rows in grades.grades(c, beyond_s).items()}
     if steady:
         how = (part.lives if closed else None, steady.n_cosines, steady.too_short)
         rates = throughputs_in(inside, steady.window, steady.block_s, *how)
@@ -132,7 +123,9 @@ def _numbers(
     late = throughput.read_error(inside, window, beyond_s)
     share = known(late) or 0.0
     came = {name: rates.figure(name) for name in throughput.RATES}
-    rates = Throughput(**{name: widened(rate, share * (known(rate) or 0.0)) for name, rate in came.items()})
+    rates = Throughput(
+        **{name: grades.widened(rate, share * (known(rate) or 0.0)) for name, rate in came.items()}
+    )
     metrics = {
         name: figures(metric, c, steady, graded.get(name), known(client.canary_p99_s))
         for name, metric in METRICS.items()
@@ -235,8 +228,7 @@ def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
     """What to say of a loop by time whose requests were all sent before its time was over."""
     if np.isnan(c.dispatched_s).all() or (last_s := float(np.nanmax(c.dispatched_s))) > 0.9 * duration_s:
         return ()
-    text = f"All {len(c):,} planned requests were sent within {last_s:.3g} s of the {duration_s:g} s asked."
-    return (Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N."),)
+    return (Reason.of("ran-out", n=len(c), last_s=last_s, asked_s=duration_s),)
 
 
 def _goodput(part: Part, slos: Sequence[Slo], served: Throughput) -> Goodput:
@@ -284,10 +276,10 @@ def figures(
         average = noted(average, steady.too_short)
     moved_s = {p: each.read_effect_s for p, each in (graded or {}).items()}
     return MetricFigures(
-        **{p: widened(figure, moved_s.get(p)) for p, figure in quantiles.items()},
+        **{p: grades.widened(figure, moved_s.get(p)) for p, figure in quantiles.items()},
         mean=average,
         **extremes(samples, metric.unit),
-        instrument_error=most_moved(graded, canary_s),
+        instrument_error=grades.most_moved(graded, canary_s),
     )
 
 
@@ -319,7 +311,7 @@ def _by_interval(
     without = _percentiles(own, "s", _in_order(own, c, steady))
     return {
         p: replace(each, grade=Grade.UNRELIABLE)
-        if each.grade == Grade.AS_SENT and moved_beyond(without[p], each.send_effect_s or 0.0)
+        if each.grade == Grade.AS_SENT and grades.moved_beyond(without[p], each.send_effect_s or 0.0)
         else each
         for p, each in graded.items()
     }

@@ -8,10 +8,12 @@ perhaps a `reply` or `output_tokens`, which say how long the output is, a `times
 from __future__ import annotations
 
 import json
+import tomllib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from burstline.workloads.arrivals import MOST_S
@@ -25,18 +27,9 @@ from burstline.workloads.text_prompts import Words
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "prompt": ("prompt", "question", "instruction", "text", "query"),
-    "messages": ("messages", "conversations", "conversation"),
-    "reply": ("reply", "response", "completion", "answer", "output"),
-    "output_tokens": ("output_tokens", "max_tokens"),
-    "timestamp": ("timestamp",),
-    "session": ("session", "session_id"),
-    "pause_s": ("pause_s", "delay_s"),
-    "documents": ("documents",),
-}
-"""What a row may hold, and the names under which it is looked for, first one first."""
-_ROLES: Final = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")}
+_TABLES: Final = tomllib.loads(Path(__file__).with_name("data_sets.toml").read_text("utf-8"))
+COLUMNS: Final[Mapping[str, Sequence[str]]] = _TABLES["columns"]
+_ROLES: Final[Mapping[str, str]] = _TABLES["roles"]
 _N_AT_ONCE: Final = 256
 
 Message = Mapping[str, Any]
@@ -218,7 +211,7 @@ def prompted(request: Request, item: Item, ids: list[int] | None, server: Server
     return replace(request, prompt_text=item.prompt)
 
 
-def _mapped(columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _mapped(columns: Sequence[str]) -> dict[str, Sequence[str]]:
     names = dict(COLUMNS)
     for text in columns:
         name, equals, column = text.partition("=")
@@ -230,7 +223,7 @@ def _mapped(columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: str) -> Item | str:
+def _item(row: Row, number: int, names: Mapping[str, Sequence[str]], where: str) -> Item | str:
     """A row's request, or the reason why it cannot be used; WorkloadError if it is malformed."""
 
     def value(name: str) -> Any:

@@ -6,6 +6,7 @@ LoadSpec --load_of--> Load --Load.plan, with what is known of the Server--> Plan
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,18 +14,10 @@ import numpy as np
 
 from burstline.wording import counted
 from burstline.workloads import arrivals, works
+from burstline.workloads import plan as plans
 from burstline.workloads.arrivals import ARRIVALS, most_open, parse_arrival
 from burstline.workloads.data_sets import NO_SERVER, Server, read_data
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from burstline.workloads.plan import (
-    PRIMING,
-    Plan,
-    Shape,
-    asking,
-    check_shared,
-    expected_hit_fraction,
-    with_warm_up,
-)
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import RequestKind, Sampling, WorkloadError
 from burstline.workloads.rows import lines
@@ -58,7 +51,7 @@ class Load:
         return None if self.spec.concurrency is None else self.spec.duration_s
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> plans.Shape:
         return self.work.shape
 
     @property
@@ -126,7 +119,7 @@ class Load:
         )
         return int((prompt_tok + output_tok).max())
 
-    def plan(self, server: Server = NO_SERVER) -> Plan:
+    def plan(self, server: Server = NO_SERVER) -> plans.Plan:
         """The plan for a server.
 
         Where texts can neither be counted nor sent as chats, as to a server that never came up, they become
@@ -136,25 +129,25 @@ class Load:
         work = Synthetic(self.shape) if self.needs_text and is_unknown else self.work
         plan = work.plan(self.arrivals, server, self.spec.seed)
         if self.sampling != work.shape.sampling:
-            plan = asking(plan, sampling=self.sampling)
+            plan = plans.asking(plan, sampling=self.sampling)
         if self.spec.warmup:
-            plan = with_warm_up(plan, self.spec.warmup, server.vocabulary)
+            plan = plans.with_warm_up(plan, self.spec.warmup, server.vocabulary)
         if self.spec.ends == "natural" or not server.forces_length:
-            free = asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
+            free = plans.asking(plan, ignore_eos=False)  # the same work, of which no reply is too short
             plan = replace(free, sha256=plan.sha256, contents_sha256=free.sha256)
         if server.words is not None:
             plan = as_text(plan, server.words, self.spec.salt, server.n_extra_tok)
         return as_chat(plan) if self.has_sessions and server.speaks_chat else plan
 
-    def expected_cached(self, plan: Plan, server: Server) -> float | None:
+    def expected_cached(self, plan: plans.Plan, server: Server) -> float | None:
         """The share of prompt tokens that an unlimited cache could serve; None where replies decide it."""
         if self.has_sessions or self.shape.kind is not RequestKind.GENERATE:
             return None
-        primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
+        primed = next((stage.requests for stage in plan.stages if stage.name == plans.PRIMING), ())
         salt, block_tok = self.spec.salt, server.block_tok
-        return expected_hit_fraction(plan.requests, salt, block_tok, primed, server.tokenizer)
+        return plans.expected_hit_fraction(plan.requests, salt, block_tok, primed, server.tokenizer)
 
-    def hang_ups(self, plan: Plan) -> dict[int, int]:
+    def hang_ups(self, plan: plans.Plan) -> dict[int, int]:
         """After how many tokens which requests are abandoned, by index; drawn from the seed alone.
 
         One that asks for no more tokens than its client waits for ends by itself and is not among them.
@@ -182,7 +175,8 @@ def load_of(spec: LoadSpec) -> Load:
                 f"--cancel-share after={hang_up_tok}: replies have {work.shape.output_tok} tokens, so no "
                 "client would disconnect; use fewer tokens"
             )
-    load = Load(spec.salted(), work, _arrivals(spec, work, n_most, times_s), sampling, hang_up_tok)
+    salted = replace(spec, salt=spec.salt or secrets.token_hex(8))
+    load = Load(salted, work, _arrivals(spec, work, n_most, times_s), sampling, hang_up_tok)
     _check_arrivals(load)
     return load
 
@@ -200,7 +194,7 @@ def _check_arrivals(load: Load) -> None:
         )
     if spec.shared_prefix is not None:
         shape = load.shape
-        check_shared(spec.shared_prefix, draw_both(shape.prompt_tok, shape.output_tok, n, spec.seed)[0])
+        plans.check_shared(spec.shared_prefix, draw_both(shape.prompt_tok, shape.output_tok, n, spec.seed)[0])
     if spec.workers == "auto":
         return
     if spec.concurrency is not None and spec.workers > spec.concurrency:
@@ -249,7 +243,7 @@ LEAST_S, LEAST_S_PER_TOK = 0.02, 0.002
 """No server is taken to answer a request sooner than this, and this for each token."""
 
 
-def _n_enough(concurrency: int, duration_s: float, shape: Shape) -> int:
+def _n_enough(concurrency: int, duration_s: float, shape: plans.Shape) -> int:
     """More requests than a closed loop can send in its time; one that runs out of them says so."""
     if not 0 < duration_s <= MOST_DEADLINE_S:
         raise WorkloadError(f"--duration-s {duration_s:g}: expected seconds above 0, at most a week")
@@ -271,7 +265,7 @@ def _work(spec: LoadSpec, sampling: Sampling) -> tuple[Work, int | None, tuple[f
     if spec.of_sessions:
         return works.Sessions(_session_shape(spec, prompt_tok, output_tok)), None, None
     kind, shared = spec.request_kind, spec.shared_prefix
-    shape = Shape(prompt_tok, output_tok, sampling=sampling, kind=kind, sharing=shared)
+    shape = plans.Shape(prompt_tok, output_tok, sampling=sampling, kind=kind, sharing=shared)
     return works.Synthetic(shape), None, None
 
 

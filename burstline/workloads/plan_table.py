@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -77,12 +78,10 @@ def plan_of_table(table: pa.Table) -> Plan:
     """The plan back, byte for byte."""
     metadata = table.schema.metadata
     drawn = json.loads(metadata.get(b"drawn", b"null"))
-    stages = table.column("stage").to_pylist()
     parts: list[Stage] = []
     begin = 0
-    names = [name for k, name in enumerate(stages) if k == 0 or name != stages[k - 1]]
-    for name in names:
-        n = next((k for k in range(begin, len(stages)) if stages[k] != name), len(stages)) - begin
+    for name, same in groupby(table.column("stage").to_pylist()):
+        n = len(list(same))
         rows = table.slice(begin, n)
         due_ns = array("q", rows.column("due_ns").to_numpy().tobytes())
         requests = _drawn_back(rows, drawn, name) if drawn else tuple(_made(rows, _prompt_ids(rows)))
@@ -173,7 +172,7 @@ def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.
 
 def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> DrawnRequests:
     ranges = [np.arange(a, b + 1, dtype=np.uint32) for a, b in drawn["vocabulary"]]
-    vocabulary = Vocabulary(np.concatenate(ranges), "the plan")
+    vocabulary = Vocabulary(np.concatenate(ranges))
     segments = None
     if len(rows) and rows.column("segment_keys").null_count == 0:
         keys, n_tok = (rows.column(name).combine_chunks() for name in ("segment_keys", "segment_tok"))
@@ -196,26 +195,12 @@ def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> Dra
 
 
 def _made(table: pa.Table, prompts: Iterable[Sequence[int] | None]) -> Iterator[Request]:
-    columns = (table.column(name).to_pylist() for name in _COLUMNS)
-    for ids, row in zip(prompts, zip(*columns, strict=True), strict=True):
-        index, n_prompt_tok, n_output_tok, ignore_eos, temperature, top_p, seed, text, *rest = row
-        kind, stage, family, verbatim, messages, documents, session, number, after, pause_ns = rest
-        yield Request(
-            index,
-            ids,
-            text,
-            n_prompt_tok,
-            n_output_tok,
-            ignore_eos,
-            Sampling(temperature, top_p, seed),
-            RequestKind(kind),
-            family,
-            verbatim,
-            messages,
-            tuple(documents or ()),
-            None if session is None else Turn(session, number, tuple(after), pause_ns),
-            stage,
-        )
+    for ids, row in zip(prompts, table.select([*_COLUMNS]).to_pylist(), strict=True):
+        sampling = Sampling(row.pop("temperature"), row.pop("top_p"), row.pop("sampling_seed"))
+        session, number, after, pause_ns = map(row.pop, ("session", "turn", "after", "pause_ns"))
+        turn = None if session is None else Turn(session, number, tuple(after), pause_ns)
+        row |= {"kind": RequestKind(row["kind"]), "documents": tuple(row["documents"] or ())}
+        yield Request(**row, prompt_ids=ids, sampling=sampling, turn=turn)
 
 
 def _id_lists(requests: Sequence[Request]) -> pa.Array:

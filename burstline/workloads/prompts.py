@@ -39,10 +39,9 @@ OF_HASH: Final = 1 << 61
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """The token ids that prompts are drawn from, ascending, and their source."""
+    """The token ids that prompts are drawn from, ascending."""
 
     ids: NDArray[np.uint32]
-    source: str
 
 
 def vocabulary_from_tokenizer(tokenizer: dict[str, Any], source: str) -> Vocabulary:
@@ -53,10 +52,10 @@ def vocabulary_from_tokenizer(tokenizer: dict[str, Any], source: str) -> Vocabul
     ids -= {token["id"] for token in tokenizer.get("added_tokens", [])}
     if not ids:
         raise WorkloadError(f"{source} lists no ordinary tokens; expected a Hugging Face tokenizer.json")
-    return Vocabulary(np.array(sorted(ids), dtype=np.uint32), source)
+    return Vocabulary(np.array(sorted(ids), dtype=np.uint32))
 
 
-def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
+def vocabulary_from_size(n_ids: int) -> Vocabulary:
     """The middle of a vocabulary of which only the size is known.
 
     Special ids stand at the low end (Llama-2, Gemma, OPT: control tokens and bytes) or at the high end
@@ -66,7 +65,7 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
         raise WorkloadError(
             f"a vocabulary of {n_ids} ids is too small for synthetic prompts; expected 16 or more"
         )
-    return Vocabulary(np.arange(n_ids // 8, n_ids * 7 // 8, dtype=np.uint32), source)
+    return Vocabulary(np.arange(n_ids // 8, n_ids * 7 // 8, dtype=np.uint32))
 
 
 def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
@@ -82,11 +81,11 @@ def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
         vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
         if size is None:
             return vocabulary
-        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
-    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None
+        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32))
+    return vocabulary_from_size(size) if size else None
 
 
-ASSUMED: Final = vocabulary_from_size(32_000, "assumed: no server to query")
+ASSUMED: Final = vocabulary_from_size(32_000)
 """For plans that are never sent as ids."""
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _BATCH_TOK: Final = 1 << 14
@@ -176,9 +175,9 @@ class DrawnRequests(Sequence[Request]):
     @overload
     def __getitem__(self, item: int) -> Request: ...
     @overload
-    def __getitem__(self, item: slice) -> DrawnRequests: ...
-    def __getitem__(self, item: int | slice) -> Request | DrawnRequests:
-        if isinstance(item, slice):
+    def __getitem__(self, item: slice | NDArray[np.int64]) -> DrawnRequests: ...
+    def __getitem__(self, item: int | slice | NDArray[np.int64]) -> Request | DrawnRequests:
+        if isinstance(item, slice | np.ndarray):
             return replace(self, rows=self.rows[item])
         return next(self._made(self.rows[[item]], Stream(self.seed, "prompts")))
 

@@ -31,10 +31,9 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request's place in a session: it is sent `pause_ns` after all of the requests `after` have ended.
+    """A request's place in a session: it is sent `pause_ns` after the turn that it follows has ended.
 
-    `after` are indices of the plan. The conversation that precedes a turn is that of `after[0]` with its
-    reply, then the replies of the others; empty for a turn that opens a session.
+    `after` is the index of that one in the plan, alone; empty for a turn that opens a session.
     """
 
     session: int

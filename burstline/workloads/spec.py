@@ -7,9 +7,9 @@ parses and checks them.
 from __future__ import annotations
 
 import math
-import secrets
+import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -28,6 +28,8 @@ from burstline.workloads.options import (
 )
 from burstline.workloads.request import RequestKind, WorkloadError
 
+_HELP: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("spec.toml").read_text("utf-8"))
+"""The help of each option below."""
 MOST: Final = {"concurrency": 1_000_000, "workers": 1024}
 MOST_SEED: Final = 2**62
 """So that it fits 64 bits, also where a search adds the number of its probe."""
@@ -163,100 +165,35 @@ class LoadSpec:
     Lengths are laws that `lengths.py` reads: they need libraries and files that no check waits for.
     """
 
-    requests: int | None = option("number of requests (1000)", parse=int, metavar="N")
-    prompt_tokens: str = option(
-        "prompt lengths: 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096, "
-        "file:lengths.csv (512)",
-        "512",
-        metavar="LENGTHS",
-    )
-    output_tokens: str = option("output lengths, in the same forms (64)", "64", metavar="LENGTHS")
+    requests: int | None = option(_HELP["requests"], parse=int, metavar="N")
+    prompt_tokens: str = option(_HELP["prompt_tokens"], "512", metavar="LENGTHS")
+    output_tokens: str = option(_HELP["output_tokens"], "64", metavar="LENGTHS")
     request_kind: RequestKind = option(
-        "kind of request: generate (default), embed or rerank",
-        RequestKind.GENERATE,
-        parse=_kind,
-        metavar="KIND",
+        _HELP["request_kind"], RequestKind.GENERATE, parse=_kind, metavar="KIND"
     )
-    seed: int = option("seed of prompts, lengths and arrivals (0)", 0, parse=int, metavar="SEED")
-    salt: str = option("the salt of an earlier run, to send exactly the same prompts", "", metavar="HEX")
-    tokenizer: Path | None = option(
-        "folder of the tokenizer from which prompts are drawn; also counts tokens if the server does not",
-        parse=Path,
-        metavar="DIR",
-    )
-    vocab_size: int | None = option(
-        "vocabulary size, if neither server nor tokenizer gives it", parse=int, metavar="N"
-    )
-    ends: Literal["forced", "natural"] = option(
-        "forced: replies as long as asked, which ignore the model's end (default); natural: at most so long",
-        "forced",
-        choices=("forced", "natural"),
-    )
-    temperature: float | None = option("sampling temperature; 0 is greedy (0)", parse=float, metavar="T")
-    top_p: float | None = option("nucleus sampling, with --temperature (1)", parse=float, metavar="P")
-    cancel_share: HangUps | None = option(
-        "share of clients that disconnect during the reply, after 8 tokens by default: 20%%, "
-        "20%%,after=4..12",
-        parse=HangUps.parse,
-        metavar="P",
-    )
-    deadline_s: float = option(
-        "timeout of each request, counted from its due time (600)", 600.0, parse=seconds, metavar="S"
-    )
-    workers: int | Literal["auto"] = option(
-        "load driver processes (1); auto: one per 2,000 requests in flight, on at most half the cores",
-        1,
-        parse=number_or_auto,
-        metavar="N|auto",
-    )
-    data: DataSource | None = option(
-        "prompts from a file (JSONL, JSON, text, CSV, Parquet) or a data set; options: "
-        "q.csv,prompt=question, or NAME,split=test",
-        parse=DataSource.parse,
-        metavar="FILE|NAME",
-    )
-    trace: TraceSource | None = option(
-        "replay a trace (Mooncake, Azure, BurstGPT, JSONL); options: t.csv,speed=2,window=600..1200",
-        parse=TraceSource.parse,
-        metavar="FILE",
-    )
-    shared_prefix: Sharing | None = option(
-        "length of a shared prefix, or the share of prompt tokens to serve from the cache: 256, "
-        "60%%; several prefixes: 256,groups=4",
-        parse=Sharing.parse,
-        metavar="N|P%",
-    )
-    sessions: int | None = option("number of conversations, instead of --requests", parse=int, metavar="N")
-    turns: str | None = option("turns per conversation (4)", metavar="LENGTHS")
-    turn_tokens: str | None = option("tokens that each later turn adds (64)", metavar="LENGTHS")
-    think_s: str | None = option("pause between a reply and the next turn, e.g. 0.5..3", metavar="SECONDS")
-    warmup: int | Literal["auto"] | None = option(
-        "requests to send first, which are not measured; auto: small bursts until two agree",
-        parse=number_or_auto,
-        metavar="N|auto|0",
-    )
-    audit: float | None = option(
-        "share of the requests to send again after the load, alone and twice, to see whether their replies "
-        "differ under load, e.g. 2%%",
-        parse=share,
-        metavar="SHARE",
-    )
-    arrival: Arrival | None = option(
-        "burst (all at once), constant, poisson, gamma:0.5 (1 is Poisson, less is burstier), ramp:2..20 "
-        "(from one rate to another), steps:5x30,10x30 (rate x seconds), file:times.txt (one time in seconds "
-        "per line), replay (the data's own times)",
-        parse=parse_arrival,
-        metavar="PATTERN",
-    )
-    rate: float | None = option(
-        "requests per second, or several rates: 1,2,4", parse=per_second, metavar="R[,R...]", swept=True
-    )
-    duration_s: float | None = option(
-        "send requests for S seconds (also 30s, 2m), instead of --requests", parse=seconds, metavar="S"
-    )
-    concurrency: int | None = option(
-        "closed loop: keep N requests in flight, or several: 8,16", parse=int, metavar="N[,N...]", swept=True
-    )
+    seed: int = option(_HELP["seed"], 0, parse=int, metavar="SEED")
+    salt: str = option(_HELP["salt"], "", metavar="HEX")
+    tokenizer: Path | None = option(_HELP["tokenizer"], parse=Path, metavar="DIR")
+    vocab_size: int | None = option(_HELP["vocab_size"], parse=int, metavar="N")
+    ends: Literal["forced", "natural"] = option(_HELP["ends"], "forced", choices=("forced", "natural"))
+    temperature: float | None = option(_HELP["temperature"], parse=float, metavar="T")
+    top_p: float | None = option(_HELP["top_p"], parse=float, metavar="P")
+    cancel_share: HangUps | None = option(_HELP["cancel_share"], parse=HangUps.parse, metavar="P")
+    deadline_s: float = option(_HELP["deadline_s"], 600.0, parse=seconds, metavar="S")
+    workers: int | Literal["auto"] = option(_HELP["workers"], 1, parse=number_or_auto, metavar="N|auto")
+    data: DataSource | None = option(_HELP["data"], parse=DataSource.parse, metavar="FILE|NAME")
+    trace: TraceSource | None = option(_HELP["trace"], parse=TraceSource.parse, metavar="FILE")
+    shared_prefix: Sharing | None = option(_HELP["shared_prefix"], parse=Sharing.parse, metavar="N|P%")
+    sessions: int | None = option(_HELP["sessions"], parse=int, metavar="N")
+    turns: str | None = option(_HELP["turns"], metavar="LENGTHS")
+    turn_tokens: str | None = option(_HELP["turn_tokens"], metavar="LENGTHS")
+    think_s: str | None = option(_HELP["think_s"], metavar="SECONDS")
+    warmup: int | Literal["auto"] | None = option(_HELP["warmup"], parse=number_or_auto, metavar="N|auto|0")
+    audit: float | None = option(_HELP["audit"], parse=share, metavar="SHARE")
+    arrival: Arrival | None = option(_HELP["arrival"], parse=parse_arrival, metavar="PATTERN")
+    rate: float | None = option(_HELP["rate"], parse=per_second, metavar="R[,R...]", swept=True)
+    duration_s: float | None = option(_HELP["duration_s"], parse=seconds, metavar="S")
+    concurrency: int | None = option(_HELP["concurrency"], parse=int, metavar="N[,N...]", swept=True)
 
     @property
     def of_sessions(self) -> bool:
@@ -273,10 +210,6 @@ class LoadSpec:
         if self.concurrency is not None:
             return "closed loop"
         return "burst" if self.pattern == "burst" else "open loop"
-
-    def salted(self) -> LoadSpec:
-        """With a fresh salt where none is named."""
-        return self if self.salt else replace(self, salt=secrets.token_hex(8))
 
     def to_json(self) -> dict[str, str | int | float | None]:
         """Every option by name: a number, or the word that its flag takes."""
@@ -303,37 +236,16 @@ class LoadSpec:
 class Goals:
     """The SLOs of a run: exit code 3 if one is missed, 4 if one is inconclusive."""
 
-    slo: tuple[str, ...] = option(
-        "a target, e.g. 'ttft.p99<=2s' or 'output_tok_per_s>=1000'; without a percentile, e.g. 'ttft<=2s', "
-        "a limit for each request that counts as goodput (repeatable; quote it)",
-        (),
-        many=True,
-        metavar="'METRIC.P<=VALUE'",
-    )
-    max_failures: float = option(
-        "share of requests that may fail in a VALID run, e.g. 0.05 or 5%% (1%%)",
-        MAX_FAILURES,
-        parse=share,
-        metavar="SHARE",
-    )
+    slo: tuple[str, ...] = option(_HELP["slo"], (), many=True, metavar="'METRIC.P<=VALUE'")
+    max_failures: float = option(_HELP["max_failures"], MAX_FAILURES, parse=share, metavar="SHARE")
 
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
     """How the highest load within the SLOs is searched."""
 
-    error: float = option(
-        "allowed chance that the reported interval is wrong, e.g. 0.01 or 1%% (5%%)",
-        0.05,
-        parse=share,
-        metavar="SHARE",
-    )
-    budget_s: float = option(
-        "time limit of the search (900); what is not confirmed by then is reported as open",
-        900.0,
-        parse=seconds,
-        metavar="S",
-    )
+    error: float = option(_HELP["error"], 0.05, parse=share, metavar="SHARE")
+    budget_s: float = option(_HELP["budget_s"], 900.0, parse=seconds, metavar="S")
 
 
 def check_spec(spec: LoadSpec) -> None:

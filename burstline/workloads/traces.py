@@ -1,25 +1,17 @@
-"""Recorded loads: arrival time, length and shared prefixes of each request.
+"""Recorded loads: arrival time, length and shared prefixes of each request, in the formats of `traces.toml`.
 
-| format | recognised by | prefixes |
-|---|---|---|
-| Mooncake (JSON lines) | `timestamp` (ms), `input_length`, `output_length` | `hash_ids`, 512 tokens each |
-| Qwen-Bailian (JSON lines) | the same with `chat_id`; `timestamp` in seconds | `hash_ids`, 16 tokens each |
-| Azure LLM 2023, 2024 (CSV) | `TIMESTAMP`, `ContextTokens`, `GeneratedTokens` | none |
-| BurstGPT (CSV) | `Timestamp` (s), `Request tokens`, `Response tokens` | none |
-| Burstline (JSON lines) | `timestamp` (s), `prompt_tokens`, `output_tokens` | `hash_ids`, `block_tokens` |
-
-Sources: READMEs of Mooncake's FAST'25 traces, qwen-bailian-usagetraces-anon and BurstGPT;
-AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md. Prompts are synthesised to the recorded
-lengths; equal hashes become equal tokens.
+Prompts are synthesised to the recorded lengths; equal hashes become equal tokens.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -30,28 +22,23 @@ from burstline.workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabu
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.rows import Row, number_in, read_rows
 
-MOONCAKE_BLOCK_TOK: Final = 512
-
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """One format: its columns for time, prompt and output, how its times are written, what else it has."""
+    """One format: its columns, how its times are written, what else it has."""
 
     title: str
     time: str
     prompt: str
     output: str
-    unit_s: float | None  # None: a date
+    unit_s: float | None = None  # None: a date
     block_tok: int = 0
     sign: str | None = None
 
 
-FORMATS: Final = (
-    _Format("Qwen-Bailian", "timestamp", "input_length", "output_length", 1.0, 16, "chat_id"),
-    _Format("Mooncake", "timestamp", "input_length", "output_length", 1e-3, MOONCAKE_BLOCK_TOK),
-    _Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
-    _Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
-    _Format("Burstline", "timestamp", "prompt_tokens", "output_tokens", 1.0, 16),
+_FORMATS: Final = tuple(
+    _Format(title, **row)
+    for title, row in tomllib.loads(Path(__file__).with_name("traces.toml").read_text("utf-8")).items()
 )
 
 
@@ -98,22 +85,14 @@ class Trace:
         """Blocks by hash, then what no hash covers; None where no request has a hash."""
         if self.starts[-1] == self.starts[0]:
             return None
-        keys: list[int] = []
-        n_toks: list[int] = []
-        starts = [0]
-        rows = zip(self.starts, self.starts[1:], self.n_prompt_tok, self.block_tok, strict=False)
-        for i, (a, b, n_prompt_tok, block_tok) in enumerate(rows):
-            left = int(n_prompt_tok)
-            for key in self.hashes[a:b].tolist():
-                n_tok = min(left, int(block_tok))
-                keys.append(key)
-                n_toks.append(n_tok)
-                left -= n_tok
-            if left:
-                keys.append(i)
-                n_toks.append(left)
-            starts.append(len(keys))
-        return Segments(np.array(starts, np.int64), np.array(keys, np.int64), np.array(n_toks, np.int64))
+        n_blocks, ends = np.diff(self.starts), self.starts[1:] - self.starts[0]
+        rest = self.n_prompt_tok - n_blocks * self.block_tok  # below 0: of the last block only a part
+        sizes = np.repeat(self.block_tok, n_blocks)
+        sizes[ends[n_blocks > 0] - 1] += np.minimum(rest, 0)[n_blocks > 0]
+        own, hashes = rest > 0, self.hashes[self.starts[0] : self.starts[-1]]
+        keys = np.insert(hashes, ends[own], np.flatnonzero(own))
+        starts = np.concatenate([[0], np.cumsum(n_blocks + own)])
+        return Segments(starts, keys, np.insert(sizes, ends[own], rest[own]))
 
 
 def read_trace(source: str) -> Trace:
@@ -146,10 +125,10 @@ def read_trace(source: str) -> Trace:
 
 
 def _format_of(row: Row, source: str, number: int) -> _Format:
-    for form in FORMATS:
+    for form in _FORMATS:
         if all(name in row for name in (form.time, form.prompt, form.output, form.sign or form.time)):
             return form
-    known = "; ".join(f"{form.title}: {form.time}, {form.prompt}, {form.output}" for form in FORMATS)
+    known = "; ".join(f"{form.title}: {form.time}, {form.prompt}, {form.output}" for form in _FORMATS)
     raise WorkloadError(
         f"--trace {source} row {number} has columns {', '.join(map(str, row))}; expected those of {known}"
     )

@@ -106,7 +106,8 @@ def capture(index: int, n_tok: int) -> Capture:
     parts = [b"%x\r\n%b\r\n" % (len(body), body) for body in bodies]
     parts[0], parts[-1] = HEAD + parts[0], parts[-1] + b"0\r\n\r\n"
     at_ns = np.arange(1, len(parts) + 1) * GAP_NS + index
-    reads = Reads(at_ns, at_ns - 30_000, np.cumsum([len(part) for part in parts]), b"".join(parts))
+    ends, since_ns = np.cumsum([len(part) for part in parts]), np.full(len(at_ns), -1)
+    reads = Reads(at_ns, at_ns - 30_000, ends, b"".join(parts), since_ns)
     return Capture(index, 0, 0, -1, 1000, int(at_ns[-1]), reads)
 
 

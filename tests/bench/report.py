@@ -101,7 +101,7 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
     rng = np.random.default_rng(seed)
     due_s = np.arange(asked.requests) / asked.rate if asked.rate else np.zeros(asked.requests)
     lengths = (Lengths(n, n) for n in (asked.prompt_tokens, asked.output_tokens))
-    plan = make_plan(Shape(*lengths), due_s.tolist(), vocabulary_from_size(32_000, "bench"), seed=0)
+    plan = make_plan(Shape(*lengths), due_s.tolist(), vocabulary_from_size(32_000), seed=0)
     how = parse_arrival("constant" if asked.rate else "burst")
     spec = LoadSpec(arrival=how, rate=asked.rate, salt=f"5eed{seed}")
     title = f"{asked.requests:,} requests of {asked.prompt_tokens} -> {asked.output_tokens} tokens"
@@ -128,7 +128,7 @@ def captures(plan: Plan, asked: argparse.Namespace, rng: np.random.Generator) ->
         gaps_ns = (rng.lognormal(0, 0.2, n_tok) * 20e6).astype(np.int64)
         at_ns = np.cumsum(np.r_[first_ns, gaps_ns])
         kernel_ns = at_ns - rng.integers(5_000, 60_000, len(at_ns))
-        reads = Reads(at_ns, kernel_ns, ends, data)
+        reads = Reads(at_ns, kernel_ns, ends, data, np.full(len(at_ns), -1))
         yield Capture(k, due_ns, sent_ns - 40_000, None, sent_ns, int(at_ns[-1]) + 20_000, reads)
 
 

@@ -102,7 +102,8 @@ def floor(port: int, n_streams: int, body_bytes: int) -> Result:
         at, kernel, lengths = np.frombuffer(raw, np.int64, 3 * n_reads, offset + 24).reshape(3, n_reads)
         offset += 24 + 24 * n_reads
         kernel = np.where(kernel == 0, NO_STAMP, kernel - t0_ns)
-        reads = Reads(at - t0_ns, kernel, np.cumsum(lengths), raw[offset : offset + n_bytes])
+        data, since_ns = raw[offset : offset + n_bytes], np.full(len(at), -1)
+        reads = Reads(at - t0_ns, kernel, np.cumsum(lengths), data, since_ns)
         offset += n_bytes
         captures.append(Capture(index, 0, 0, None, sent_ns - int(t0_ns), int(at[-1] - t0_ns), reads))
     return judged(captures, int(t0_ns), cpu_ns / 1e9)

@@ -28,7 +28,7 @@ def burst_run(tmp_path_factory) -> Run:
     )
     run = RunDir.create(tmp_path_factory.mktemp("runs"), manifest)
     shape = Shape(Lengths(512, 512), Lengths(8, 8))
-    run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000, "test"), seed=0))
+    run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000), seed=0))
     run.save_records(tables.record_table(records))
     run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(records))])
     run.finish("complete")

@@ -15,7 +15,7 @@ from tests.truth.rig import truth_server
 from tests.truth.script import script_from
 from tests.verdicts import done
 
-VOCABULARY = vocabulary_from_size(32_000, "test")
+VOCABULARY = vocabulary_from_size(32_000)
 
 
 def plan(due_s: list[float], warm_up):

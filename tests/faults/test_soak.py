@@ -136,7 +136,7 @@ def test_an_hour_of_load_leaks_neither_memory_nor_sockets(monkeypatch: pytest.Mo
     world = World()
     for module in ("wire", "dispatcher", "pool", "reader"):
         monkeypatch.setattr(f"burstline.loadgen.wire.{module}.now", lambda: world.now_ns)
-    monkeypatch.setattr("burstline.loadgen.wire.wire.new_poller", lambda: Poller(world))
+    monkeypatch.setattr("burstline.loadgen.wire.wire.epoll", lambda: Poller(world))
     fakes = SimpleNamespace(
         **{
             name: getattr(__import__("socket"), name)

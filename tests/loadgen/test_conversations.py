@@ -43,17 +43,6 @@ def test_a_turn_is_due_after_its_pause_and_begins_with_all_that_was_said():
     assert [sessions.is_followed(index) for index in (0, 1)] == [True, False]
 
 
-def test_a_join_waits_for_every_branch_and_takes_in_all_their_replies():
-    requests = [turn(0, "1"), turn(1, "2", 0), turn(2, "3", 0), turn(3, "4", 1, 2)]
-    sessions = Conversations(requests, [0] * 4, None)
-    assert len(list(sessions.opening())) == 1
-    branches, _ = sessions.ended(0, 10, REPLY)
-    assert [list(request.prompt_ids) for request, _ in branches] == [[1, 7, 8, 2], [1, 7, 8, 3]]
-    assert sessions.ended(2, 90, ReplyContent("y", (5,))) == ([], [])
-    ((join, due_ns),), _ = sessions.ended(1, 70, ReplyContent("z", (6,)))
-    assert (list(join.prompt_ids), due_ns) == ([1, 7, 8, 2, 6, 5, 4], 90)
-
-
 def test_what_follows_a_failed_turn_is_never_sent_and_its_slot_is_free_again():
     requests = [turn(0, "1"), turn(1, "2", 0), turn(2, "3", 1)]
     other = Request(3, ids("9"), None, 1, 1, turn=Turn(1, 0))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from select import epoll
 
 import pytest
 import zstandard
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from burstline.loadgen.wire.clock import Offsets
 from burstline.loadgen.wire.exchange import MID_STREAM, Exchange
 from burstline.loadgen.wire.exchange import READ as ROW
-from burstline.loadgen.wire.pool import IN, Connection, Poller, new_poller
+from burstline.loadgen.wire.pool import IN, Connection
 from burstline.loadgen.wire.reader import ENDED, READ, Reader, Report, in_milliseconds
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, chunk
@@ -32,7 +33,7 @@ class Bench:
     """A reader, and pairs of sockets of which it follows one end each."""
 
     def __init__(self) -> None:
-        self.poller = new_poller()
+        self.poller = epoll()
         self.reader = Reader(self.poller)
         self._socks: list[socket.socket] = []
 
@@ -110,7 +111,7 @@ def test_what_a_read_brought_came_after_the_poll_that_is_kept_with_it(bench: Ben
 class Stopped:
     """A poller whose process is stopped after each wait: the list is old when it is read."""
 
-    def __init__(self, poller: Poller, meanwhile: Callable[[], object]) -> None:
+    def __init__(self, poller: epoll, meanwhile: Callable[[], object]) -> None:
         self._poller, self._meanwhile = poller, meanwhile
 
     def poll(self, timeout_s: float, max_events: int) -> list[tuple[int, int]]:

@@ -22,7 +22,8 @@ from burstline.loadgen.capture import http1
 from burstline.loadgen.capture.capture import Capture
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import Exchange
-from burstline.loadgen.wire.pool import Connection, Pool, new_poller
+from burstline.loadgen.wire.network import Network
+from burstline.loadgen.wire.pool import Connection, Pool
 from burstline.loadgen.wire.reader import Reader
 from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
@@ -116,13 +117,12 @@ def test_a_burst_has_all_its_connections_before_the_start_and_sends_nothing() ->
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)
                 assert server.first_byte_ns is None
-                client.wire.cancel(exchanges[0])
                 t0_ns = time.monotonic_ns() + 20 * MS
                 client.wire.release(t0_ns)
                 await client.until_ended(*exchanges)
             assert server.first_byte_ns is not None
             assert server.first_byte_ns >= t0_ns
-        assert [exchange.failure for exchange in exchanges] == ["not_sent", *[None] * 49]
+        assert [exchange.failure for exchange in exchanges] == [None] * 50
 
     asyncio.run(scenario())
 
@@ -565,22 +565,6 @@ def test_a_large_body_goes_out_in_parts_and_arrives_whole() -> None:
     assert all(c.sent_ns is not None for c in captures)
 
 
-def test_an_exchange_that_is_given_up_in_flight_is_cancelled() -> None:
-    async def scenario() -> None:
-        exchange = Exchange()
-        async with serving(hangs) as server:
-            with Client(server.url) as client:
-                client.park(exchange)
-                client.wire.release(time.monotonic_ns())
-                while not server.asked:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                client.wire.cancel(exchange)
-                await client.until_ended(exchange)
-            assert exchange.failure == "cancelled"
-
-    asyncio.run(scenario())
-
-
 def test_stop_cancels_what_is_in_flight_and_sends_nothing_more() -> None:
     async def stop(client: Client, server: Scripted) -> None:
         while len(server.asked) < 2:  # noqa: ASYNC110
@@ -636,12 +620,12 @@ def test_an_untrusted_certificate_is_a_connect_failure(server_context: ssl.SSLCo
 
 def test_who_asks_a_wire_that_has_ended_writes_into_nobodys_file(tmp_path: Path) -> None:
     wire = Wire([], lambda _: None)
-    number = wire._wake_out
+    number = wire._wake
     wire.start()
     wire.close()
     with (tmp_path / "another").open("wb") as file:
         os.dup2(file.fileno(), number)
-        wire.cancel(Exchange())
+        wire.end()
         os.close(number)
     assert (tmp_path / "another").read_bytes() == b""
 
@@ -702,7 +686,13 @@ def test_a_bug_on_one_reply_ends_that_exchange_alone(monkeypatch: pytest.MonkeyP
 def test_four_drivers_that_open_at_once_fit_into_the_backlog_of_a_server_that_does_not_accept_yet():
     with socket.create_server(("127.0.0.1", 0), backlog=HYPERCORNS_BACKLOG) as listener:
         pools = [
-            Pool(new_poller(), [(socket.AF_INET, listener.getsockname())], None, "127.0.0.1")
+            Pool(
+                select.epoll(),
+                [(socket.AF_INET, listener.getsockname())],
+                None,
+                "127.0.0.1",
+                Network(is_remote=False),
+            )
             for _ in range(4)
         ]
         for pool in pools:
@@ -757,8 +747,10 @@ def test_a_network_that_is_away_costs_only_requests_of_that_time(
 
 
 def test_a_request_is_not_refused_by_a_try_that_began_before_it() -> None:
-    pool = Pool(new_poller(), [(socket.AF_INET, ("127.0.0.1", 1))], None, "127.0.0.1")
-    traffic = Dispatcher(new_poller(), Reader(new_poller()), pool, None, None)
+    pool = Pool(
+        select.epoll(), [(socket.AF_INET, ("127.0.0.1", 1))], None, "127.0.0.1", Network(is_remote=False)
+    )
+    traffic = Dispatcher(select.epoll(), Reader(select.epoll()), pool, None, None)
     early, late = Exchange(0), Exchange(1)
     traffic.park(early, late)
     traffic.release(time.monotonic_ns())

@@ -68,10 +68,10 @@ def test_each_turn_has_its_own_latency_and_cached_share():
     assert [turn.earlier_fraction.point for turn in figures.by_turn] == pytest.approx([0, 22 / 40, 42 / 60])
 
 
-def test_branches_have_the_same_place_and_a_join_comes_after_all_of_them():
-    turns = turns_of([[(), (0,), (0,), (1, 2)], [()]])
-    assert turns.depth.tolist() == [0, 1, 1, 2, 0]
-    assert turns.opens.tolist() == [True, False, False, False, True]
+def test_a_turns_place_is_how_many_come_before_it():
+    turns = turns_of([[(), (0,), (1,)], [()]])
+    assert turns.depth.tolist() == [0, 1, 2, 0]
+    assert turns.opens.tolist() == [True, False, False, True]
 
 
 def test_a_session_with_a_failed_turn_never_ends_and_one_that_was_cut_off_does_not_count():

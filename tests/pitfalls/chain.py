@@ -41,7 +41,7 @@ from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 from tests.truth.serve import Served
 
-VOCABULARY = vocabulary_from_size(32_000, "test")
+VOCABULARY = vocabulary_from_size(32_000)
 
 
 class Plain(Truth):

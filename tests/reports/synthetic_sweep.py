@@ -95,7 +95,7 @@ def finished_run(
     )
     run = RunDir.create(parent, manifest)
     shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(output_tok, output_tok))
-    run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000, "test"), seed=0))
+    run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000), seed=0))
     run.save_records(tables.record_table(rows))
     run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(rows, max_seqs=MAX_SEQS))])
     run.finish("complete")

@@ -20,7 +20,7 @@ from burstline.workloads.prompts import (
 )
 from burstline.workloads.request import WorkloadError
 
-VOCABULARY = vocabulary_from_size(8192, "test")
+VOCABULARY = vocabulary_from_size(8192)
 SHAPE = Shape(Lengths(32, 32), Lengths(4, 4))
 
 
@@ -112,13 +112,13 @@ def test_a_prompt_shorter_than_the_salt_keeps_its_length():
 
 @given(st.integers(16, 200_000))
 def test_ids_drawn_from_a_bare_size_keep_away_from_both_ends(n_ids):
-    ids = vocabulary_from_size(n_ids, "asked").ids
+    ids = vocabulary_from_size(n_ids).ids
     assert ids[0] >= n_ids // 8
     assert ids[-1] < n_ids * 7 // 8
 
 
 def test_prompts_are_uniform_over_the_vocabulary():
-    counts = np.bincount(Stream(0, "u").ids(1, 200_000, vocabulary_from_size(64, "t")), minlength=64)[8:56]
+    counts = np.bincount(Stream(0, "u").ids(1, 200_000, vocabulary_from_size(64)), minlength=64)[8:56]
     assert abs(counts / counts.mean() - 1).max() < 0.1
 
 

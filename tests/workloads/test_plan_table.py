@@ -17,7 +17,7 @@ from burstline.workloads.spec import Sharing
 
 def plan(n=25):
     shape = Shape(Lengths(3, 30), Lengths(1, 9), sampling=Sampling(0.7, 0.9, 11))
-    return make_plan(shape, np.arange(n) * 0.5, vocabulary_from_size(1000, "test"), seed=5)
+    return make_plan(shape, np.arange(n) * 0.5, vocabulary_from_size(1000), seed=5)
 
 
 @pytest.mark.parametrize("n_at_once", [7, 25, 1000])
@@ -75,7 +75,7 @@ def test_a_large_plan_is_kept_as_what_it_is_drawn_from(monkeypatch):
     monkeypatch.setattr(plan_module, "MOST_IDS", 100)
     monkeypatch.setattr("burstline.workloads.plan_table.MOST_IDS", 100)
     shape = Shape(Lengths(30, 60), Lengths(1, 9), sharing=Sharing(groups=3, hit=0.5))
-    before = make_plan(shape, [0.0] * 40, vocabulary_from_size(1000, "test"), seed=5)
+    before = make_plan(shape, [0.0] * 40, vocabulary_from_size(1000), seed=5)
     table = pa.concat_tables(plan_tables(before, 7))
     assert table.column("prompt_ids").null_count == 40 + len(before.stages[0].requests)
     after = plan_of_table(table)

@@ -10,7 +10,7 @@ from burstline.workloads.prompts import salted, vocabulary_from_size
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Sharing
 
-VOCABULARY = vocabulary_from_size(32_000, "test")
+VOCABULARY = vocabulary_from_size(32_000)
 
 
 def plan(sharing: Sharing, low: int = 300, high: int = 700, block_tok: int = 16):

@@ -147,7 +147,7 @@ def lengths_of(words: Words, texts: list[str]) -> list[int]:
 
 
 def test_every_text_has_exactly_the_planned_tokens_and_begins_as_the_salt_says(llama: Words) -> None:
-    vocabulary = vocabulary_from_size(3000, "test")
+    vocabulary = vocabulary_from_size(3000)
     plan = make_plan(Shape(Lengths(16, 300), Lengths(8, 8)), [0.0] * 40, vocabulary, seed=3)
     one, two = as_text(plan, llama, "5eed"), as_text(plan, llama, "feed")
     assert one == as_text(plan, llama, "5eed")
@@ -164,7 +164,7 @@ def test_every_text_has_exactly_the_planned_tokens_and_begins_as_the_salt_says(l
 
 
 def test_what_the_server_adds_is_left_out_of_the_text(llama: Words) -> None:
-    vocabulary = vocabulary_from_size(3000, "test")
+    vocabulary = vocabulary_from_size(3000)
     plan = make_plan(Shape(Lengths(50, 50), Lengths(8, 8)), [0.0] * 3, vocabulary, seed=3)
     texts = [r.prompt_text or "" for r in as_text(plan, llama, "0", n_extra_tok=7).requests]
     assert lengths_of(llama, texts) == [43, 43, 43]

@@ -14,7 +14,7 @@ from burstline.workloads.works import Recorded
 from tests.workloads import made_files
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
-VOCABULARY = vocabulary_from_size(32_000, "test")
+VOCABULARY = vocabulary_from_size(32_000)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 
 from __future__ import annotations
 
+import io
+import mmap
 import queue
 import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, overload
 
@@ -60,11 +62,7 @@ class Reads(Sequence[Read]):
     kernel_ns: NDArray[np.int64]
     ends: NDArray[np.int64]
     data: bytes
-    since_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def __post_init__(self) -> None:
-        if len(self.since_ns) != len(self.at_ns):
-            object.__setattr__(self, "since_ns", np.full(len(self.at_ns), -1, np.int64))
+    since_ns: NDArray[np.int64]
 
     @classmethod
     def of(cls, reads: Sequence[Read]) -> Reads:
@@ -75,6 +73,7 @@ class Reads(Sequence[Read]):
             np.array([NO_STAMP if r.kernel_ns is None else r.kernel_ns for r in reads], dtype=np.int64),
             np.cumsum([len(read.data) for read in reads], dtype=np.int64),
             b"".join(read.data for read in reads),
+            np.full(len(reads), -1, dtype=np.int64),
         )
 
     def __len__(self) -> int:
@@ -326,15 +325,10 @@ def _contents(frame: bytes, decompressor: zstandard.ZstdDecompressor, max_bytes:
 
 def _seek_frame(file: BinaryIO, start: int) -> bool:
     """Go to the next place at or behind `start` where a frame seems to begin; False where none does."""
-    file.seek(start)
-    kept = b""
-    while chunk := file.read(1 << 20):
-        found = (kept + chunk).find(zstandard.FRAME_HEADER)
-        if found >= 0:
-            file.seek(found - len(kept) - len(chunk), 1)
-            return True
-        kept = (kept + chunk)[1 - len(zstandard.FRAME_HEADER) :]
-    return False
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
+        found = contents.find(zstandard.FRAME_HEADER, start)
+    file.seek(max(found, 0))
+    return found >= 0
 
 
 def packed(capture: Capture) -> bytes:
@@ -376,25 +370,14 @@ def unpacked(contents: bytes) -> Capture:
         raise ValueError(
             f"expected a capture of schema {_MAGIC!r}, got {magic!r}; was it written by a newer version?"
         )
-    at = _HEADER.size
-    failure = contents[at : at + n_failure].decode()
-    at += n_failure
-    detail = contents[at : at + n_detail].decode()
-    at += n_detail
-    steps = np.frombuffer(contents, "<i8", n_reads, at)
-    lags = np.frombuffer(contents, "<i8", n_reads, at + 8 * n_reads)
-    since = np.frombuffer(contents, "<i8", n_reads, at + 16 * n_reads)
-    at += 24 * n_reads
-    lengths = np.frombuffer(contents, "<u4", n_reads, at)
-    if int(lengths.sum(dtype=np.int64)) != len(contents) - at - 4 * n_reads:
+    rest = io.BytesIO(contents)
+    rest.seek(_HEADER.size)
+    failure, detail = rest.read(n_failure).decode(), rest.read(n_detail).decode()
+    steps, lags, since = (np.frombuffer(rest.read(8 * n_reads), "<i8", n_reads) for _ in range(3))
+    lengths = np.frombuffer(rest.read(4 * n_reads), "<u4", n_reads)
+    data, at_ns, ends = rest.read(), steps.cumsum(dtype=np.int64), lengths.cumsum(dtype=np.int64)
+    if int(lengths.sum(dtype=np.int64)) != len(data):
         raise ValueError("its reads do not add up to its bytes")
-    at_ns = steps.cumsum(dtype=np.int64)
-    reads = Reads(
-        at_ns,
-        np.where(lags < 0, NO_STAMP, at_ns - lags),
-        lengths.cumsum(dtype=np.int64),
-        contents[at + 4 * n_reads :],
-        since,
-    )
+    reads = Reads(at_ns, np.where(lags < 0, NO_STAMP, at_ns - lags), ends, data, since)
     dispatched, connected, sent, closed = (None if m == NO_STAMP else m for m in moments)
     return Capture(index, due_ns, dispatched, connected, sent, closed, reads, failure or None, detail or None)

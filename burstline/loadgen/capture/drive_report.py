@@ -24,14 +24,6 @@ class ClockExchange:
     t3_ns: int
     t4_ns: int
 
-    @property
-    def low_ns(self) -> int:
-        return self.t3_ns - self.t4_ns
-
-    @property
-    def high_ns(self) -> int:
-        return self.t2_ns - self.t1_ns
-
 
 @dataclass(frozen=True, slots=True)
 class Offset:
@@ -65,8 +57,8 @@ class Offset:
             raise ClockError("no exchange was answered")
         # A clock drifts while the volley lasts; the bound must hold for its middle.
         drift = math.ceil((exchanges[-1].t4_ns - exchanges[0].t1_ns) * MAX_DRIFT)
-        low = max(exchange.low_ns for exchange in exchanges) - drift
-        high = min(exchange.high_ns for exchange in exchanges) + drift
+        low = max(e.t3_ns - e.t4_ns for e in exchanges) - drift
+        high = min(e.t2_ns - e.t1_ns for e in exchanges) + drift
         if low > high:
             raise ClockError(
                 f"the clock moved by {(low - high) / 1e3:.1f} us during {len(exchanges)} exchanges; "

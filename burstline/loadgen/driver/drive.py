@@ -1,14 +1,8 @@
 """A driver: a process that prepares requests, waits for the start, sends them, and stores captures.
 
-A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to:
-
-    driver <- Job
-    driver -> Ready    everything that can be prepared is; connections stand
-    driver <- Go       the run's start, shortly in the future
-    driver <- End      nothing more is to be sent; what is in flight ends by itself
-    driver <- Stop     at any time: what is in flight ends "cancelled", the rest "not_sent"
-    driver -> Done     the capture of all that was sent is on disk
-    driver -> Failed   an exception, to be raised by the reader
+A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to by the messages in `job.py`: it
+gets a Job, answers Ready, and is told Go, perhaps End or Stop. Its last word is Done, or Failed, an exception
+that the reader raises.
 
 Three threads: this one prepares requests and listens to the orchestrator, the wire's sends and reads, the
 spool's packs captures and writes them. Nothing heavy is imported: what is large in memory is the driver's own
@@ -23,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -99,7 +93,10 @@ class _Drive:
     def run(self) -> DriveReport:
         job = self._job
         ensure_sockets(_n_connections(job))
-        with Counters(job.counters) as counters, _signal_pipe() as (self._news, self._tell):
+        # By this event other threads wake this one.
+        event = os.fdopen(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "wb")
+        with Counters(job.counters) as counters, event:
+            self._news = event.fileno()
             self._cells = counters.row(job.worker)
             wire = self._wire = Wire(
                 self._destination.addresses(),
@@ -247,7 +244,7 @@ class _Drive:
         heard = wait([self._news] if self._conn.closed else [self._news, self._conn], timeout_s)
         if self._news in heard:
             with suppress(BlockingIOError):
-                os.read(self._news, 4096)
+                os.eventfd_read(self._news)
         if self._conn not in heard:
             return
         try:
@@ -281,8 +278,8 @@ class _Drive:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: it is about to wake anyway
-            os.write(self._tell, b"!")
+        with suppress(OSError):  # closed: nothing more is awaited
+            os.eventfd_write(self._news, 1)
 
     def _on_ended(self, ended: list[Exchange]) -> None:
         """Runs in the wire's thread: the captures are made and packed in the spool's."""
@@ -346,7 +343,7 @@ class _Drive:
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
             canary=self._canary.report() if self._job.canary_port is not None else None,
-            network=wire.network.report() if wire.network else None,
+            network=wire.network.report(),
         )
 
 
@@ -354,19 +351,6 @@ def _reply(exchange: Exchange) -> HttpReply | None:
     if (head := exchange.head) is None:
         return None
     return HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-
-
-@contextmanager
-def _signal_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe by which other threads wake this one: the end to wait for and the end to write to."""
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    os.set_blocking(writable, False)
-    try:
-        yield readable, writable
-    finally:
-        os.close(readable)
-        os.close(writable)
 
 
 def _n_connections(job: Job) -> int:

@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+import numpy as np
+
 from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.servers.destination import dressed
 from burstline.servers.engine import Engine
@@ -19,7 +21,7 @@ from burstline.servers.host.child import END_S, Child
 from burstline.servers.host.cores import usable_cores
 from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.messages import Call, Target
-from burstline.workloads.prompts import Vocabulary, salted
+from burstline.workloads.prompts import DrawnRequests, Vocabulary, salted
 from burstline.workloads.request import Request
 
 Workers = int | Literal["auto"]
@@ -64,42 +66,27 @@ class Job:
     def split(self, n_workers: int) -> list[Job]:
         """The same work for several drivers: every n-th request each, and their share of the limits.
 
-        Sessions stay whole, for their turns follow each other.
+        Sessions stay whole, for their turns follow each other. In a closed loop each slot gets as many as any
+        other, so that no driver ends before the rest.
         """
-        if any(request.turn for request in self.requests[:1]):
-            return self._split_by(
-                n_workers, [request.turn.session for request in self.requests if request.turn]
-            )
-        if self.concurrency is not None:
-            return self._split_by(n_workers, range(len(self.requests)))
-        return self._shares(n_workers)
-
-    def _shares(self, n_workers: int) -> list[Job]:
-        urls = (self.target.url, *self.target.replicas)
-        return [
-            replace(
+        requests, urls = self.requests, (self.target.url, *self.target.replicas)
+        of_sessions = any(request.turn for request in requests[:1])
+        groups = [r.turn.session for r in requests if r.turn] if of_sessions else range(len(requests))
+        worker = np.array(groups, dtype=np.int64) % (self.concurrency or max(1, len(requests))) % n_workers
+        jobs = []
+        for k in range(n_workers):
+            rows = np.flatnonzero(worker == k)
+            drawn = requests[rows] if isinstance(requests, DrawnRequests) else None
+            job = replace(
                 self,
-                requests=self.requests[k::n_workers],
-                due_ns=self.due_ns[k::n_workers],
+                requests=drawn or tuple(requests[i] for i in rows.tolist()),
+                due_ns=array("q", np.array(self.due_ns)[rows].tobytes()),
                 concurrency=self.concurrency and len(range(k, self.concurrency, n_workers)),
                 worker=k,
                 canary_port=self.canary_port if k == 0 else None,
                 target=replace(self.target, url=urls[k % len(urls)]),
             )
-            for k in range(n_workers)
-        ]
-
-    def _split_by(self, n_workers: int, groups: Sequence[int]) -> list[Job]:
-        """The same with whole groups of requests; `groups` numbers that of each request.
-
-        In a closed loop each slot gets as many as any other, so that no driver ends before the rest.
-        """
-        slots = self.concurrency or max(groups, default=0) + 1
-        jobs = []
-        for k, job in enumerate(replace(self, requests=(), due_ns=array("q"))._shares(n_workers)):
-            rows = [i for i, group in enumerate(groups) if group % slots % n_workers == k]
-            requests = tuple(self.requests[i] for i in rows)
-            jobs.append(replace(job, requests=requests, due_ns=array("q", [self.due_ns[i] for i in rows])))
+            jobs.append(job)
         return jobs
 
 
@@ -130,7 +117,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To a driver, at any time: end what is in flight and send nothing more."""
+    """To a driver, at any time: what is in flight ends "cancelled", the rest "not_sent"."""
 
 
 @dataclass(frozen=True, slots=True)

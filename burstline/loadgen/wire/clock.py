@@ -57,18 +57,13 @@ class Offsets:
         """
         pairs = np.frombuffer(stamps, dtype=np.int64).reshape(-1, 2)
         real_ns = pairs[:, 0] * 1_000_000_000 + pairs[:, 1]
-        kernel_ns = real_ns - self._offset_at(at_ns)
+        step = np.searchsorted(self.since_ns, at_ns, side="right") - 1
+        kernel_ns = real_ns - np.array(self.offset_ns, dtype=np.int64)[np.maximum(step, 0)]
         lag_ns = at_ns - kernel_ns
         sound = (real_ns != 0) & (lag_ns > -_SOFTIRQ_SLACK_NS) & (lag_ns < 60_000_000_000)
         for from_ns, to_ns in self._steps:  # when between the two observations it stepped, the clock keeps
             sound &= (at_ns <= from_ns) | (at_ns > to_ns)
         return np.where(sound, np.minimum(kernel_ns, at_ns), NO_STAMP)
-
-    def _offset_at(self, at_ns: NDArray[np.int64]) -> NDArray[np.int64] | int:
-        if len(self.since_ns) == 1:
-            return self.offset_ns[0]
-        step = np.clip(np.searchsorted(self.since_ns, at_ns, side="right") - 1, 0, None)
-        return np.array(self.offset_ns, dtype=np.int64)[step]
 
     def moment(self, stamp: tuple[int, int] | None) -> int | None:
         """One stamp (wall-clock ns, and when it was read) as monotonic ns; None where a step voids it."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from select import epoll
 
 import zstandard
 
 from burstline.loadgen.wire.exchange import NEVER, Exchange
-from burstline.loadgen.wire.pool import IN, OUT, Connection, Poller, Pool
+from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool
 from burstline.loadgen.wire.reader import Reader
 from burstline.servers.messages import EngineError
 
@@ -80,9 +81,9 @@ def _was_stale(connection: Connection, exchange: Exchange) -> bool:
 class Dispatcher:
     """Requests that are parked, waiting for a connection, in flight, or ended since `take_ended`.
 
-    Its plain integers, `stopped` and `over` may be read from any thread without a lock: one thread writes
-    them, and a reader that is a moment late only waits a moment longer. All else belongs to the wire's
-    thread. `next_due_ns` is when there is next something to do, absolute.
+    Its plain integers and `over` may be read from any thread without a lock: one thread writes them, and a
+    reader that is a moment late only waits a moment longer. All else belongs to the wire's thread.
+    `next_due_ns` is when there is next something to do, absolute.
 
     Invariants: an exchange is in exactly one of the schedule, `_in_flight` and `_ended`. `_in_flight` keeps
     the order of dispatch (a dict does), so that the first entries expire first; its value is None while the
@@ -91,16 +92,16 @@ class Dispatcher:
 
     def __init__(
         self,
-        poller: Poller,
+        poller: epoll,
         reader: Reader,
         pool: Pool,
         deadline_s: float | None,
         concurrency: int | None,
         until_s: float | None = None,
     ) -> None:
-        self.n_parked = self.n_dispatched = self.n_sent = self.n_begun = 0
+        self.n_dispatched = self.n_sent = self.n_begun = 0
         self.n_done = self.n_failed = self.n_resent = 0
-        self.stopped = self.over = False
+        self.over = False
         self.next_due_ns = NEVER
         self._poller, self._reader, self._pool = poller, reader, pool
         self._deadline_ns = None if deadline_s is None else int(deadline_s * 1e9)
@@ -121,9 +122,8 @@ class Dispatcher:
     # Commands.
 
     def park(self, *exchanges: Exchange) -> None:
-        self.n_parked += len(exchanges)
         for exchange in exchanges:
-            if self.stopped or self.over:
+            if self.over:
                 self.fail(exchange, "not_sent", None)
             else:
                 self._schedule.add(exchange)
@@ -133,11 +133,6 @@ class Dispatcher:
         self._t0_ns = t0_ns
         self._plan_ahead()
 
-    def give_up(self, exchange: Exchange) -> None:
-        """ "cancelled" once dispatched, "not_sent" before."""
-        if exchange.closed_ns is None and exchange.failure is None:
-            self.fail(exchange, "cancelled" if exchange in self._in_flight else "not_sent", None)
-
     def end(self) -> None:
         """Send nothing more; what is dispatched goes on."""
         self.over = True
@@ -146,11 +141,10 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Send nothing more, and give everything up."""
-        self.stopped = True
-        parked = self._schedule.clear()
+        self.end()
         self._waiting.clear()
-        for exchange in [*self._in_flight, *parked]:
-            self.give_up(exchange)
+        for exchange in list(self._in_flight):
+            self.fail(exchange, "cancelled", None)
         self._plan_ahead()
 
     # When to send.
@@ -172,8 +166,6 @@ class Dispatcher:
             self.end()
         while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
             exchange = soon.popleft()[2]
-            if exchange.failure is not None:
-                continue
             # Stamped for each: in a burst the last of a thousand leaves milliseconds after the first.
             exchange.dispatched_ns = now()
             self.n_dispatched += 1
@@ -398,4 +390,4 @@ class Dispatcher:
         self.n_resent += 1
         self._in_flight[exchange] = None
         self._waiting.appendleft(exchange)
-        self._pool.open_another()
+        self._pool.open()  # however many are idle: those may be as stale as the one just lost

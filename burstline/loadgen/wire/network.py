@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ _UINT32 = struct.Struct("I")
 def is_remote(addresses: Sequence[tuple[int, Any]]) -> bool:
     """Whether packets to any of these addresses leave this host's loopback."""
     hosts = [str(address[0]) for _, address in addresses]
-    return sys.platform == "linux" and any(not h.startswith("127.") and h != "::1" for h in hosts)
+    return any(not h.startswith("127.") and h != "::1" for h in hosts)
 
 
 class Network:

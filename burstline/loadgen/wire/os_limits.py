@@ -24,7 +24,7 @@ def ensure_sockets(n_connections: int) -> None:
 
     It is raised, too, where this machine lacks what every load needs: its list of processes, its own address.
     """
-    if sys.platform == "linux" and not Path("/proc/self/stat").exists():
+    if not Path("/proc/self/stat").exists():
         mount = "mount -t proc proc /proc"
         raise WorkloadError(f"/proc is empty; expected the kernel's list of processes: {mount}")
     try:
@@ -121,10 +121,7 @@ class CpuClock:
 
 def peak_rss_bytes() -> int:
     """The most memory this process has held. On Linux ru_maxrss would count the parent's before exec."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 
 @contextmanager

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import select
-import selectors
 import socket
 import ssl
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from select import epoll
+from typing import Any, Final
 
 from burstline.loadgen.wire.exchange import Exchange
 from burstline.loadgen.wire.network import Network
@@ -22,54 +21,6 @@ from burstline.servers.host.kernel import send_at_once, stamp_reads
 IN: Final = 1
 OUT: Final = 4
 """The values of EPOLLIN and EPOLLOUT. Other bits (an error, a hang-up) mean: read, and see."""
-
-
-class Poller(Protocol):
-    def register(self, fd: int, mask: int, /) -> None: ...
-    def modify(self, fd: int, mask: int, /) -> None: ...
-    def unregister(self, fd: int, /) -> None: ...
-    def poll(self, timeout_s: float, max_events: int, /) -> list[tuple[int, int]]: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
-
-
-def new_poller() -> Poller:
-    return select.epoll() if hasattr(select, "epoll") else _Selector()
-
-
-class _Selector:
-    """kqueue (macOS, BSD) through the standard library."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-
-    def register(self, fd: int, mask: int) -> None:
-        self._selector.register(fd, _to_selectors(mask))
-
-    def modify(self, fd: int, mask: int) -> None:
-        self._selector.modify(fd, _to_selectors(mask))
-
-    def unregister(self, fd: int) -> None:
-        self._selector.unregister(fd)
-
-    def poll(self, timeout_s: float, max_events: int) -> list[tuple[int, int]]:
-        ready = self._selector.select(timeout_s)
-        return [
-            (key.fd, bool(mask & selectors.EVENT_READ) * IN | bool(mask & selectors.EVENT_WRITE) * OUT)
-            for key, mask in ready[:max_events]
-        ]
-
-    def fileno(self) -> int:
-        return int(self._selector.fileno()) if hasattr(self._selector, "fileno") else 1 << 30
-
-    def close(self) -> None:
-        self._selector.close()
-
-
-def _to_selectors(mask: int) -> int:
-    return bool(mask & IN) * selectors.EVENT_READ | bool(mask & OUT) * selectors.EVENT_WRITE
-
-
 _RECORD_BYTES = 1 << 18
 
 
@@ -83,17 +34,15 @@ class Channel:
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_hostname=host)
         self.closed = False  # the peer has sent close_notify: no more plain text will come
 
-    def shake(self, received: bytes) -> bool:
-        """Take the handshake as far as it goes; True once it is done. Raises ssl.SSLError."""
+    def shake(self, received: bytes) -> tuple[bool, bytes]:
+        """Take the handshake as far as it goes: whether it is done, and what to send. Raises ssl.SSLError."""
         self._from_peer.write(received)
+        is_done = True
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            return False
-        return True
-
-    def outgoing(self) -> bytes:
-        return self._to_peer.read()
+            is_done = False
+        return is_done, self._to_peer.read()
 
     def encrypt(self, plain: bytes) -> bytes:
         self._tls.write(plain)
@@ -179,11 +128,11 @@ class Pool:
 
     def __init__(
         self,
-        poller: Poller,
+        poller: epoll,
         addresses: Sequence[tuple[int, Any]],
         tls: ssl.SSLContext | None,
         host: str,
-        network: Network | None = None,
+        network: Network,
     ) -> None:
         self.by_fd: dict[int, Connection] = {}
         self.idle: dict[Connection, None] = {}
@@ -214,12 +163,8 @@ class Pool:
             return  # `tick` asks again
         missing = n_free - len(self.idle) - len(self._connecting) - len(self._retries)
         for _ in range(min(missing, _MAX_CONNECTING - len(self._connecting))):
-            if not self._open(0):
+            if not self.open():
                 break
-
-    def open_another(self) -> None:
-        """A fresh connection, however many are idle: those may be as stale as the one just lost."""
-        self._open(0)
 
     @property
     def is_settled(self) -> bool:
@@ -238,7 +183,7 @@ class Pool:
             return False
         connection.connected_ns = now()
         self.connect_ns.append(connection.connected_ns - connection.opened_ns)
-        if self._network is not None and self._network.is_remote:
+        if self._network.is_remote:
             self._network.watch(connection.sock)
         del self._connecting[connection]
         self.idle[connection] = None
@@ -283,7 +228,7 @@ class Pool:
         n = max(0, _MAX_CONNECTING - len(self._connecting))
         again, self._retries = self._retries[:n], self._retries[n:]
         for tries in again:
-            self._open(tries)
+            self.open(tries)
         if self.n_stillborn:
             self.want(self._n_wanted)
 
@@ -294,10 +239,11 @@ class Pool:
         self.sweep()
 
     def _note_network(self, connection: Connection) -> None:
-        if self._network is not None and connection.connected_ns is not None and not connection.adopted:
+        if connection.connected_ns is not None and not connection.adopted:
             self._network.leave(connection.sock)
 
-    def _open(self, tries: int) -> bool:
+    def open(self, tries: int = 0) -> bool:
+        """Begin to open a connection after so many tries; False where that fails at once."""
         place = ((self._best or 0) + tries) % len(self._addresses)
         family, address = self._addresses[place]
         try:
@@ -328,9 +274,9 @@ class Pool:
             if self._tls is None:
                 return True
             connection.tls = Channel(self._tls, self._host)
-        standing = connection.tls.shake(received)
-        sock.send(connection.tls.outgoing())  # a few hundred bytes into an empty send buffer: taken whole
-        return standing
+        is_done, data = connection.tls.shake(received)
+        sock.send(data)  # a few hundred bytes into an empty send buffer: taken whole
+        return is_done
 
     def _miss(self, connection: Connection, error: OSError | ssl.SSLError) -> None:
         tries, n = connection.tries + 1, len(self._addresses)

@@ -11,12 +11,13 @@ import socket
 import time
 from collections.abc import Callable
 from functools import cached_property
+from select import epoll
 from typing import Any, Final
 
 from burstline.loadgen.wire.exchange import MID_STREAM, NEVER
 from burstline.loadgen.wire.exchange import READ as ROW
 from burstline.loadgen.wire.os_limits import CpuClock
-from burstline.loadgen.wire.pool import IN, OUT, Channel, Connection, Poller
+from burstline.loadgen.wire.pool import IN, OUT, Channel, Connection
 
 READ: Final = 1 << 16
 """Reported of a followed connection: bytes were read; they may be the last, or there is no room for more."""
@@ -57,7 +58,7 @@ class Reader:
     began, `max_pass_ns` how long one ever took. What a pass reads came after `_since_ns`.
     """
 
-    def __init__(self, poller: Poller) -> None:
+    def __init__(self, poller: epoll) -> None:
         self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = 0
         self._since_ns = 0
         self._poller = poller

@@ -9,19 +9,19 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
+from select import epoll
 from typing import Any
 
 from burstline.loadgen.wire.clock import Offsets
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import NEVER, Exchange
 from burstline.loadgen.wire.network import ERR, Network, is_remote
-from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool, new_poller
+from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool
 from burstline.loadgen.wire.reader import ENDED, READ, Reader
 
 _TICK_NS = 50_000_000
@@ -62,15 +62,13 @@ class Wire:
         self._canary_said = Exchange()
         self._on_ended = on_ended
         self._counters = counters
-        self._poller = new_poller()
+        self._poller = epoll()
         self.reader = Reader(self._poller)
-        self.network = Network(is_remote=is_remote(addresses)) if sys.platform == "linux" else None
+        self.network = Network(is_remote=is_remote(addresses))
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency, until_s)
-        self._wake_in, self._wake_out = os.pipe()
-        os.set_blocking(self._wake_in, False)
-        os.set_blocking(self._wake_out, False)
-        self._poller.register(self._wake_in, IN)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wake, IN)
         self._commands: deque[Callable[[], None]] = deque()
         self._when_open: list[Callable[[], None]] = []
         self._closed = self._ended = False
@@ -92,10 +90,6 @@ class Wire:
             for exchange in unheard:
                 exchange.failure = "not_sent"
             self._on_ended(unheard)
-
-    def cancel(self, exchange: Exchange) -> None:
-        """Give one exchange up: "cancelled" once dispatched, "not_sent" before."""
-        self._ask(lambda: self.traffic.give_up(exchange))
 
     def when_open(self, callback: Callable[[], None]) -> None:
         """Call back, in the wire's thread, when all that is due in the first second has its connection."""
@@ -130,10 +124,10 @@ class Wire:
             self._thread.join()
 
     def _ask(self, command: Callable[[], None]) -> None:
-        # A deque's append and popleft are atomic: commands need no lock. The pipe only wakes the poller.
+        # A deque's append and popleft are atomic: commands need no lock. The event only wakes the poller.
         self._commands.append(command)
-        with suppress(OSError):  # full: the wire is about to wake anyway; closed: it is gone
-            os.write(self._wake_out, b"!")
+        with suppress(OSError, ValueError):  # closed, or -1: the wire is gone
+            os.eventfd_write(self._wake, 1)
 
     # The loop.
 
@@ -157,11 +151,10 @@ class Wire:
             self.cpu_wait_s = self.reader.cpu.close()
             self.pool.close()
             self._poller.close()
-            os.close(self._wake_in)
-            # The number first: another thread may still write to the pipe, and a closed descriptor's number
-            # may by then be another file's. A write to -1 fails, which `_ask` expects.
-            wake_out, self._wake_out = self._wake_out, -1
-            os.close(wake_out)
+            # The number first: another thread may still write to it, and a closed descriptor's number may by
+            # then be another file's. A write to -1 fails, which `_ask` expects.
+            wake, self._wake = self._wake, -1
+            os.close(wake)
 
     def _serve(self) -> None:
         """Send, and take what the reader does not, until closed."""
@@ -178,7 +171,7 @@ class Wire:
                         self._take(connection, what)
                     except Exception as error:  # must end no other exchange
                         traffic.break_off(connection, error)
-                elif fd == self._wake_in:
+                elif fd == self._wake:
                     self._obey()
                 # else dropped earlier in this pass
                 # After each event, not after all of them: a due request must not wait for the rest.
@@ -224,8 +217,8 @@ class Wire:
 
     def _obey(self) -> None:
         with suppress(BlockingIOError):
-            os.read(self._wake_in, 1 << 16)
-        # After the read: a command appended later writes to the pipe again, so none is left behind.
+            os.eventfd_read(self._wake)
+        # After the read: a command appended later writes again, so none is left behind.
         commands = self._commands
         while commands:
             commands.popleft()()
@@ -261,7 +254,7 @@ class Wire:
     def _attend(self, connection: Connection, flags: int) -> None:
         """A socket that is opening, idle, ready to take more, or that has stamps of what it sent."""
         exchange = connection.exchange
-        if flags & ERR and self.network and self.network.is_remote and connection.connected_ns is not None:
+        if flags & ERR and self.network.is_remote and connection.connected_ns is not None:
             self.network.read_stamps(connection.sock, exchange)
             if flags == ERR:
                 return

@@ -137,8 +137,7 @@ def broken_laws(summary: Summary, planned: Columns, concurrency: int | None) -> 
         *_rates(summary, planned),
         *_in_flight(summary, planned, concurrency),
     ]
-    advice = "This is a defect of Burstline: please report it, with the run's folder."
-    return tuple(Reason(CONTRADICTION, text, advice) for text in found)
+    return tuple(Reason.of(CONTRADICTION, what=text) for text in found)
 
 
 def _outcomes(summary: Summary, planned: Columns) -> Iterator[str]:

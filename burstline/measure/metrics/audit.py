@@ -117,19 +117,14 @@ def misread(audit: Audit | None) -> tuple[Reason, ...]:
     """A reason not to believe a run: another client reads its replies otherwise."""
     if audit is None or (second := audit.second_reader) is None or not second.differ:
         return ()
-    advice = "Do not use numbers that count tokens. Report this with the folder audit/ of the run."
-    return (Reason("misread", reader_sentence(second), advice),)
+    return (Reason.of("misread", what=reader_sentence(second)),)
 
 
 def replies_differ(audit: Audit | None) -> tuple[Reason, ...]:
     """A warning where more replies differ under load than alone, which need not be a fault."""
     if audit is None or audit.answer != Replies.MORE:
         return ()
-    advice = (
-        "Either results of the engine's kernels depend on the batch, or this is a fault. Audit again with "
-        "batch-invariant kernels, if it has them: what differs then is a fault."
-    )
-    return (Reason("replies-differ", "The server gave other replies under load than alone.", advice),)
+    return (Reason.of("replies-differ"),)
 
 
 def _interval(share: Estimate) -> str:

@@ -248,8 +248,8 @@ def uses_of(run: Run) -> tuple[CacheUse, ...]:
         if run.manifest.asked.salt and not request.verbatim and not after:
             # The salt makes the first ids those of its family; no real id is negative.
             ids[:N_SALT_TOK] = -1 - (request.index if request.family is None else request.family)
-        before = [contents[index] for index in after]
-        ids = np.concatenate([*(prompt for prompt, _ in before[:1]), *(reply for _, reply in before), ids])
+        if after:
+            ids = np.concatenate([*contents[after[0]], ids])
         reply = np.arange(n_output_tok[k], dtype=np.int64) + (request.index + 1 << 32)
         if request.turn:
             contents[request.index] = ids, reply

@@ -76,14 +76,8 @@ def disagreement(agreed: Agreement, read_late_s: Mapping[str, float]) -> Iterato
         least = max(FLOOR_S, UNEXPLAINED * client.point)
         if -least <= gap.point <= max(least, 2 * read_late_s.get(name, 0.0)):
             continue
-        size = time_text(abs(gap.point))
-        if gap.point > 0:
-            text = f"The server's own {name.upper()} is {size} shorter than the client's."
-            advice = "The rest is time in the network, a proxy or the server's front end, not in the engine."
-        else:
-            text = f"The server's own {name.upper()} is {size} longer than the client saw."
-            advice = "The server probably also counted requests of other clients, or cancelled ones."
-        yield Reason("server-view", text, advice)
+        which = "server-view.shorter" if gap.point > 0 else "server-view.longer"
+        yield Reason.of(which, metric=name.upper(), size=time_text(abs(gap.point)))
         return
 
 

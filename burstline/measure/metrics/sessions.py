@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,30 +28,29 @@ NO_FOLLOWERS: Final = "no turn follows another"
 class Turns:
     """Where each planned request stands in its conversation, one entry a request.
 
-    `session` numbers the sessions from 0, `depth` is how many turns come before it on the longest way (of
-    branches that fan out together all have the same), `pause_s` is from its predecessors' end to its send.
-    It follows the requests in `after`, none for the first of a session.
+    `session` numbers the sessions from 0, `depth` is how many turns come before it, `pause_s` is from the end
+    of the one before to its send. That one is `before`, -1 for the first of a session.
     """
 
     session: Ints
     depth: Ints
     pause_s: Floats
-    after: Sequence[Sequence[int]]
+    before: Ints
 
     @property
     def opens(self) -> NDArray[np.bool_]:
-        return np.array([not parents for parents in self.after], dtype=bool)
+        return self.before < 0
 
     @classmethod
     def of_plan(cls, table: pa.Table) -> Turns:
         """From the plan's columns `session`, `after` and `pause_ns`, one row a request."""
-        after = [row or [] for row in table.column("after").to_pylist()]
-        depth = np.zeros(len(after), dtype=np.int64)
-        for k, parents in enumerate(after):  # a turn stands behind those that it follows
-            depth[k] = 1 + max((depth[j] for j in parents), default=-1)
+        before = np.array([row[0] if row else -1 for row in table.column("after").to_pylist()], np.int64)
+        depth = np.zeros(len(before), dtype=np.int64)
+        for k in np.flatnonzero(before >= 0):  # a turn stands behind the one that it follows
+            depth[k] = 1 + depth[before[k]]
         _, session = np.unique(table.column("session").to_numpy(), return_inverse=True)
         pause_s = table.column("pause_ns").fill_null(0).to_numpy() / 1e9
-        return cls(session.astype(np.int64), depth, pause_s, after)
+        return cls(session.astype(np.int64), depth, pause_s, before)
 
 
 def turns_of(run: Run) -> Turns | None:
@@ -79,10 +77,9 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     counts &= begin_s >= (-np.inf if start_s is None else start_s)
     makespans = Samples.per_request((end_s - begin_s)[counts])
     own = counts[turns.session]
-    late_s = _late_s(c, turns)[own]
-    late_s = late_s[~np.isnan(late_s)]
-    n_late = len(late_s)
-    asked_tok, earlier_tok = prompt_tok(c), _earlier_tok(c, turns)
+    all_late_s, earlier_tok = _followers(c, turns)
+    late_s = all_late_s[own & ~np.isnan(all_late_s)]
+    n_late, asked_tok = len(late_s), prompt_tok(c)
     whole = int(np.isfinite(end_s[counts]).sum())
     sessions = measured(float(counts.sum()), "sessions", "", n)
     if not counts.all():
@@ -124,19 +121,14 @@ def _share(part_tok: Floats, whole_tok: Floats, where: NDArray[np.bool_]) -> Fig
     return measured(part_tok[where].sum() / n_tok if n_tok > 0 else None, "1", NO_SUCCESS.reason)
 
 
-def _late_s(c: Columns, turns: Turns) -> Floats:
-    """How much later than its pause after the last predecessor's end each turn was sent; NaN of others."""
-    late_s = np.full(len(c), np.nan)
-    for k, parents in enumerate(turns.after):
-        if parents:
-            late_s[k] = c.sent_s[k] - c.closed_s[parents].max() - turns.pause_s[k]
-    return late_s
+def _followers(c: Columns, turns: Turns) -> tuple[Floats, Floats]:
+    """How much later than its pause after the turn before each was sent; NaN of first turns.
 
-
-def _earlier_tok(c: Columns, turns: Turns) -> Floats:
-    """Prompt tokens of each turn that its predecessors' prompts and replies had brought; 0 of first turns."""
-    tok, asked_tok = np.zeros(len(c)), prompt_tok(c)
-    for k, parents in enumerate(turns.after):
-        if parents:
-            tok[k] = asked_tok[parents[0]] + np.nansum(c.output_tok[parents])
-    return np.minimum(tok, asked_tok)
+    With the prompt tokens that the prompt and the reply before had brought; 0 of first turns.
+    """
+    late_s, tok, asked_tok = np.full(len(c), np.nan), np.zeros(len(c)), prompt_tok(c)
+    later = ~turns.opens
+    before = turns.before[later]
+    late_s[later] = c.sent_s[later] - c.closed_s[before] - turns.pause_s[later]
+    tok[later] = asked_tok[before] + np.nan_to_num(c.output_tok[before])
+    return late_s, np.minimum(tok, asked_tok)

@@ -20,16 +20,8 @@ from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Grade, SloResult, State, Use, withheld
-from burstline.measure.stats.estimates import (
-    Absent,
-    Estimate,
-    Figure,
-    clopper_pearson,
-    label,
-    measured,
-    order_statistic_ranks,
-)
-from burstline.measure.stats.figure import Result, noted
+from burstline.measure.stats.estimates import clopper_pearson, label, order_statistic_ranks
+from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, measured, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
 from burstline.wording import time_text
 from burstline.workloads.request import WorkloadError

@@ -196,11 +196,8 @@ class _Test:
         return self.p is not None and self.p < alpha and abs(self.change) >= LEAST_CHANGE[self.name]
 
     def reason(self) -> Reason:
-        over = "over the run" if self.at_s is None else f"{self.at_s:.3g} s into the load"
-        text = f"{self.name.upper()} drifted by {self.change:+.0%} of its median {over}."
-        if self.at_s is not None:
-            text = f"{self.name.upper()} changed by {self.change:+.0%} {over}."
-        return Reason("drifting", text, "Run longer, warm the server up first, and look for throttling.")
+        name = "drifting" if self.at_s is None else "drifting.step"
+        return Reason.of(name, metric=self.name.upper(), change=self.change, at_s=self.at_s)
 
 
 def _figures(tests: Iterable[_Test]) -> dict[str, Figure]:
@@ -297,8 +294,7 @@ def _queued(c: Columns) -> tuple[Reason, ...]:
     waiting = waiting[max(int(np.argmax(waiting > 0)) - 1, 0) :]
     if len(waiting) <= N_BATCHES or not outgrown(waiting, ALPHA / 2):
         return ()
-    text = f"The queue kept growing: {waiting[-1]:,.0f} requests waited for their first token in the end."
-    return (Reason("overloaded", text, "Lower --rate until the queue stops growing."),)
+    return (Reason.of("overloaded.waiting", n=waiting[-1]),)
 
 
 def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]:
@@ -306,13 +302,10 @@ def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]
     queue = next(test for test in tests if test.name == "in_flight")
     backlog, chance = queue.change * queue.median, CHANCE * math.sqrt(max(queue.median, 0.0))
     if queue.found() and backlog > max(LEAST_BACKLOG * n, chance):
-        text = f"Requests in flight kept growing, by {queue.change:.0%} of their median: latencies depend "
-        text += "on the length of the run."
-        reasons.append(Reason(QUEUE_GREW, text, "Lower --rate until the queue stops growing."))
+        reasons.append(Reason.of(QUEUE_GREW, share=queue.change))
     reasons = reasons or [*_drifts(tests)]
     if not settled and not reasons and any(test.found(0.05) for test in tests):
-        text = "Latencies settled only in the second half of the run, if at all."
-        reasons.append(Reason("never-settled", text, "Run longer, or warm the server up first."))
+        reasons.append(Reason.of("never-settled"))
     return tuple(reasons)
 
 
@@ -358,14 +351,12 @@ class ColdStart:
         without, with_them = map(time_text, self.moved[p])
         if without == with_them:
             return False, ()
-        effect = f"They move TTFT {p} from {without} to {with_them}."
-        advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
-        return bool(spoiled), (Reason("cold", f"{self.size} {effect}", advice),)
+        moved = Reason.of("cold", size=self.size, p=p, without=without, with_them=with_them)
+        return bool(spoiled), (moved,)
 
     def left_out(self) -> Reason:
         """Of a run whose figures begin after them."""
-        text = f"COLD: {self.size} They are not measured: measurement starts at the steady state."
-        return Reason("cold", text, "Pass --warmup N to warm the server up before the run.")
+        return Reason.of("cold.left-out", size=self.size)
 
 
 def _half_width(figure: Figure) -> float:

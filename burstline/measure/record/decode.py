@@ -155,7 +155,7 @@ def with_cancelled(seen: pa.Table, requests: PlannedRequests, *, was_killed: boo
 
 def _without_capture(requests: PlannedRequests, rows: NDArray[np.int64], *, sent: bool) -> pa.Table:
     """The records of these rows by column: they may be most of a million."""
-    one = record_without_capture(requests[int(rows[0])], 0, sent=sent)
+    one = record_without_capture(requests[int(rows[0])], sent=sent)
     planned = requests.table.select(["index", "due_ns", "n_prompt_tok", "n_output_tok"]).take(rows)
     own = dict(zip(("index", "due_ns", "planned_prompt_tok", "planned_output_tok"), planned, strict=True))
     columns = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import Final
@@ -111,7 +111,7 @@ def outcome_words(kind: str) -> str:
     return words.get(kind) or kind.replace("http_", "got HTTP ")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One planned request and what became of it.
 
@@ -141,25 +141,25 @@ class Record:
     dispatched_ns: int | None
     connected_ns: int | None
     sent_ns: int | None
-    headers_ns: int | None
+    headers_ns: int | None = None
     closed_ns: int | None
-    answer_ns: int | None
-    token_ns: Sequence[int]
-    token_n: Sequence[int]
-    read_lag_ns: Sequence[int]
-    read_error_ns: Sequence[int]
+    answer_ns: int | None = None
+    token_ns: Sequence[int] = ()
+    token_n: Sequence[int] = ()
+    read_lag_ns: Sequence[int] = ()
+    read_error_ns: Sequence[int] = ()
     planned_prompt_tok: int
     planned_output_tok: int
-    prompt_tok: int | None
-    prompt_source: str | None
-    output_tok: int | None
-    output_source: str | None
-    output_gap_tok: int | None
-    split: str | None
-    cached_tok: int | None
-    finish_reason: str | None
-    http_status: int | None
-    n_events: int
+    prompt_tok: int | None = None
+    prompt_source: str | None = None
+    output_tok: int | None = None
+    output_source: str | None = None
+    output_gap_tok: int | None = None
+    split: str | None = None
+    cached_tok: int | None = None
+    finish_reason: str | None = None
+    http_status: int | None = None
+    n_events: int = 0
     n_reads: int
     error: str | None
     beyond_tok: int | None = None
@@ -202,18 +202,6 @@ class _Tokens:
         return replace(self, ends=ends, n=n, total=n_tok, source="events", gap=None, beyond=beyond)
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    reply: Reply = field(default_factory=Reply)
-    tokens: _Tokens = _Tokens()
-    token_ns: Sequence[int] = ()
-    lag_ns: Sequence[int] = ()
-    error_ns: Sequence[int] = ()
-    headers_ns: int | None = None
-    first_event_ns: int | None = None
-    status: int | None = None
-
-
 def record_of(request: Request, capture: Capture, decode: Decode, recounts: Counts = ()) -> Record:
     """The record of a request, from its capture; `decode` is its engine's.
 
@@ -223,35 +211,58 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     try:
         parsed = http1.parse(capture.reads)
     except EngineError as error:
-        return _record(request, capture, Outcome.ERROR_EVENT, str(error), _Heard())
+        return _without_reply(request, capture, Outcome.ERROR_EVENT, str(error))
     if parsed is None:
-        return _record(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail, _Heard())
+        return _without_reply(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail)
     http, arrivals = parsed
     reply = _plausible(request, understood(decode, http))
     tokens = _tokens(reply, recounts, request.n_output_tok)
     if reply.overshoots or capture.failure == HUNG_UP:
         tokens = tokens.cut_to(request.n_output_tok)
-    first, times = _stamps(http.body, arrivals, tokens.ends)
-    heard = _Heard(reply, tokens, *times, arrivals.headers_ns, first, http.status)
+    first_ns, token_ns, lag_ns, error_ns = _stamps(http.body, arrivals, tokens.ends)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
         why = None if is_whole else capture.detail or capture.failure
-    return _record(request, capture, outcome, why, heard)
+    times = reply.times or ServerTimes()
+    return replace(
+        _without_reply(request, capture, outcome, why),
+        headers_ns=arrivals.headers_ns,
+        answer_ns=None if tokens.answer is None else token_ns[tokens.answer],
+        token_ns=token_ns,
+        token_n=tokens.n,
+        read_lag_ns=lag_ns,
+        read_error_ns=error_ns,
+        prompt_tok=reply.n_prompt_tok,
+        prompt_source=None if reply.n_prompt_tok is None else "usage",
+        output_tok=tokens.total,
+        output_source=tokens.source,
+        output_gap_tok=tokens.gap,
+        split=tokens.split,
+        cached_tok=reply.n_cached_tok,
+        finish_reason=reply.finish_reason,
+        http_status=http.status,
+        n_events=len(reply.events),
+        beyond_tok=tokens.beyond,
+        server_queue_s=times.queue_s,
+        server_prefill_s=times.prefill_s,
+        server_first_token_s=times.first_token_s,
+        first_event_ns=first_ns,
+    )
 
 
 def _stamps(
     body: bytes, arrivals: http1.Arrivals, ends: Sequence[int]
-) -> tuple[int | None, tuple[list[int], list[int], list[int]]]:
+) -> tuple[int | None, list[int], list[int], list[int]]:
     """When the first event of any kind came, and `http1.stamps` of those that carry tokens."""
     at = 0 if body.startswith(b"data:") else body.find(b"\ndata:") + 1 or len(body)
     first = body.find(b"\n", at) + 1
     if not first or (ends and first > ends[0]):  # no stream of events: its first token is all that came
-        times = http1.stamps(arrivals, ends)
-        return (times[0][0] if ends else None), times
+        at_ns, lag_ns, error_ns = http1.stamps(arrivals, ends)
+        return (at_ns[0] if ends else None), at_ns, lag_ns, error_ns
     at_ns, lag_ns, error_ns = http1.stamps(arrivals, [first, *ends])
-    return at_ns[0], (at_ns[1:], lag_ns[1:], error_ns[1:])
+    return at_ns[0], at_ns[1:], lag_ns[1:], error_ns[1:]
 
 
 def _plausible(request: Request, reply: Reply) -> Reply:
@@ -274,13 +285,29 @@ def _plausible(request: Request, reply: Reply) -> Reply:
     return reply
 
 
-def record_without_capture(request: Request, due_ns: int, *, sent: bool = True) -> Record:
+def record_without_capture(request: Request, *, sent: bool) -> Record:
     """The record of a request that was not sent, or of which a run that was ended by force left nothing."""
-    capture = Capture(request.index, due_ns, None, None, None, None, ())
+    capture = Capture(request.index, 0, None, None, None, None, ())
     if not sent:
-        return _record(request, capture, Outcome.NOT_SENT, None, _Heard())
-    why = "the run left no capture of this request"
-    return _record(request, capture, Outcome.CANCELLED, why, _Heard())
+        return _without_reply(request, capture, Outcome.NOT_SENT, None)
+    return _without_reply(request, capture, Outcome.CANCELLED, "the run left no capture of this request")
+
+
+def _without_reply(request: Request, capture: Capture, outcome: str, error: str | None) -> Record:
+    """The record as far as it is known without the reply."""
+    return Record(
+        index=request.index,
+        outcome=str(outcome),
+        due_ns=capture.due_ns,
+        dispatched_ns=capture.dispatched_ns,
+        connected_ns=capture.connected_ns,
+        sent_ns=capture.sent_ns,
+        closed_ns=capture.closed_ns,
+        planned_prompt_tok=request.n_prompt_tok,
+        planned_output_tok=request.n_output_tok,
+        n_reads=len(capture.reads),
+        error=None if error is None else words_of_server(error),
+    )
 
 
 def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Reply, tokens: _Tokens) -> str:
@@ -399,42 +426,3 @@ def _split(counts: list[int | None], known: list[int], total: int | None) -> tup
     edges = [-(-left * k // n_unknown) for k in range(n_unknown + 1)]
     shares = iter([b - a for a, b in pairwise(edges)])
     return "spread", [next(shares) if n is None else n for n in counts]
-
-
-def _record(request: Request, capture: Capture, outcome: str, error: str | None, heard: _Heard) -> Record:
-    reply, tokens = heard.reply, heard.tokens
-    times = reply.times or ServerTimes()
-    return Record(
-        index=request.index,
-        outcome=str(outcome),
-        due_ns=capture.due_ns,
-        dispatched_ns=capture.dispatched_ns,
-        connected_ns=capture.connected_ns,
-        sent_ns=capture.sent_ns,
-        headers_ns=heard.headers_ns,
-        closed_ns=capture.closed_ns,
-        answer_ns=None if tokens.answer is None else heard.token_ns[tokens.answer],
-        token_ns=heard.token_ns,
-        token_n=tokens.n,
-        read_lag_ns=heard.lag_ns,
-        read_error_ns=heard.error_ns,
-        planned_prompt_tok=request.n_prompt_tok,
-        planned_output_tok=request.n_output_tok,
-        prompt_tok=reply.n_prompt_tok,
-        prompt_source=None if reply.n_prompt_tok is None else "usage",
-        output_tok=tokens.total,
-        output_source=tokens.source,
-        output_gap_tok=tokens.gap,
-        split=tokens.split,
-        cached_tok=reply.n_cached_tok,
-        finish_reason=reply.finish_reason,
-        http_status=heard.status,
-        n_events=len(reply.events),
-        n_reads=len(capture.reads),
-        error=None if error is None else words_of_server(error),
-        beyond_tok=tokens.beyond,
-        server_queue_s=times.queue_s,
-        server_prefill_s=times.prefill_s,
-        server_first_token_s=times.first_token_s,
-        first_event_ns=heard.first_event_ns,
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from typing import Any, Final, Self, dataclass_transform
 
 from burstline.measure.record import typed_json
 from burstline.measure.record.manifest import SCHEMA
@@ -42,9 +42,13 @@ def optional(title: str) -> Any:
     return field(default=None, metadata={"title": title, **OPTIONAL})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class Section:
-    """Figures that belong together."""
+    """Figures that belong together. Each subclass becomes a frozen dataclass by itself."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     @classmethod
     def absent(cls, why: Absent) -> Self:
@@ -67,7 +71,6 @@ class Section:
         return value if isinstance(value, Estimate | Absent) else LACKING
 
 
-@dataclass(frozen=True, slots=True)
 class Quantiles(Section):
     p50: Figure = titled("p50")
     p90: Figure = titled("p90")
@@ -75,7 +78,6 @@ class Quantiles(Section):
     p99: Figure = titled("p99")
 
 
-@dataclass(frozen=True, slots=True)
 class MetricFigures(Quantiles):
     """One metric over all planned requests, or over all tokens.
 
@@ -90,7 +92,6 @@ class MetricFigures(Quantiles):
     instrument_error: Figure | None = optional("± instrument")
 
 
-@dataclass(frozen=True, slots=True)
 class Throughput(Section):
     output_tok_per_s: Figure = titled("Output throughput")
     input_tok_per_s: Figure = titled("Input throughput")
@@ -99,7 +100,6 @@ class Throughput(Section):
     read_error_fraction: Figure | None = optional("± instrument, of each of these")
 
 
-@dataclass(frozen=True, slots=True)
 class Goodput(Section):
     """Requests that met every per-request SLO in `criteria`."""
 
@@ -109,7 +109,6 @@ class Goodput(Section):
     tok_per_s: Figure = titled("Output of these requests")
 
 
-@dataclass(frozen=True, slots=True)
 class CountedWindow(Section):
     """The part of the run that counts, seconds from its start."""
 
@@ -119,7 +118,6 @@ class CountedWindow(Section):
     n_warm_up: Figure = titled("Requests in the warm-up")
 
 
-@dataclass(frozen=True, slots=True)
 class TurnFigures(Section):
     """All turns at one place in their sessions, from 1; `requests` were planned, `ok` of them succeeded."""
 
@@ -133,7 +131,6 @@ class TurnFigures(Section):
     cached_fraction: Figure = titled("Share of prompt tokens from the prefix cache")
 
 
-@dataclass(frozen=True, slots=True)
 class SessionFigures(Section):
     """Whole conversations; a session with a failed turn never ends."""
 
@@ -150,7 +147,6 @@ class SessionFigures(Section):
     by_turn: tuple[TurnFigures, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class CacheSize(Section):
     """What a prefix cache of so many blocks would serve if requests came one after another."""
 
@@ -158,7 +154,6 @@ class CacheSize(Section):
     hit_tok: Figure = titled("Hits in a cache of this size")
 
 
-@dataclass(frozen=True, slots=True)
 class PrefixCache(Section):
     """Prompt tokens from the prefix cache: as the plan explains them, and as they were counted.
 
@@ -181,7 +176,6 @@ class PrefixCache(Section):
         return self.counted_tok if isinstance(self.replied_tok, Absent) else self.replied_tok
 
 
-@dataclass(frozen=True, slots=True)
 class Stationarity(Section):
     """Mann-Kendall trend tests, and the Theil-Sen change over the run as a share of the median."""
 
@@ -193,7 +187,6 @@ class Stationarity(Section):
     tpot_change_fraction: Figure = titled("TPOT: change over the run, relative to the median")
 
 
-@dataclass(frozen=True, slots=True)
 class ScheduleFigures(Section):
     """Requests as sent, compared with the plan."""
 
@@ -204,7 +197,6 @@ class ScheduleFigures(Section):
     gap_cv: Figure = titled("CV of the achieved gaps between requests")
 
 
-@dataclass(frozen=True, slots=True)
 class Concurrency(Section):
     mean: Figure = titled("Mean")
     max: Figure = titled("Most at once")
@@ -215,7 +207,6 @@ class Concurrency(Section):
     streaming_max: Figure | None = optional("Most replies that streamed at once while others waited")
 
 
-@dataclass(frozen=True, slots=True)
 class Burst(Section):
     first_wave_s: Figure = titled("Time to the first token")
     drain_s: Figure = titled("Time to drain")
@@ -225,7 +216,6 @@ class Burst(Section):
     prefill_tok_per_s: Figure = titled("Prompt tokens admitted")
 
 
-@dataclass(frozen=True, slots=True)
 class Stalls(Section):
     count: Figure = titled("Stalls")
     total_s: Figure = titled("Total time stalled, all requests")
@@ -233,7 +223,6 @@ class Stalls(Section):
     threshold_s: Figure = titled("Shortest gap that counts as a stall")
 
 
-@dataclass(frozen=True, slots=True)
 class LengthFigures(Section):
     """Planned and served tokens of a request."""
 
@@ -245,7 +234,6 @@ class LengthFigures(Section):
     served_max: Figure = titled("Served, maximum")
 
 
-@dataclass(frozen=True, slots=True)
 class LengthSummary(Section):
     """Planned and served lengths of what succeeded; tallies count requests."""
 
@@ -266,7 +254,6 @@ class LengthSummary(Section):
     cut_behind: Figure = titled("Replies without a proper end")
 
 
-@dataclass(frozen=True, slots=True)
 class Instrument(Section):
     """How late and how costly the client was, and what the canary says of it."""
 
@@ -307,7 +294,6 @@ class Instrument(Section):
     network_retransmits: Figure | None = optional("TCP segments sent again")
 
 
-@dataclass(frozen=True, slots=True)
 class Memory(Section):
     """Peaks while the load ran, and what the server says it has."""
 
@@ -326,7 +312,6 @@ class Memory(Section):
     kv_after_fraction: Figure | None = optional("KV cache, use after the load")
 
 
-@dataclass(frozen=True, slots=True)
 class Cost(Section):
     """Money and energy for tokens. Each price is that of all the time, for input or for output alone.
 
@@ -345,7 +330,6 @@ class Cost(Section):
     cpu_joules_per_output_tok: Figure = titled("CPU energy per output token")
 
 
-@dataclass(frozen=True, slots=True)
 class Conservation(Section):
     """Tokens as the client received them against the growth of the server's own counters."""
 
@@ -357,7 +341,6 @@ class Conservation(Section):
     prompt_residual: Figure = titled("Prompts, difference as a share")
 
 
-@dataclass(frozen=True, slots=True)
 class Agreement(Section):
     """The server's own latency histograms, compared with the client's latencies."""
 
@@ -395,7 +378,6 @@ class SecondReader:
     unread: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class Audit(Section):
     """Replies of the load, compared with the same requests sent alone afterwards; each was sent alone twice.
 

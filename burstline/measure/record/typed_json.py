@@ -6,18 +6,16 @@ that the type does not have is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 OPTIONAL: Final[Mapping[str, bool]] = {"optional": True}
 """A field with this metadata is left out of the JSON where it is None."""
-Reader = Callable[[Any, str], Any]
-"""Takes a JSON value and where it stands; gives the typed value."""
 
 
 class MismatchError(ValueError):
@@ -46,7 +44,7 @@ def plain(value: Any) -> Any:
 
 def from_json(of: type[T], row: object, where: str = "") -> T:
     """The value of type `of` that the JSON document `row` holds; MismatchError where it is none."""
-    return cast(T, _reader(cast(Any, of))(row, where))
+    return cast(T, _read(of, row, where))
 
 
 def from_fields(of: type[T], row: object, where: str = "") -> T:
@@ -57,63 +55,54 @@ def from_fields(of: type[T], row: object, where: str = "") -> T:
     if unknown := [key for key in row if key not in known]:
         raise MismatchError(f"{_at(where, str(unknown[0]))} is not known to this version")
     found = {}
-    for name, (is_needed, read) in known.items():
+    for name, (is_needed, kind) in known.items():
         if name in row:
-            found[name] = read(row[name], _at(where, name))
+            found[name] = _read(kind, row[name], _at(where, name))
         elif is_needed:
             raise MismatchError(f"{_at(where, name)} is missing")
     return of(**found)
 
 
 @cache
-def _fields(of: type) -> dict[str, tuple[bool, Reader]]:
-    """Of each field: whether it must be there, and how it is read."""
+def _fields(of: type) -> dict[str, tuple[bool, Any]]:
+    """Of each field: whether it must be there, and its type."""
     hints = get_type_hints(of)
     return {
-        field.name: (
-            field.default is MISSING and field.default_factory is MISSING,
-            _reader(hints[field.name]),
-        )
+        field.name: (field.default is MISSING and field.default_factory is MISSING, hints[field.name])
         for field in fields(of)
         if field.init
     }
 
 
 @cache
-def _reader(of: Any) -> Reader:
-    """How a value of this type is read: found out once, because a summary has thousands of values."""
-    origin, inner = get_origin(of), get_args(of)
-    if of is Any or of is object:
-        return lambda row, _: row
-    if origin in (Union, UnionType):
-        return partial(_any_of, NoneType in inner, [_reader(kind) for kind in inner if kind is not NoneType])
-    if origin is Literal:
-        return partial(_one_of, inner)
-    if origin is tuple:
-        return partial(_list, _reader(inner[0]))
-    if origin is not None and issubclass(origin, Mapping):
-        return partial(_mapping, _reader(inner[1]))
-    if is_dataclass(of):
-        return partial(_object, of)
-    return partial(_scalar, of)
+def _parts(of: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The kind of a type and what it is of: found out once, because a summary has thousands of values."""
+    return get_origin(of) or of, get_args(of)
+
+
+def _read(of: Any, row: Any, where: str) -> Any:
+    kind, inner = _parts(of)
+    if kind is Any or kind is object:
+        return row
+    if kind is Union or kind is UnionType:
+        return _any_of(inner, row, where)
+    if kind is Literal:
+        return _one_of(inner, row, where)
+    if kind is tuple:
+        if not isinstance(row, list):
+            raise _mismatch(where, "a list", row)
+        return tuple(_read(inner[0], item, f"{where}[{k}]") for k, item in enumerate(row))
+    if issubclass(kind, Mapping):
+        if not isinstance(row, Mapping):
+            raise _mismatch(where, "an object", row)
+        return {key: _read(inner[1], item, _at(where, str(key))) for key, item in row.items()}
+    return _object(kind, row, where) if is_dataclass(kind) else _scalar(kind, row, where)
 
 
 def _one_of(known: tuple[Any, ...], row: Any, where: str) -> Any:
     if row in known:
         return row
     raise _mismatch(where, " or ".join(map(repr, known)), row)
-
-
-def _list(read: Reader, row: Any, where: str) -> Any:
-    if not isinstance(row, list):
-        raise _mismatch(where, "a list", row)
-    return tuple(read(item, f"{where}[{k}]") for k, item in enumerate(row))
-
-
-def _mapping(read: Reader, row: Any, where: str) -> Any:
-    if not isinstance(row, Mapping):
-        raise _mismatch(where, "an object", row)
-    return {key: read(item, _at(where, str(key))) for key, item in row.items()}
 
 
 def _object(of: Any, row: Any, where: str) -> Any:
@@ -128,15 +117,16 @@ def _object(of: Any, row: Any, where: str) -> Any:
         raise MismatchError(f"{where}: {error}") from None
 
 
-def _any_of(may_be_none: bool, kinds: Sequence[Reader], row: Any, where: str) -> Any:
-    if row is None and may_be_none:
+def _any_of(kinds: tuple[Any, ...], row: Any, where: str) -> Any:
+    if row is None and NoneType in kinds:
         return None
     errors = []
-    for read in kinds:
-        try:
-            return read(row, where)
-        except MismatchError as error:
-            errors.append(error)
+    for kind in kinds:
+        if kind is not NoneType:
+            try:
+                return _read(kind, row, where)
+            except MismatchError as error:
+                errors.append(error)
     raise errors[0]
 
 

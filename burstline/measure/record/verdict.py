@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from burstline.measure.record.typed_json import OPTIONAL
@@ -40,6 +43,11 @@ def state_of(text: str) -> State:
     return State(text) if text in set(State) else State.FAILED
 
 
+@cache
+def _reasons() -> Mapping[str, Mapping[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One thing that the reader of a run must know: a code, what happened with its size, and what to do."""
@@ -47,6 +55,12 @@ class Reason:
     code: str
     text: str
     advice: str
+
+    @classmethod
+    def of(cls, name: str, /, **values: object) -> Reason:
+        """The reason whose text and advice have this name in `reasons.toml`, with these values in them."""
+        words, values = _reasons()[name], {**_reasons()["shared"], **values}
+        return cls(name.partition(".")[0], words["text"].format(**values), words["advice"].format(**values))
 
     def to_json(self) -> dict[str, str]:
         return {"code": self.code, "text": self.text, "advice": self.advice}

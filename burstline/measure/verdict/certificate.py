@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from burstline.measure.metrics.instrument import gap_cv, rate_error
 from burstline.measure.record.columns import Floats
 from burstline.measure.record.verdict import tolerance_s
 from burstline.measure.stats.figure import Absent, Estimate, Figure
+from burstline.wording import counted
 
 if TYPE_CHECKING:
     from burstline.servers.truth.serve import Served
@@ -27,6 +29,7 @@ _CEILINGS: Final = ("throughput.steady_tok_per_s", "throughput.peak_tok_per_s", 
 """Printed of a part of the load: true is the most that it can be."""
 _NEVER_NS: Final = 1 << 63
 _MOST_LATE_S, _MOST_SHARE, _WARM_UP = 0.01, 0.01, 2.0
+_requests: Final = partial(counted, noun="request")
 _MOST_SPREAD, _MOST_RATE, _MOST_CV, _MOST_TOTAL, _MOST_LENGTH = 0.1, 0.02, 0.1, 0.05, 0.05
 
 
@@ -383,10 +386,6 @@ def _findings(
                 if each.is_time and abs(each.printed - power * each.true) < 0.3 * power * each.true:
                     how += f" (about {word} of it: is that its unit?)"
             yield f"{title_of(each.name)}: printed {told}, {most}true {true}{how}."
-
-
-def _requests(n: int) -> str:
-    return f"{n:,} request{'s' * (n != 1)}"
 
 
 def title_of(name: str) -> str:

@@ -247,8 +247,7 @@ def comparability(
     truths = (Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in cached.items())
     reasons = (*unlike, *_workload(works), *differing, *truths)
     free = dict.fromkeys(work.label for work in works if not work.lengths_forced)
-    advice = "Its output lengths were only checked."
-    unforced = (Reason("unforced", f"{name} did not force the output length.", advice) for name in free)
+    unforced = (Reason.of("unforced", label=name) for name in free)
     warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *unforced)
     # A difference in failures says already why a run is FAILED.
     is_said = any(reason.code == "failures" for reason in differing)
@@ -267,33 +266,24 @@ def comparability(
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number that must agree, absolutely or as a share of the largest."""
+    """A number that must agree, absolutely or as a share of the largest; `reason` says that it does not."""
 
-    code: str
+    reason: str
     name: str
     of: Callable[[ServedWork], float | None]
     shown: str
-    relative: bool
-    advice: str
+    relative: bool = False
 
 
 _NUMBERS: Final = (
+    _Number("prompt-tokens", "Prompt tokens served, mean", lambda w: w.prompt_tok, "{:,.1f}", relative=True),
+    _Number("output-tokens", "Output tokens served, mean", lambda w: w.output_tok, "{:,.1f}", relative=True),
+    _Number("finish-reasons", "Replies that the model ended itself", lambda w: w.stopped_fraction, "{:.1%}"),
+    _Number("failures.differ", "Requests without a complete reply", lambda w: w.failed_fraction, "{:.1%}"),
     _Number(
-        "prompt-tokens", "Prompt tokens served, mean", lambda w: w.prompt_tok, "{:,.1f}", True,
-        "Check that all use the same tokenizer and that no server truncates or pads prompts."),
-    _Number(
-        "output-tokens", "Output tokens served, mean", lambda w: w.output_tok, "{:,.1f}", True,
-        "Force the output length, or choose a model that does not stop early."),
-    _Number(
-        "finish-reasons", "Replies that the model ended itself", lambda w: w.stopped_fraction, "{:.1%}",
-        False, "Force the output length, or choose a model that does not stop early."),
-    _Number(
-        "failures", "Requests without a complete reply", lambda w: w.failed_fraction, "{:.1%}", False,
-        "Rejected requests make the others look faster: lower the load or raise the server's limits."),
-    _Number(
-        "prefix-cache", "Prompt tokens from the prefix cache", lambda w: w.cached_fraction, "{:.1%}",
-        False, "Turn prefix caching on or off for all of them, and use a new --salt."),
-)  # fmt: skip
+        "prefix-cache.differ", "Prompt tokens from the prefix cache", lambda w: w.cached_fraction, "{:.1%}"
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,12 +328,9 @@ def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, R
         for work in works
         if work.failures
     ]
-    detail = f" ({'; '.join(by_contender)})" if number.code == "failures" else ""
-    return Fact(number.name, shown, False, tolerance), Reason(
-        number.code,
-        f"{number.name}: {ends}{detail}. To be ranked, these must lie within {tolerance} of each other.",
-        number.advice,
-    )
+    detail = f" ({'; '.join(by_contender)})" if number.reason == "failures.differ" else ""
+    what = f"{number.name}: {ends}{detail}. To be ranked, these must lie within {tolerance} of each other."
+    return Fact(number.name, shown, False, tolerance), Reason.of(number.reason, what=what)
 
 
 def _needed_by_all(works: Sequence[ServedWork]) -> Sequence[ServedWork]:
@@ -393,7 +380,7 @@ def _workload(works: Sequence[ServedWork]) -> list[Reason]:
             what = f"{one.label} and {work.label} got requests at different times"
         else:
             continue
-        return [Reason("workload", f"{what}.", "Give every engine the same load with the same seed.")]
+        return [Reason.of("workload", what=what)]
     return []
 
 
@@ -416,11 +403,7 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
         if fact.agrees is None:
             for label in (label for label, value in fact.values.items() if value == NOT_STATED):
                 silent.setdefault(label, []).append(fact.name[:1].lower() + fact.name[1:])
-    advice = "Unreported settings are not compared: check the engine's command line."
-    return [
-        Reason("unchecked", f"{label} does not report: {', '.join(names)}.", advice)
-        for label, names in silent.items()
-    ]
+    return [Reason.of("unchecked", label=label, names=", ".join(names)) for label, names in silent.items()]
 
 
 def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple[Reason, ...]:

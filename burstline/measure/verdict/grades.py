@@ -181,11 +181,6 @@ _TOGETHER_S, _LEAST, _SHARE, _LONG, _OWN_SHARE, _FEW = 1e-4, 10, 0.8, 8, 0.2, 0.
 needs, which share must agree, and events of a reply that came at once; the share of the time before a group
 up to which the client may have slept and not made the group itself, or groups may be uneven; the share of
 events below which nothing gathers them."""
-_ADVICE: Final = (
-    "Send the load to the engine directly, or switch buffering off on the way: nginx `proxy_buffering off`, "
-    "`proxy_http_version 1.1`, or the header `X-Accel-Buffering: no`; HAProxy `option http-no-delay`; Ray "
-    "Serve `stream_batching_interval_ms`; in a server of your own set TCP_NODELAY, or text waits for 40 ms."
-)
 
 
 def gathered(c: Columns) -> Reason | None:
@@ -215,16 +210,14 @@ def gathered(c: Columns) -> Reason | None:
     cut &= (n_silent <= np.bincount(of[cut], minlength=len(c)))[of]
     n_whole, n_cut, n_long = (np.count_nonzero(x) for x in (whole, cut, c.ok & (c.n_events >= _LONG)))
     n_agree, n_all = n_whole + n_cut, max(n_whole + np.count_nonzero(inner), n_long)
-    text, use = f"{share:.0%} of the events came with the one before", "TPOT instead of ITL"
-    spoilt = "TPOT and ITL are not the engine's, and no SLO on them is judged"
+    bunched = Reason.of(BUNCHED, share=share)
     if n_agree >= max(_LEAST, _SHARE * n_all) and 2 * n_long >= np.count_nonzero(c.ok):
         if n_whole < n_cut:
-            text = f"Text came {n[cut].mean():.3g} events at a time, cut within an event: a proxy fills"
-            return Reason("held-by-size", f"{text} buffers, or a link is full. {spoilt}.", _ADVICE)
-        text, use = f"All text of {n_whole:,} of {n_long:,} replies came at once", "E2E, not TPOT or ITL"
+            return Reason.of("held-by-size", n=n[cut].mean())
         slope_s, unsure_s = _slope(n[whole], wait_s[whole])
         if slope_s - 3 * unsure_s > _TOGETHER_S:  # made one by one, then: something held them
-            return Reason("held-to-end", f"{text}, longer ones later: {spoilt}.", _ADVICE)
+            return Reason.of("held-to-end", n=n_whole, n_long=n_long)
+        bunched = Reason.of("bunched.whole", n=n_whole, n_long=n_long)
     # A timer holds all but the end of a reply: its last events come sooner than those before them did.
     before = np.flatnonzero(sure & is_last & ~is_first) - 1
     before = before[sure[before] & ~is_first[before]]
@@ -232,16 +225,14 @@ def gathered(c: Columns) -> Reason | None:
         step_s = wait_s[before] / n[before]
         low_s, early_s, high_s = np.quantile(n[before + 1] * step_s - wait_s[before + 1], (0.25, 0.5, 0.75))
         if early_s > max(_OWN_SHARE * np.median(step_s), 3 * (high_s - low_s) / len(before) ** 0.5):
-            text = f"Text came {n[before].mean():.3g} events at a time, the last sooner: a timer holds it"
-            late = f"TTFT can be {np.median(wait_s[before]) * 1e3:.3g} ms late"
-            return Reason("held-by-time", f"{text}. {late}; {spoilt}.", _ADVICE)
+            late_ms = np.median(wait_s[before]) * 1e3
+            return Reason.of("held-by-time", n=n[before].mean(), late_ms=late_ms)
     # A full link sends one piece after another, of whichever reply: the time before each is as its size.
     order = np.argsort(c.event_s[starts])
     slope_s, unsure_s = _slope(n[order[1:]], np.diff(c.event_s[starts][order]))
     if len(order) > 5 * _LEAST and unsure_s * len(order) ** 0.5 < _OWN_SHARE * slope_s:
-        text = f"Text came reply after reply at a constant {1 / slope_s:,.0f} events/s: a link is full"
-        return Reason("held-by-link", f"{text}. {spoilt}.", "Use a faster link, or lower the load.")
-    return Reason(BUNCHED, f"{text}: the server or a proxy writes several at once.", f"Use {use}. {_ADVICE}")
+        return Reason.of("held-by-link", per_s=1 / slope_s)
+    return bunched
 
 
 def _has_beat(n: Ints, wait_s: Floats, inner: NDArray[np.bool_]) -> bool:
@@ -267,9 +258,9 @@ def in_one_event(c: Columns) -> Reason | None:
     is_one = c.ok & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
     if not (n_one := np.count_nonzero(is_one)):
         return None
-    text = f"{n_one:,} of {np.count_nonzero(c.ok):,} replies came in one event: their TTFT is of all text"
+    without = ""
     rest_s, all_s = ((c.first_s - c.origin_s)[of] for of in (c.ok & ~is_one, c.ok))
     if len(rest_s):
         p50_s, p90_s, with_s = quantile_of(rest_s, 0.5), quantile_of(rest_s, 0.9), quantile_of(all_s, 0.9)
-        text += f"; without them TTFT p50 is {p50_s:.3g} s and p90 {p90_s:.3g} s ({with_s:.3g} s with them)"
-    return Reason("in-one-event", f"{text}.", "No TPOT or ITL of theirs shows the engine: use their E2E.")
+        without = f"; without them TTFT p50 is {p50_s:.3g} s and p90 {p90_s:.3g} s ({with_s:.3g} s with them)"
+    return Reason.of("in-one-event", n=n_one, n_ok=np.count_nonzero(c.ok), without=without)
