@@ -43,7 +43,7 @@ from burstline.measure.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.measure.verdict import grades
+from burstline.measure.verdict import buffering, grades
 from burstline.measure.verdict.judge import HEADLINE, caveats, judge
 
 
@@ -78,7 +78,7 @@ def summarize(
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, slos)
-    if (gathering := grades.gathered(part.counted)) and gathering.code != grades.BUNCHED:
+    if (gathering := buffering.gathered(part.counted)) and gathering.code != buffering.BUNCHED:
         summary = replace(summary, grades=grades.held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
     concurrency = manifest.asked.concurrency
@@ -97,7 +97,7 @@ def summarize(
             State.NOT_COMPARABLE: not_comparable,
             State.COLD: slow_start if cold else (),
         },
-        warnings=(*filter(None, [gathering, grades.in_one_event(part.counted)]), *warnings),
+        warnings=(*filter(None, [gathering, buffering.in_one_event(part.counted)]), *warnings),
     )
     summary = replace(summary, verdict=verdict)
     return replace(summary, targets=judge_slos(slos, summary, part.counted))

@@ -24,7 +24,7 @@ from burstline.bench.progress import progress_for
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import record_table
-from burstline.measure.verdict.grades import gathered
+from burstline.measure.verdict.buffering import gathered
 from burstline.servers.host.process import free_port
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Shot, burstline, counted, noted, shoot, verb

@@ -33,7 +33,7 @@ from burstline.measure.record.summary import (
 )
 from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
-from burstline.measure.verdict.grades import gathered
+from burstline.measure.verdict.buffering import gathered
 from burstline.measure.verdict.judge import caveats
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of
