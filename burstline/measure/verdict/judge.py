@@ -24,7 +24,7 @@ from burstline.measure.record.verdict import MOST_SHARE, SLOW_CLIENT, Grade, Rea
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from burstline.measure.stats.figure import known
 from burstline.servers.identity import Identity
-from burstline.wording import time_text
+from burstline.wording import counted, time_text
 
 HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
 """The percentiles that people read first: where the client spoils one of them, it spoils the run."""
@@ -322,8 +322,7 @@ def _of_requests(summary: Summary, manifest: Manifest, status: str) -> Iterator[
         yield _abandoned(summary, f"{n:,} of {planned:,} requests were abandoned, as planned")
     if hang_ups is not None and status == "complete" and n < hang_ups.share * (ok + n) / 2:
         text = f"Only {n:,} of {planned:,} clients hung up; {hang_ups.share:.0%} should have."
-        advice = "The other replies ended first: lower N in --cancel-share P,after=N."
-        yield Reason("not-abandoned", text, advice)
+        yield Reason("not-abandoned", text, "The others ended first: lower N in --cancel-share P,after=N.")
 
 
 def _abandoned(summary: Summary, text: str) -> Reason:
@@ -337,25 +336,24 @@ def _abandoned(summary: Summary, text: str) -> Reason:
         return Reason("abandoned", f"{text}; the server does not report whether it freed them.", advice)
     if _point(running) > 0 or _point(kv) > NOTABLE:
         text = f"{text}; after the load the server still had {held}, more than before."
-        advice = "The server does not stop working on a request when its client hangs up."
-        return Reason("abandoned-not-freed", text, advice)
+        return Reason("abandoned-not-freed", text, "The server goes on with requests whose client hung up.")
     return Reason("abandoned", f"{text}; the server freed them: {held} after the load.", advice)
 
 
 def _of_tokens(summary: Summary) -> Iterator[Reason]:
     lengths = summary.lengths
     if n_other := _point(lengths.prompt_mismatches):
-        text = f"The server counted a different prompt length than planned for {n_other:,.0f} requests."
+        text = f"The server counted a different prompt length than planned for {counted(n_other, 'request')}."
         causes = "a special token that the server adds, or a reply that has other tokens in the next turn"
         yield Reason("prompt-length", text, f"The usual causes: {causes}.")
     if n_silent := lengths.splits.get(NO_TEXT, 0):
-        text = f"The server counted the tokens of {n_silent:,} replies and sent no text of them."
+        text = f"The server counted the tokens of {counted(n_silent, 'reply')} and sent no text of them."
         yield Reason("no-text", text, "Their E2E is to the reply's end; their TTFT and TPOT are not known.")
     if n_guessed := sum(lengths.splits.get(name, 0) for name in ("spread", "unknown")):
-        text = f"The server did not report how many tokens each event of {n_guessed:,} replies carries."
+        text = f"The server did not report how many tokens each event of {counted(n_guessed, 'reply')} has."
         yield Reason("chunks", text, "Their ITL assumes an even spread: use ICL and TPOT instead.")
     if n_other := _point(lengths.output_mismatches):
-        text = f"{n_other:,.0f} replies do not have the requested length: the server did not keep to it."
+        text = f"{counted(n_other, 'reply')} had another length than requested, chosen by the server."
         yield Reason("output-length", text, "Compare only runs of equal lengths.")
     if n_hidden := _point(lengths.hidden_tok):
         mean = lengths.output_tok.served_mean
@@ -363,13 +361,13 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
         text = f"The server sent no text of {share:.0%} of the output tokens: hidden reasoning, for example."
         yield Reason("hidden", text, "TTFT is of the first text, TPOT and ITL of the tokens with text.")
     if n_recounted := sum(lengths.output_sources.get(name, 0) for name in RECOUNTS):
-        text = f"The server did not count the tokens of {n_recounted:,} replies, so the text was tokenized."
-        advice = "The count can be off by a token: an end-of-text token, for example, leaves no text."
-        yield Reason("recounted", text, advice)
+        text = (
+            f"The server did not count the tokens of {counted(n_recounted, 'reply')}: the text was tokenized."
+        )
+        yield Reason("recounted", text, "The count can be off by one: an end-of-text token leaves no text.")
     if n_cut := _point(lengths.cut_behind):
-        text = f"{n_cut:,.0f} replies had all their tokens but no proper end: the [DONE] event was missing."
-        advice = "They count as successes; usual causes are a proxy or a wrong Content-Length."
-        yield Reason("cut-behind", text, advice)
+        text = f"{counted(n_cut, 'reply')} had all tokens but no proper end: the [DONE] event was missing."
+        yield Reason("cut-behind", text, "They are successes; usual causes: a proxy, a wrong Content-Length.")
 
 
 def _cached(
