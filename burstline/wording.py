@@ -18,8 +18,9 @@ def others() -> dict[str, dict[str, str]]:
 
 
 def counted(n: float, noun: str) -> str:
-    """`1 request`, `1,000 requests`."""
-    return f"{n:,.0f} {noun}{'' if n == 1 else 's'}"
+    """`1 request`, `1,000 requests`, `2 replies`."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n:,.0f} {noun if n == 1 else several}"
 
 
 def time_text(seconds: float) -> str:

@@ -129,7 +129,7 @@ def audit_load(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Voca
         answered = [k for k in answered if (turn := plan.requests[k].turn) is None or not turn.after]
     n = n_audited(load, len(answered))
     chosen = sorted(rng(load.spec.seed, "audit").permutation(answered)[:n].tolist())
-    say(f"Auditing {n:,} {'reply' if n == 1 else 'replies'}: {2 * n:,} requests, one at a time")
+    say(f"Auditing {counted(n, 'reply')}: {2 * n:,} requests, one at a time")
     requests, at_once = tuple(plan.requests[k] for k in chosen), array("q", [0] * n)
     job = job_at(run, site, load, plan, vocabulary)
     alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})

@@ -24,7 +24,7 @@ from burstline.servers.registry import BUILT_IN, ENGINES
 from burstline.suites import execution
 from burstline.verbs import compare, engines
 from burstline.verbs import run as run_verb
-from burstline.wording import hint, of_others, others
+from burstline.wording import counted, hint, of_others, others
 from burstline.workloads.load import load_of
 from burstline.workloads.options import per_second, seconds
 from burstline.workloads.request import WorkloadError
@@ -387,3 +387,8 @@ def test_devices_may_be_named_by_one_flag_or_by_a_flag_each(capsys):
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]
     assert "H100-SXM5-80G" in told[0]
+
+
+def test_a_count_of_one_is_singular() -> None:
+    assert [counted(n, "reply") for n in (0, 1, 2_000)] == ["0 replies", "1 reply", "2,000 replies"]
+    assert [counted(n, "request") for n in (1, 2)] == ["1 request", "2 requests"]

@@ -11,7 +11,7 @@ import pytest
 from burstline.loadgen.capture.capture import NO_STAMP, Reads
 from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, columns_of
-from burstline.measure.record.record import Record, record_of
+from burstline.measure.record.record import NO_TEXT, Record, record_of
 from burstline.measure.record.tables import record_table
 from burstline.measure.record.verdict import Grade, State
 from burstline.measure.stats.figure import Result
@@ -131,6 +131,18 @@ def test_replies_in_one_event_are_counted(share: float, first_share: float, said
     reason = buffering.in_one_event(in_one_event(share, first_share))
     assert (reason.text if reason else "").startswith(said)
     assert bool(reason) == bool(said)
+
+
+def test_a_counted_reply_without_text_is_not_one_that_came_in_one_event() -> None:
+    silent = [
+        replace(reply(engine(20), k, n_tok=20), split=NO_TEXT, token_ns=[MS], token_n=[20]) for k in (0, 1)
+    ]
+    shown = [reply(engine(20), k, n_tok=20) for k in range(2, 20)]
+    assert buffering.in_one_event(columns_of(record_table([*silent, *shown]))) is None
+    one = reply(engine(20, every=20), 20, n_tok=20)
+    reason = buffering.in_one_event(columns_of(record_table([*silent, *shown, one])))
+    assert reason is not None
+    assert reason.text.startswith("1 of 19 replies came in one event")
 
 
 SILENT = event(0, text="")

@@ -1,6 +1,7 @@
 """Pages, refusals and counters as servers and gateways really give them, with what is made of them."""
 
 import re
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,6 +150,15 @@ def test_a_refusal_that_says_its_cause_is_told_at_once_with_what_helps(
     with answering(*before, reply) as target, pytest.raises(ready.RefusalError) as caught:
         ready.wait_ready(ENGINES[engine], None, target, timeout_s=30.0)
     assert re.search(words, str(caught.value)), caught.value
+
+
+def test_a_server_that_takes_a_request_and_is_silent_is_not_said_to_be_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = Target(f"http://127.0.0.1:{silent.getsockname()[1]}", "m")
+        # Both time limits end at once.
+        said_late = "(no token has come yet|POST .*no complete answer within [0-9.]+ s)"
+        with pytest.raises(EngineError, match=rf"is not ready after 0\.5 s: {said_late}$"):
+            ready.wait_ready(ENGINES["openai"], None, target, timeout_s=0.5)
 
 
 @pytest.mark.parametrize("name", ["triton", "mlserver", "OpenVINO Model Server"])

@@ -92,12 +92,13 @@ def _slope(x: Ints, y_s: Floats) -> tuple[float, float]:
 
 def in_one_event(c: Columns) -> Reason | None:
     """The replies of which one event brought all text, or nearly all: their TTFT is of the whole reply."""
-    is_one = c.ok & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
+    has_text = c.ok & ~np.isnan(c.text_s)
+    is_one = has_text & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
     if not (n_one := np.count_nonzero(is_one)):
         return None
     without = ""
-    rest_s, all_s = ((c.first_s - c.origin_s)[of] for of in (c.ok & ~is_one, c.ok))
+    rest_s, all_s = ((c.first_s - c.origin_s)[of] for of in (has_text & ~is_one, has_text))
     if len(rest_s):
         p50_s, p90_s, with_s = quantile_of(rest_s, 0.5), quantile_of(rest_s, 0.9), quantile_of(all_s, 0.9)
         without = f"; without them TTFT p50 is {p50_s:.3g} s and p90 {p90_s:.3g} s ({with_s:.3g} s with them)"
-    return Reason.of("in-one-event", n=n_one, n_ok=np.count_nonzero(c.ok), without=without)
+    return Reason.of("in-one-event", n=n_one, n_ok=np.count_nonzero(has_text), without=without)

@@ -299,7 +299,10 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
         "cut-behind": _point(lengths.cut_behind),
     }
     share = n_hidden / (mean.point * mean.n) if n_hidden and isinstance(mean, Estimate) else 1.0
-    yield from (Reason.of(code, n=n, share=share) for code, n in n_of.items() if n)
+    for code, n in n_of.items():
+        if n:
+            replies, requests = counted(n, "reply"), counted(n, "request")
+            yield Reason.of(code, replies=replies, requests=requests, share=share)
 
 
 def _cached(

@@ -70,7 +70,7 @@ def wait_ready(
     began = time.monotonic()
     attempts = _attempts(engine, target, timeout_s)
     stages: list[StartStage] = []
-    state = "nothing answers yet"
+    state = "no token has come yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
         if server is not None and not server.alive():
             if {"-h", "--help"} & {*server.launch.argv}:
