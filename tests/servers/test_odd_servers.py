@@ -4,7 +4,7 @@ import re
 import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType, SimpleNamespace
@@ -12,6 +12,7 @@ from types import MappingProxyType, SimpleNamespace
 import orjson
 import pytest
 
+from burstline.bench import server_session
 from burstline.bench.server_session import _attached
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.tables import telemetry_table
@@ -215,6 +216,58 @@ def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(words: object, 
     assert any(limit in note for note in site.notes)
 
 
+NAMES = {
+    "one": ({"data": [{"id": "m"}]}, (), "m", False),
+    "none": ({"data": []}, (), "default", True),
+    "no list": (None, (), "default", True),
+    "none, and one is given": ({"data": []}, ("given",), "given", False),
+}
+
+
+@pytest.mark.parametrize(("page", "given", "model", "is_said"), NAMES.values(), ids=NAMES)
+def test_a_model_that_no_server_named_is_told(
+    page: object, given: tuple[str, ...], model: str, *, is_said: bool
+) -> None:
+    """R33, R82: mlx-lm and Dynamo may list none."""
+    pages, told = {} if page is None else {"/v1/models": raw("200 OK", page)}, list[str]()
+    with answering(READY["text"], pages=pages) as target:
+        where = ServerOptions(url=Secret.words(target.url), model=next(iter(given), None))
+        site = _attached(ENGINES["openai"], where, told.append)
+    assert site.target.model == model
+    assert any(f"lists no model: requests ask for {model!r}; --model" in words for words in told) == is_said
+
+
+def test_a_server_that_still_loads_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold model behind a swapper; meanwhile it is told what is waited for."""
+    loads, told = raw("503 Service Unavailable", {"error": "Loading model"}), list[str]()
+    monkeypatch.setattr(server_session, "_every", lambda period_s, limit_s, say: lambda _, state: say(state))
+    with answering(loads) as target:
+        where = ServerOptions(url=Secret.words(target.url), model="m", ready_s=0.7)
+        with pytest.raises(EngineError) as caught:
+            _attached(ENGINES["openai"], where, told.append)
+    assert told[-1] == "a request for one token failed: Loading model"
+    assert "is not ready after 0.7 s: a request for one token failed: Loading model" in str(caught.value)
+    assert "--ready-s S waits longer" in str(caught.value)
+
+
+ODD_PAGES = {
+    "none": raw("404 Not Found"),
+    "an empty object": raw("200 OK", {}),
+    "an empty list": raw("200 OK", []),
+    "a word": raw("200 OK", "smg"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("page", ODD_PAGES.values(), ids=ODD_PAGES)
+def test_a_server_that_is_taken_for_another_is_one_line(engine: str, page: bytes) -> None:
+    """R42: a router lists the model of the engine behind it and has none of its other pages."""
+    pages = {"/v1/models": raw("200 OK", {"data": [{"id": "m", "max_model_len": 9}]})}
+    pages |= dict.fromkeys(("/version", "/info", "/get_server_info", "/server_info", "/props"), page)
+    with answering(pages=pages) as target, suppress(EngineError):
+        assert ready.identified(ENGINES[engine], ready.getter(target), "").engine == engine
+
+
 HEADERS = {
     "nothing": ((), ""),
     "a proxy": (("via: 1.1 varnish",), "via: 1.1 varnish"),
@@ -300,6 +353,7 @@ READY = {
     "two interim replies": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n"
     + said.stream(said.completion_event("a"), said.DONE),
     "created": said.stream(said.completion_event("a"), said.DONE).replace(b" 200 ", b" 201 ", 1),
+    "a token without text": said.stream(said.completion_event("", "length"), said.usage_event(1), said.DONE),
     "busy at first": raw("503 Service Unavailable", {"detail": "Loading model"}),
 }
 
