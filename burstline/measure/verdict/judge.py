@@ -127,6 +127,8 @@ def _remedy(kind: str, failures: Mapping[str, int]) -> str:
         return "Read the first error: the server rejected the requests themselves."
     if kind == Outcome.TRUNCATED:
         return "Read the server's log; if it ends a stream when another begins, pass --concurrency 1."
+    if kind == Outcome.SHORT:
+        return "Read the server's log; if replies may end by themselves, pass --ends natural."
     return "Read the server's log at the time of the first failure."
 
 
@@ -364,7 +366,7 @@ def _of_tokens(summary: Summary) -> Iterator[Reason]:
         yield Reason("hidden", text, "TTFT is of the first text, TPOT and ITL of the tokens with text.")
     if n_recounted := sum(lengths.output_sources.get(name, 0) for name in RECOUNTS):
         text = f"The server did not count the tokens of {n_recounted:,} replies, so the text was tokenized."
-        advice = "The count can be off by a token: an end-of-text token, for example, leaves no text."
+        advice = "Rates and TPOT use that count: where text does not tokenize back, it can be a tenth off."
         yield Reason("recounted", text, advice)
     if n_cut := _point(lengths.cut_behind):
         text = f"{n_cut:,.0f} replies had all their tokens but no proper end: the [DONE] event was missing."
