@@ -18,6 +18,7 @@ import pytest
 
 from burstline.cluster import agent, placement, workers
 from burstline.cluster.placement import RayOptions
+from burstline.loadgen.capture.capture import Capture
 from burstline.loadgen.capture.drive_report import ClockError
 from burstline.loadgen.driver import job
 from burstline.loadgen.driver.job import Done, Job, Stop
@@ -109,6 +110,23 @@ def test_what_came_home_is_written_a_part_at_a_time(tmp_path, monkeypatch):
     driver = workers.RemoteDriver("worker 0", "node", None, None, None, _job=job, _arriving=io.BytesIO())
     driver.keep()
     assert most[0] <= workers.PER_DRAIN
+
+
+@pytest.mark.parametrize("lost", ["it did not answer", None])
+def test_what_a_lost_node_stopped_itself_is_not_kept_as_stopped_by_the_user(tmp_path, monkeypatch, lost):
+    """`fire` then counts it as lost with the driver, and says why."""
+    kept = []
+    spool = SimpleNamespace(put=lambda made: kept.append(made.func.__self__), drain=list, close=list)
+    monkeypatch.setattr(workers, "CaptureWriter", lambda *_: spool)
+    failures = (None, "cancelled", "reset", "not_sent")
+    captures = [Capture(k, 0, None, None, None, None, (), why) for k, why in enumerate(failures)]
+    monkeypatch.setattr(workers, "read_captures", lambda _: captures)
+    job = SimpleNamespace(captures=tmp_path / "captures", worker=0)
+    (tmp_path / "arriving" / "0").mkdir(parents=True)
+    driver = workers.RemoteDriver("worker 0", "node", None, None, None, _job=job, _arriving=io.BytesIO())
+    driver.lost = lost
+    driver.keep()
+    assert [capture.index for capture in kept] == ([0, 2] if lost else [0, 1, 2, 3])
 
 
 def test_what_ray_printed_is_kept_without_secrets(tmp_path, monkeypatch):

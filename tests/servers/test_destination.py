@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from burstline.servers.destination import Destination
+from burstline.servers.destination import Destination, addresses_of
 from burstline.servers.host.process import free_port
 from burstline.servers.messages import Call, EngineError, Target
 from burstline.servers.redact import Secret
@@ -157,3 +157,12 @@ def test_a_proxy_that_is_not_used_is_named_where_no_connection_stands(
         at(f"http://{host}").connected(1.0)
     assert said in str(caught.value)
     assert ("Burstline" in str(caught.value)) == bool(said)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(EngineError, match=r"cannot find the host .*: Name or service not known") as found:
+        addresses_of(host, 80)
+    assert said in str(found.value)
+    assert ("Burstline" in str(found.value)) == bool(said)
+
+
+def unknown(*_: object, **__: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
