@@ -73,14 +73,20 @@ def test_ranks_that_share_a_request_count_it_once(page: str, running: float) -> 
 
 
 @contextmanager
-def answering(*replies: bytes, pages: Mapping[str, bytes] = MappingProxyType({})) -> Iterator[Target]:
-    """A server that answers POST after POST with these raw replies, then with the last again."""
+def answering(
+    *replies: bytes, unstreamed: bytes = b"", pages: Mapping[str, bytes] = MappingProxyType({})
+) -> Iterator[Target]:
+    """A server that answers POST after POST with these raw replies, then with the last again.
+
+    `unstreamed` is the reply to each that asks for no stream, if it is another one.
+    """
     left = list(replies)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+            asked = self.rfile.read(int(self.headers["content-length"]))
+            own = unstreamed if b'"stream":true' not in asked else b""
+            self.wfile.write(own or (left.pop(0) if len(left) > 1 else left[0]))
             self.close_connection = True
 
         def do_GET(self) -> None:
@@ -142,12 +148,13 @@ HEAD_ALONE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-en
 
 
 @pytest.mark.parametrize(("engine", "reply", "words"), REFUSALS.values(), ids=REFUSALS)
-@pytest.mark.parametrize("before", [(), (HEAD_ALONE,)], ids=["at once", "behind a head"])
+@pytest.mark.parametrize("is_behind", [False, True], ids=["at once", "behind a head"])
 def test_a_refusal_that_says_its_cause_is_told_at_once_with_what_helps(
-    engine: str, reply: bytes, words: str, before: Sequence[bytes]
+    engine: str, reply: bytes, words: str, *, is_behind: bool
 ) -> None:
-    with answering(*before, reply) as target, pytest.raises(ready.RefusalError) as caught:
-        ready.wait_ready(ENGINES[engine], None, target, timeout_s=30.0)
+    streamed = HEAD_ALONE if is_behind else reply
+    with answering(streamed, unstreamed=reply) as target, pytest.raises(ready.RefusalError) as caught:
+        ready.wait_ready(ENGINES[engine], None, target, timeout_s=20.0)
     assert re.search(words, str(caught.value)), caught.value
 
 
@@ -358,10 +365,11 @@ READY = {
 }
 
 
-@pytest.mark.parametrize("reply", READY.values(), ids=READY)
-def test_a_server_that_generates_is_ready_however_it_says_so(reply: bytes) -> None:
-    with answering(reply, READY["text"]) as target:
-        ready.wait_ready(ENGINES["openai"], None, target, timeout_s=30.0)
+@pytest.mark.parametrize("name", READY)
+def test_a_server_that_generates_is_ready_however_it_says_so(name: str) -> None:
+    later = (READY["text"],) if name == "busy at first" else ()
+    with answering(READY[name], *later) as target:
+        ready.wait_ready(ENGINES["openai"], None, target, timeout_s=20.0)
 
 
 def test_the_cause_is_not_replaced_by_an_attempt_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
