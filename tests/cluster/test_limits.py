@@ -222,6 +222,27 @@ def test_an_agent_whose_home_is_silent_stops_its_driver_and_ends(monkeypatch, tm
     assert "it stopped itself" in str(each._last.error)
 
 
+def test_a_node_that_comes_back_hands_over_what_home_lacks(tmp_path):
+    """Home has the first four bytes of its captures."""
+    spool, told = tmp_path / "node" / "driver-0.zst", []
+    spool.parent.mkdir()
+    spool.write_bytes(b"0123456789")
+    ours, theirs = Pipe()
+    each = object.__new__(agent._Agent)
+    each._leaving, each._dial, each._cells = threading.Lock(), lambda: theirs, (1, 2)
+    each._spool_path, each._folder = spool, spool.parent
+    leaving = threading.Thread(target=each._leave, args=(SimpleNamespace(send=told.append),), daemon=True)
+    row, arriving = memoryview(bytearray(16)).cast("q"), io.BytesIO()
+    arriving.write(b"0123")
+    driver = workers.RemoteDriver("worker 0", "node", None, None, None, _row=row, _arriving=arriving)
+    leaving.start()
+    driver.take_back(ours)
+    leaving.join(20)
+    assert arriving.getvalue() == b"0123456789"
+    assert (list(row), told) == ([1, 2], [Stop()])
+    assert not spool.parent.exists()
+
+
 def test_a_long_spool_goes_home_in_pieces(monkeypatch):
     monkeypatch.setattr(agent, "PIECE_BYTES", 10)
     sent: list[agent.Tail] = []
