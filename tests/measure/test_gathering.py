@@ -16,7 +16,6 @@ from burstline.measure.record.tables import record_table
 from burstline.measure.record.verdict import Grade, State
 from burstline.measure.stats.figure import Result
 from burstline.measure.summarize import summarize
-from burstline.measure.verdict import grades
 from burstline.measure.verdict.grades import gathered
 from tests.measure.making import DONE, HEAD, MS, capture, chunk, conditions, event, request
 from tests.servers.golden import decode_completion
@@ -128,9 +127,10 @@ def in_one_event(share: float, first_share: float = 1.0) -> Columns:
     ],
 )
 def test_replies_in_one_event_are_counted(share: float, first_share: float, said: str) -> None:
-    reason = grades.in_one_event(in_one_event(share, first_share))
-    assert (reason.text if reason else "").startswith(said)
-    assert bool(reason) == bool(said)
+    summary = summarize(in_one_event(share, first_share), **conditions())
+    told = {each.code: each.text for each in summary.verdict.warnings}
+    assert told.get("in-one-event", "").startswith(said)
+    assert ("in-one-event" in told) == bool(said)
 
 
 SILENT = event(0, text="")

@@ -332,7 +332,7 @@ def test_a_proxy_is_named_whatever_becomes_of_the_page_of_workers(page: bytes) -
 PAGES = {
     "a router's": (
         raw("200 OK", "# TYPE dynamo_frontend_inflight gauge\n# TYPE process_x gauge\n"),
-        "dynamo*",
+        "dynamo*, process*",
     ),
     "another's": (raw("200 OK", "# HELP x\n# TYPE bentoml_service_requests counter\n"), "bentoml*"),
     "one with colons": (raw("200 OK", "# TYPE smg:requests counter\n"), "smg*"),
@@ -344,9 +344,11 @@ PAGES = {
 @pytest.mark.parametrize(("page", "words"), PAGES.values(), ids=PAGES)
 def test_metrics_that_nobody_here_reads_are_named(page: bytes, words: str) -> None:
     with answering(pages={"/metrics": page}) as target:
-        unread = watch._unread(target)
-    assert words in unread
-    assert bool(unread) == bool(words)
+        rows = list[Row]()
+        watch.scrape(ENGINES["openai"], target, rows.extend, threading.Event())
+    (row,) = rows
+    told = f"Burstline reads no metrics of: {ENGINES['openai'].title}"
+    assert row.note == (f"{told}, whose /metrics has {words}" if words else told)
 
 
 CALL = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}]}
