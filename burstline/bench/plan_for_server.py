@@ -44,7 +44,7 @@ def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan,
     plan = load.plan(server)
     for reason, n in plan.dropped.items():
         say(f"{counted(n, 'row')} left out: {reason}")
-    _check_taken(plan, site)  # as it is sent: engines that take text only have no words for ids
+    _check_taken(plan, site, say)  # as it is sent: engines that take text only have no words for ids
     return plan, server
 
 
@@ -86,7 +86,7 @@ def server_for(load: Load, site: Site, model: str | None, say: Say) -> Server:
 _PATHS = {RequestKind.EMBED: "/embeddings", RequestKind.RERANK: "/rerank"}
 
 
-def _check_taken(plan: Plan, site: Site) -> None:
+def _check_taken(plan: Plan, site: Site, say: Say) -> None:
     """WorkloadError where this engine's dialect has no words for the plan's requests."""
     request = plan.requests[0]
     path = site.engine.encode(request, site.target).path
@@ -94,9 +94,11 @@ def _check_taken(plan: Plan, site: Site) -> None:
     if wanted is not None and not path.endswith(wanted):
         raise WorkloadError(f"{site.engine.title} is used through {path}; this load needs {wanted}")
     flag = site.engine.one_sampling_unless
-    if request.sampling.temperature > 0 and flag and site.launch and flag not in site.launch.argv:
+    if request.sampling.temperature > 0 and flag and not (site.launch and flag in site.launch.argv):
         greedy = f"{site.engine.title} samples all requests as its first, the greedy one for readiness"
-        raise WorkloadError(f"--temperature {request.sampling.temperature:g}: {greedy}; add -- {flag}")
+        if site.launch:
+            raise WorkloadError(f"--temperature {request.sampling.temperature:g}: {greedy}; add -- {flag}")
+        say(f"{greedy}, unless it was started with {flag}")
 
 
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:

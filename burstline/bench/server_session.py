@@ -419,7 +419,8 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             target = replace(target, model=str(listed or identity.model or "default"))
             if not (listed or identity.model):
                 say(f"{target.url} lists no model: requests ask for {target.model!r}; --model names another")
-        wait = partial(wait_ready, engine, None, timeout_s=where.ready_s or ATTACH_TIMEOUT_S)
+        limit_s = where.ready_s or ATTACH_TIMEOUT_S
+        wait = partial(wait_ready, engine, None, timeout_s=limit_s, progress=_every(10.0, limit_s, say))
         startup = wait(target)
     except RefusalError as error:
         if not engine.attach_only or COMPLETION_LIMIT not in str(error):

@@ -73,9 +73,8 @@ def tokens_in(reply: HttpReply) -> list[int] | None:
     """The ids in the answer to a `tokenize_call`; None where the server has none, or none like this."""
     answer = loads(reply.body)
     tokens = answer.get("tokens") if reply.ok and isinstance(answer, dict) else None
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        return None
-    return tokens
+    is_ids = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
+    return tokens if is_ids else None
 
 
 def count_in(reply: HttpReply) -> int | None:

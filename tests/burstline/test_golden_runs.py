@@ -174,7 +174,7 @@ ELSEWHERE = (
         "LC_ALL": "POSIX",
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONUTF8": "0",
-        "MPLBACKEND": "module://no_such_backend",
+        "MPLBACKEND": "Qt4Agg",
         "MATPLOTLIBRC": "{folder}/matplotlibrc",
     },
 )

@@ -172,7 +172,8 @@ def test_no_sampling_is_asked_for_that_the_first_request_would_undo(
         refused = bool(temperature) and not flag
         with pytest.raises(WorkloadError, match="--no-continuous") if refused else nullcontext():
             plan_for(warm, started, None, lambda words: None)
-        plan_for(warm, site, None, lambda words: None)
+        plan_for(warm, site, None, (told := list[str]()).append)
+    assert any("unless it was started with --no-continuous" in words for words in told) == bool(temperature)
 
 
 CHAT = [{"role": "user", "content": "Say it."}]

@@ -18,6 +18,7 @@ import pytest
 
 from burstline.cluster import agent, placement, workers
 from burstline.cluster.placement import RayOptions
+from burstline.loadgen.capture.capture import Capture
 from burstline.loadgen.capture.drive_report import ClockError
 from burstline.loadgen.driver import job
 from burstline.loadgen.driver.job import Done, Job, Stop
@@ -111,6 +112,23 @@ def test_what_came_home_is_written_a_part_at_a_time(tmp_path, monkeypatch):
     assert most[0] <= workers.PER_DRAIN
 
 
+@pytest.mark.parametrize("lost", ["it did not answer", None])
+def test_what_a_lost_node_stopped_itself_is_not_kept_as_stopped_by_the_user(tmp_path, monkeypatch, lost):
+    """`fire` then counts it as lost with the driver, and says why."""
+    kept = []
+    spool = SimpleNamespace(put=lambda made: kept.append(made.func.__self__), drain=list, close=list)
+    monkeypatch.setattr(workers, "CaptureWriter", lambda *_: spool)
+    failures = (None, "cancelled", "reset", "not_sent")
+    captures = [Capture(k, 0, None, None, None, None, (), why) for k, why in enumerate(failures)]
+    monkeypatch.setattr(workers, "read_captures", lambda _: captures)
+    job = SimpleNamespace(captures=tmp_path / "captures", worker=0)
+    (tmp_path / "arriving" / "0").mkdir(parents=True)
+    driver = workers.RemoteDriver("worker 0", "node", None, None, None, _job=job, _arriving=io.BytesIO())
+    driver.lost = lost
+    driver.keep()
+    assert [capture.index for capture in kept] == ([0, 2] if lost else [0, 1, 2, 3])
+
+
 def test_what_ray_printed_is_kept_without_secrets(tmp_path, monkeypatch):
     @contextmanager
     def placed(*_: object):
@@ -202,6 +220,27 @@ def test_an_agent_whose_home_is_silent_stops_its_driver_and_ends(monkeypatch, tm
     each._listen(SimpleNamespace(receive=lambda: Done(None)))  # home may be heard again by then
     assert isinstance(each._last, Failed)
     assert "it stopped itself" in str(each._last.error)
+
+
+def test_a_node_that_comes_back_hands_over_what_home_lacks(tmp_path):
+    """Home has the first four bytes of its captures."""
+    spool, told = tmp_path / "node" / "driver-0.zst", []
+    spool.parent.mkdir()
+    spool.write_bytes(b"0123456789")
+    ours, theirs = Pipe()
+    each = object.__new__(agent._Agent)
+    each._leaving, each._dial, each._cells = threading.Lock(), lambda: theirs, (1, 2)
+    each._spool_path, each._folder = spool, spool.parent
+    leaving = threading.Thread(target=each._leave, args=(SimpleNamespace(send=told.append),), daemon=True)
+    row, arriving = memoryview(bytearray(16)).cast("q"), io.BytesIO()
+    arriving.write(b"0123")
+    driver = workers.RemoteDriver("worker 0", "node", None, None, None, _row=row, _arriving=arriving)
+    leaving.start()
+    driver.take_back(ours)
+    leaving.join(20)
+    assert arriving.getvalue() == b"0123456789"
+    assert (list(row), told) == ([1, 2], [Stop()])
+    assert not spool.parent.exists()
 
 
 def test_a_long_spool_goes_home_in_pieces(monkeypatch):

@@ -230,6 +230,7 @@ def test_a_link_that_drops_costs_only_the_requests_of_that_time(
 
 @namespaces
 @pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.skipif(shutil.which("tc") is None, reason="tc is not installed")
 def test_a_narrow_link_is_named_and_no_slo_on_tpot_is_judged(
     other_machine: tuple[str, str], tmp_path: Path

@@ -746,6 +746,25 @@ def test_a_network_that_is_away_costs_only_requests_of_that_time(
     assert captures[0].failure is captures[-1].failure is None
 
 
+@pytest.mark.parametrize(("stands", "left"), [(False, [1]), (True, [1, 1])])
+def test_a_try_that_fails_for_good_ends_others_only_where_no_connection_stands(
+    monkeypatch: pytest.MonkeyPatch, *, stands: bool, left: list[int]
+) -> None:
+    """The second of three is on its last try, and all of them fail at once."""
+    monkeypatch.setattr("burstline.loadgen.wire.pool.socket.socket", Outage)
+    monkeypatch.setattr(Outage, "code", errno.ENETUNREACH)
+    addresses = [(socket.AF_INET, ("127.0.0.1", 9))]
+    pool = Pool(select.epoll(), addresses, None, "127.0.0.1", Network(is_remote=False))
+    if stands:
+        sock = socket.socket()
+        pool.by_fd[sock.fileno()] = Connection(sock, 0, connected_ns=1)
+    pool._retries = [0, 3, 0]
+    pool.tick(time.monotonic_ns())
+    assert pool._retries == left
+    assert [why for _, why in pool.refusals] == ["cannot connect to 127.0.0.1:9: Network is unreachable"]
+    pool.close()
+
+
 def test_a_request_is_not_refused_by_a_try_that_began_before_it() -> None:
     pool = Pool(
         select.epoll(), [(socket.AF_INET, ("127.0.0.1", 1))], None, "127.0.0.1", Network(is_remote=False)
@@ -781,6 +800,16 @@ def test_an_address_that_is_silent_is_passed_over_and_the_one_that_answers_is_ke
     assert [capture.failure for capture in captures] == [None] * 40
     assert wire.pool._best == 1
     assert n_connections <= 40 + 24
+
+
+def test_the_address_that_answered_comes_first_from_then_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        addresses = [(socket.AF_INET, listener.getsockname())] * 3
+        pool = Pool(select.epoll(), addresses, None, "127.0.0.1", Network(is_remote=False))
+        pool._best = 1
+        assert all(pool._open(tries) for tries in range(3))
+        assert [connection.place for connection in pool.by_fd.values()] == [1, 2, 0]
+        pool.close()
 
 
 @contextmanager

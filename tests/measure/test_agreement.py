@@ -7,9 +7,13 @@ import pytest
 
 from burstline.measure.metrics.server import agreement, disagreement
 from burstline.measure.record.columns import Columns, columns_of
+from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.telemetry import Telemetry
+from burstline.measure.record.verdict import Grade, PercentileGrade, State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
+from burstline.measure.verdict.judge import caveats
 from burstline.servers.host.telemetry import Row
 from tests.measure.making import failed, ok
 
@@ -95,6 +99,11 @@ def test_what_our_own_late_reads_explain_is_not_put_down_to_the_network(
 ) -> None:
     found = agreement(client(0.23), server(0.2))
     assert any("TTFT" in each.text for each in disagreement(found, late_s)) == is_said
+    graded = {name: {"p50": PercentileGrade(Grade.OK, 0.0, s)} for name, s in late_s.items()}
+    counts, verdict = {"planned": 20, "ok": 20}, Verdict(State.VALID)
+    summary = Summary(counts, {}, verdict, agreement=found, grades=graded)
+    warnings = caveats(summary, Manifest(engine="vllm", workload="load"))
+    assert any("server's own TTFT" in each.text for each in warnings) == is_said
     longer = agreement(client(0.2), server(0.24))
     assert "longer" in next(disagreement(longer, {"ttft": 1.0})).text, "no lateness explains this"
 

@@ -143,3 +143,11 @@ def test_a_counter_that_falls_during_the_load_is_a_restart():
     watched = Telemetry.of(table).over(2.5)
     assert watched.restarted("engine", "prompt_tokens").point == 2.0
     assert isinstance(watched.over(1.5).restarted("engine", "prompt_tokens"), Absent)
+
+
+def test_each_fall_of_servers_that_answer_in_turn_is_counted():
+    """R38: the warning tells them from one that started again, by whose fall each of three counters falls."""
+    values = (100, 3, 105, 7, 110, 9)
+    names = ("prompt_tokens", "generation_tokens")
+    rows = [Row(k * 10**9, "engine", name, value) for k, value in enumerate(values) for name in names]
+    assert Telemetry.of(telemetry_table(rows)).over(9.0).restarted("engine", *names).n == 6

@@ -235,6 +235,11 @@ def test_streams_that_end_early_may_be_those_of_a_server_of_one_stream(kind: str
     assert "Read the server's log" in advice
 
 
+def test_replies_that_ended_by_themselves_are_told_the_flag_that_lets_them() -> None:
+    """R61: forced ends break the replies of some models."""
+    assert "pass --ends natural" in judged({"planned": 24, "ok": 10, "short": 14}).reasons[0].advice
+
+
 def a_machine(host: str | None, others: float = 0.0, n_resent: int = 0) -> DriveReport:
     some = DurationSpread(5, 1, 2, 3)
     known = DriveReport(0, 240, 4, 4, 0, {}, some, None, some, 9, 2, 0, 8, 99, 0.5, 1.0, 77, 4)

@@ -2,12 +2,13 @@
 
 import base64
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from burstline.servers.destination import Destination
+from burstline.servers.destination import Destination, addresses_of
 from burstline.servers.host.process import free_port
 from burstline.servers.messages import Call, EngineError, Target
 from burstline.servers.redact import Secret
@@ -114,10 +115,12 @@ def test_an_address_that_is_silent_costs_a_fraction_of_a_second_once(
         monkeypatch.setattr(Destination, "addresses", lambda _: both)
         monkeypatch.setattr(socket.socket, "connect", watched)
         destination = at("http://dual.example:18500")
+        began_s = time.monotonic()
         for _ in range(2):
-            with destination.connected(30.0) as sock:
+            with destination.connected(90.0) as sock:
                 assert sock.getpeername() == answers
-                assert sock.gettimeout() == 30.0
+                assert sock.gettimeout() == 90.0
+        assert time.monotonic() - began_s < 30, "not half of the limit, as each would have of two"
     assert asked == [black_hole, answers, answers]
 
 
@@ -157,3 +160,12 @@ def test_a_proxy_that_is_not_used_is_named_where_no_connection_stands(
         at(f"http://{host}").connected(1.0)
     assert said in str(caught.value)
     assert ("Burstline" in str(caught.value)) == bool(said)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(EngineError, match=r"cannot find the host .*: Name or service not known") as found:
+        addresses_of(host, 80)
+    assert said in str(found.value)
+    assert ("Burstline" in str(found.value)) == bool(said)
+
+
+def unknown(*_: object, **__: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

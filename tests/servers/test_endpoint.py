@@ -1,3 +1,4 @@
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,6 +116,22 @@ def test_a_server_that_ignores_the_limit_is_named_before_the_load(
 
     _, notes = ENGINE.probe(answer, TARGET)
     assert any(f"sent {n} tokens where at most 8" in note for note in notes) == is_said
+
+
+def test_a_server_of_one_stream_is_asked_one_thing_at_a_time() -> None:
+    """llama-cpp-python in its defaults ends a stream when a second one begins."""
+    answer, asking, most = server(), [0], [0]
+
+    def one_slot(call: Call) -> HttpReply:
+        asking[0] += 1
+        most[0] = max(most[0], asking[0])
+        time.sleep(0.01)
+        reply = answer(call)
+        asking[0] -= 1
+        return reply
+
+    assert ENGINE.probe(one_slot, TARGET)[0].takes == (USAGE, USAGE_EACH, IGNORE_EOS, IDS)
+    assert most == [1]
 
 
 def test_chat_is_never_sent_token_ids() -> None:

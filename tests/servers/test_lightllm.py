@@ -214,6 +214,8 @@ def test_the_name_of_its_shared_memory_stands_in_its_log() -> None:
         f"all start args:Namespace(zmq_mode={orjson.loads(recorded('/get_server_info').body)['zmq_mode']!r})"
     )
     assert re.findall(launch.leftover_id or "", log) == ["80d7fb0f4489454f_0"]
+    of_2025 = log.replace("80d7fb0f4489454f", "28555")
+    assert re.findall(launch.leftover_id or "", of_2025) == ["28555_0"]
     assert launch.leftovers == ("/dev/shm/{id}_*", "/tmp/_{id}_*")
 
 

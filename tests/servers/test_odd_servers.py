@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType, SimpleNamespace
@@ -13,6 +13,7 @@ from types import MappingProxyType, SimpleNamespace
 import orjson
 import pytest
 
+from burstline.bench import server_session
 from burstline.bench.server_session import _attached
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.tables import telemetry_table
@@ -74,14 +75,20 @@ def test_ranks_that_share_a_request_count_it_once(page: str, running: float) -> 
 
 
 @contextmanager
-def answering(*replies: bytes, pages: Mapping[str, bytes] = MappingProxyType({})) -> Iterator[Target]:
-    """A server that answers POST after POST with these raw replies, then with the last again."""
+def answering(
+    *replies: bytes, unstreamed: bytes = b"", pages: Mapping[str, bytes] = MappingProxyType({})
+) -> Iterator[Target]:
+    """A server that answers POST after POST with these raw replies, then with the last again.
+
+    `unstreamed` is the reply to each that asks for no stream, if it is another one.
+    """
     left = list(replies)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+            asked = self.rfile.read(int(self.headers["content-length"]))
+            own = unstreamed if b'"stream":true' not in asked else b""
+            self.wfile.write(own or (left.pop(0) if len(left) > 1 else left[0]))
             self.close_connection = True
 
         def do_GET(self) -> None:
@@ -143,12 +150,13 @@ HEAD_ALONE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-en
 
 
 @pytest.mark.parametrize(("engine", "reply", "words"), REFUSALS.values(), ids=REFUSALS)
-@pytest.mark.parametrize("before", [(), (HEAD_ALONE,)], ids=["at once", "behind a head"])
+@pytest.mark.parametrize("is_behind", [False, True], ids=["at once", "behind a head"])
 def test_a_refusal_that_says_its_cause_is_told_at_once_with_what_helps(
-    engine: str, reply: bytes, words: str, before: Sequence[bytes]
+    engine: str, reply: bytes, words: str, *, is_behind: bool
 ) -> None:
-    with answering(*before, reply) as target, pytest.raises(ready.RefusalError) as caught:
-        ready.wait_ready(ENGINES[engine], None, target, timeout_s=30.0)
+    streamed = HEAD_ALONE if is_behind else reply
+    with answering(streamed, unstreamed=reply) as target, pytest.raises(ready.RefusalError) as caught:
+        ready.wait_ready(ENGINES[engine], None, target, timeout_s=20.0)
     assert re.search(words, str(caught.value)), caught.value
 
 
@@ -226,6 +234,58 @@ def test_a_server_that_wants_the_newer_name_of_the_limit_gets_it(words: object, 
     assert any(limit in note for note in site.notes)
 
 
+NAMES = {
+    "one": ({"data": [{"id": "m"}]}, (), "m", False),
+    "none": ({"data": []}, (), "default", True),
+    "no list": (None, (), "default", True),
+    "none, and one is given": ({"data": []}, ("given",), "given", False),
+}
+
+
+@pytest.mark.parametrize(("page", "given", "model", "is_said"), NAMES.values(), ids=NAMES)
+def test_a_model_that_no_server_named_is_told(
+    page: object, given: tuple[str, ...], model: str, *, is_said: bool
+) -> None:
+    """R33, R82: mlx-lm and Dynamo may list none."""
+    pages, told = {} if page is None else {"/v1/models": raw("200 OK", page)}, list[str]()
+    with answering(READY["text"], pages=pages) as target:
+        where = ServerOptions(url=Secret.words(target.url), model=next(iter(given), None))
+        site = _attached(ENGINES["openai"], where, told.append)
+    assert site.target.model == model
+    assert any(f"lists no model: requests ask for {model!r}; --model" in words for words in told) == is_said
+
+
+def test_a_server_that_still_loads_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold model behind a swapper; meanwhile it is told what is waited for."""
+    loads, told = raw("503 Service Unavailable", {"error": "Loading model"}), list[str]()
+    monkeypatch.setattr(server_session, "_every", lambda period_s, limit_s, say: lambda _, state: say(state))
+    with answering(loads) as target:
+        where = ServerOptions(url=Secret.words(target.url), model="m", ready_s=0.7)
+        with pytest.raises(EngineError) as caught:
+            _attached(ENGINES["openai"], where, told.append)
+    assert told[-1] == "a request for one token failed: Loading model"
+    assert "is not ready after 0.7 s: a request for one token failed: Loading model" in str(caught.value)
+    assert "--ready-s S waits longer" in str(caught.value)
+
+
+ODD_PAGES = {
+    "none": raw("404 Not Found"),
+    "an empty object": raw("200 OK", {}),
+    "an empty list": raw("200 OK", []),
+    "a word": raw("200 OK", "smg"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("page", ODD_PAGES.values(), ids=ODD_PAGES)
+def test_a_server_that_is_taken_for_another_is_one_line(engine: str, page: bytes) -> None:
+    """R42: a router lists the model of the engine behind it and has none of its other pages."""
+    pages = {"/v1/models": raw("200 OK", {"data": [{"id": "m", "max_model_len": 9}]})}
+    pages |= dict.fromkeys(("/version", "/info", "/get_server_info", "/server_info", "/props"), page)
+    with answering(pages=pages) as target, suppress(EngineError):
+        assert ready.identified(ENGINES[engine], ready.getter(target), "").engine == engine
+
+
 HEADERS = {
     "nothing": ((), ""),
     "a proxy": (("via: 1.1 varnish",), "via: 1.1 varnish"),
@@ -283,7 +343,7 @@ def test_a_proxy_is_named_whatever_becomes_of_the_page_of_workers(page: bytes) -
 PAGES = {
     "a router's": (
         raw("200 OK", "# TYPE dynamo_frontend_inflight gauge\n# TYPE process_x gauge\n"),
-        "dynamo*",
+        "dynamo*, process*",
     ),
     "another's": (raw("200 OK", "# HELP x\n# TYPE bentoml_service_requests counter\n"), "bentoml*"),
     "one with colons": (raw("200 OK", "# TYPE smg:requests counter\n"), "smg*"),
@@ -295,9 +355,11 @@ PAGES = {
 @pytest.mark.parametrize(("page", "words"), PAGES.values(), ids=PAGES)
 def test_metrics_that_nobody_here_reads_are_named(page: bytes, words: str) -> None:
     with answering(pages={"/metrics": page}) as target:
-        unread = watch._unread(target)
-    assert words in unread
-    assert bool(unread) == bool(words)
+        rows = list[Row]()
+        watch.scrape(ENGINES["openai"], target, rows.extend, threading.Event())
+    (row,) = rows
+    told = f"Burstline reads no metrics of: {ENGINES['openai'].title}"
+    assert row.note == (f"{told}, whose /metrics has {words}" if words else told)
 
 
 CALL = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}]}
@@ -311,14 +373,16 @@ READY = {
     "two interim replies": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n"
     + said.stream(said.completion_event("a"), said.DONE),
     "created": said.stream(said.completion_event("a"), said.DONE).replace(b" 200 ", b" 201 ", 1),
+    "a token without text": said.stream(said.completion_event("", "length"), said.usage_event(1), said.DONE),
     "busy at first": raw("503 Service Unavailable", {"detail": "Loading model"}),
 }
 
 
-@pytest.mark.parametrize("reply", READY.values(), ids=READY)
-def test_a_server_that_generates_is_ready_however_it_says_so(reply: bytes) -> None:
-    with answering(reply, READY["text"]) as target:
-        ready.wait_ready(ENGINES["openai"], None, target, timeout_s=30.0)
+@pytest.mark.parametrize("name", READY)
+def test_a_server_that_generates_is_ready_however_it_says_so(name: str) -> None:
+    later = (READY["text"],) if name == "busy at first" else ()
+    with answering(READY[name], *later) as target:
+        ready.wait_ready(ENGINES["openai"], None, target, timeout_s=20.0)
 
 
 def test_the_cause_is_not_replaced_by_an_attempt_without_time(monkeypatch: pytest.MonkeyPatch) -> None:

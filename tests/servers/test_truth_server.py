@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -505,6 +506,17 @@ def test_the_adapter_asks_and_understands_the_server():
     assert (reply.n_prompt_tok, reply.n_output_ids, reply.n_output_usage) == (3, 4, 4)
     assert (identity.engine, identity.model) == ("truth", "truth")
     assert (gauges.running, gauges.generation_tokens, gauges.waiting) == (0, 5, None)
+
+
+def test_a_login_of_1024_open_files_is_enough_for_its_tests() -> None:
+    """M6: the server in a thread has its clients in the same process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    try:
+        with truth_server(Script(), thread=True):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_launch_line_starts_this_server(tmp_path):

@@ -121,6 +121,7 @@ DIALECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_templates_render_as_transformers_renders_them(tmp_path, dialect):
     compiled = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -205,6 +206,7 @@ def test_rerank_rows_have_a_query_and_documents(server):
     assert requests[0].n_output_tok == 1
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_library_is_read_by_the_library(tmp_path):
     datasets = pytest.importorskip("datasets")
     one = datasets.Dataset.from_dict({"text": ["one two", "three"], "n": [1, 2]})

@@ -55,10 +55,7 @@ class Outcome(StrEnum):
     NOT_SENT = "not_sent", "never sent"
     DRIVER_LOST = "driver_lost", "lost with their load driver"
     PREDECESSOR = "predecessor", "not sent, as an earlier turn failed"
-    NO_IDS = (
-        "no_ids",
-        "not sent, as the reply before has no token ids to continue from (try --endpoint chat)",
-    )
+    NO_IDS = "no_ids", "not sent, as the reply before has no token ids (try --endpoint chat)"
     ABANDONED = "abandoned", "hung up, as planned"
 
     def __new__(cls, value: str, words: str) -> Outcome:

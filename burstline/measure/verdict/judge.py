@@ -112,6 +112,8 @@ def _remedy(kind: str, failures: Mapping[str, int]) -> str:
         return "Read the first error: the server rejected the requests themselves."
     if kind == record.Outcome.TRUNCATED:
         return "Read the server's log; if it ends a stream when another begins, pass --concurrency 1."
+    if kind == record.Outcome.SHORT:
+        return "Read the server's log; if replies may end by themselves, pass --ends natural."
     return "Read the server's log at the time of the first failure."
 
 

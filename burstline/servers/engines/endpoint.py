@@ -73,7 +73,6 @@ class Endpoint(Engine):
 
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
         """Tries each extra in turn (some servers have one slot), with usage, which says if it was done."""
-
         longest = 0
 
         def works(takes: tuple[str, ...], request: Request, does_it: Callable[[Reply], bool]) -> bool | None:

@@ -66,6 +66,16 @@ def test_an_engine_is_asked_rarely_and_what_it_lacks_is_written_once(monkeypatch
     assert row.note == "/metrics cannot be read: could not convert string to float: 'api_key=(removed)'"
 
 
+def test_a_metric_that_an_engine_does_not_have_is_told_from_a_page_that_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R47: LightLLM and TGI count no queue, or are slow to tell."""
+    rows = scraped(monkeypatch, lambda k: b"5", SETTLE_S=0.0)
+    assert {(row.value, row.note) for row in rows if row.name == "waiting"} == {
+        (None, "it has no such metric")
+    }
+
+
 def test_a_complaint_that_quotes_a_long_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = scraped(monkeypatch, lambda k: b"x" * 100_000, SETTLE_S=0.0)
     assert len(row.note or "") < 2100
