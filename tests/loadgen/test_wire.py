@@ -185,6 +185,7 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
     exchanges, client, server = shoot_in_turn(closes_on_second, 2)
     assert [each.failure for each in exchanges] == [None, None]
     assert client.wire.traffic.n_resent == 1
+    assert client.wire.traffic.n_sent == 2
     assert len(server.asked) == 3
 
 
@@ -807,7 +808,7 @@ def test_the_address_that_answered_comes_first_from_then_on() -> None:
         addresses = [(socket.AF_INET, listener.getsockname())] * 3
         pool = Pool(select.epoll(), addresses, None, "127.0.0.1", Network(is_remote=False))
         pool._best = 1
-        assert all(pool._open(tries) for tries in range(3))
+        assert all(pool.open(tries) for tries in range(3))
         assert [connection.place for connection in pool.by_fd.values()] == [1, 2, 0]
         pool.close()
 

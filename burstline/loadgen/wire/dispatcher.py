@@ -386,6 +386,7 @@ class Dispatcher:
         RFC 9112, 9.3.1 allows it where no byte of a reply came; every HTTP client with a pool does it.
         """
         exchange.resent = True
+        self.n_sent -= exchange.sent_ns is not None
         exchange.sent_ns = None
         self.n_resent += 1
         self._in_flight[exchange] = None

@@ -78,10 +78,9 @@ class Child(AbstractContextManager["Child", None]):
 
         `orphan_grace_s` is how long it may live on when its parent has ended; with infinity it ends itself.
         """
-        if os.name != "posix":
+        if sys.platform != "linux":
             raise EngineError(
-                f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
-                "use WSL, or start the server yourself and attach to it"
+                f"loads are sent and servers started on Linux, this is {sys.platform}: use WSL or a container"
             )
         self.name = name or f"the process {module}"
         self.connection, theirs = Pipe()
