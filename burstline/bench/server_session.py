@@ -427,7 +427,7 @@ def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
             raise  # it runs, and its own words say what it lacks
         startup = wait(target := replace(target, takes=(COMPLETION_LIMIT,)))
     except EngineError as error:
-        hint = "`burstline engines` lists the servers on this machine, --ready-s S waits longer"
+        hint = "`burstline engines` looks at the usual ports of this machine, --ready-s S waits longer"
         is_closed = isinstance(error.__cause__, ConnectionError)
         what = f"nothing answers at {target.url} ({error.__cause__})" if is_closed else str(error)
         raise EngineError(

@@ -147,7 +147,7 @@ def _table(title: str, label: str, curves: Sequence[Curve], scale: Scale) -> Tab
     rows = [[f"{p * 100:g}%", *(curve.at(p, scale) for curve in curves)] for p in TABLED]
     if len(curves) > 1:
         columns = ["Share of requests", *(f"{curve.label} ({scale.unit})" for curve in curves)]
-        caption = f"{title}: percentiles of {label} over all planned requests"
+        caption = f"{title}: percentiles of {label} over the measured requests"
         return table(caption, columns, rows)
     (curve,) = curves
     rows.append([f"{curve.n_ok / curve.n:.1%}", number(curve.values[curve.n_ok - 1] / scale.divisor)])

@@ -214,7 +214,9 @@ def requests(view: View) -> list[Block]:
     if c.ok.any():
         share = f"{np.median(view.latency('ttft')[c.ok] / view.latency('e2e')[c.ok]):.0%}"
         finding = f"of which the median one spends {share} of its time in queue and prefill."
-    finding = f"{counted(n, 'request')}, {finding}"
+    n_sent = int(np.count_nonzero(~np.isnan(c.sent_s)))
+    of = f" sent of {n:,} planned" if 0 < n_sent < n else ""
+    finding = f"{counted(n_sent or n, 'request')}{of}, {finding}"
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = run_figures.request_rows(c, shown.even, f"Each request{evenly}", finding, ALL_REQUESTS)

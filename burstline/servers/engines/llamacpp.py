@@ -35,6 +35,8 @@ MAX_SLOTS = 256
 """LLAMA_MAX_SEQ in src/llama-cparams.h: it does not start with more."""
 _PAD_TOK = 256
 """A slot's context is a multiple of this."""
+_TEMPLATE_TOK = 64
+"""Room in a slot beyond the longest planned request: a chat template adds tokens to each turn."""
 _MAX_HTTP_THREADS = 4096
 _CONTEXT_FLAGS = ("-c", "--ctx-size", "--kv-unified-per-slot")
 _STOPS = {"limit": "length", "eos": "eos", "word": "word"}
@@ -207,7 +209,7 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if slots is not None and wanted is not None and slots < wanted:
         notes = [f"-np {slots}: {wanted - slots} of {wanted} requests at a time wait for a slot"]
     if slots and options.n_request_tok and not option_of(extra, *_CONTEXT_FLAGS):
-        context = -(-options.n_request_tok // _PAD_TOK) * _PAD_TOK
+        context = -(-(options.n_request_tok + _TEMPLATE_TOK) // _PAD_TOK) * _PAD_TOK
         flags += ["-c", str(slots * context)]
         notes.append(f"-c {slots * context}: {context} tokens for each slot")
     threads = threads_for_server()
