@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.summary import Concurrency, Memory, Stationarity, Summary
+from burstline.measure.record.summary import Concurrency, Memory, Stationarity, Summary, Throughput
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Absent, known, measured
 from burstline.reports.page.bottleneck import limit_of, limited_by
 from burstline.reports.sentences import LIMITS, NEXT
 from burstline.servers.identity import Identity
+from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
 
 
@@ -73,6 +74,7 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
             "limit.concurrency-unwatched": manifest.asked.concurrency is not None and waiting is None,
             "limit.steps": waiting is not None,
             "limit.gaps": waiting is not None,
+            "limit.unsure": waiting is not None and manifest.asked.rate is not None,
             "limit.one-in-flight": known(gauges.max) == 1,
             "limit.streams": waiting is None and known(gauges.streaming_max) is not None,
             "limit.unknown": waiting is None,
@@ -103,6 +105,25 @@ def test_one_request_beyond_the_batch_limit_waits_for_it(waiting: float, code: s
     assert limited_by(summary, manifest)[0] == code
     if code == "limit.batch":
         assert "at most 4 of 5 requests ran at once and the rest waited" in limit_of(summary, manifest)
+
+
+@pytest.mark.parametrize(("served", "code"), [(3.23, "limit.unsure"), (3.9, "limit.gaps")])
+def test_a_short_run_that_served_less_than_its_rate_names_no_limit(served: float, code: str) -> None:
+    """Forty requests at 4 a second are too few for a trend of those in flight, which may have grown."""
+    gauges = {name: measured(12.0, "requests", "") for name in ("mean", "max", "server_running_max")}
+    concurrency = Concurrency(**gauges, server_waiting_mean=measured(0.0, "requests", ""))
+    throughput = Throughput(requests_per_s=measured(served, "1/s", ""))
+    summary = Summary(
+        {"planned": 40, "ok": 40},
+        {},
+        Verdict(State.DISTURBED),
+        concurrency=concurrency,
+        throughput=throughput,
+    )
+    manifest = Manifest(
+        engine="vllm", workload="load", asked=LoadSpec(40, arrival=parse_arrival("constant"), rate=4.0)
+    )
+    assert limited_by(summary, manifest)[0] == code
 
 
 def test_users_who_pause_are_the_limit_and_not_the_model():

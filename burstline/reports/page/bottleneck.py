@@ -37,6 +37,8 @@ BUSY: Final = 0.8
 """Users who pause and have a smaller share of their requests in flight could send more."""
 SAMPLED: Final = 0.9
 """Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
+KEPT_UP: Final = 0.9
+"""A server that served a smaller share of the rate may have fallen behind."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
@@ -143,6 +145,9 @@ def limited_by(
         "all": "all" if not waiting.point or running >= in_flight else "nearly all",
         "waits": waits if waiting.point >= 0.05 else "",
     }
+    served, rate = finite(summary.throughput.requests_per_s), manifest.asked.rate
+    if served and rate and served < KEPT_UP * rate:  # too few requests for a trend of those in flight
+        return "limit.unsure", {"served": f"{served:.3g}", "rate": f"{rate:g}"}
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
     return "limit.concurrency" if is_all else alone, values
 
