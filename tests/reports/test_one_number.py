@@ -299,3 +299,11 @@ def test_the_interval_over_several_runs_includes_what_late_reading_may_have_move
 def test_slow_first_requests_that_change_no_printed_number_are_not_named():
     start = ColdStart(3, 0.05, 0.1, 0.2, {"p50": (0.10001, 0.10002)})
     assert start.counted(MetricFigures.absent(Absent(""))) == (False, ())
+
+
+@pytest.mark.parametrize(
+    ("after", "who"), [(0, "The first 3 requests"), (8, "The 3 requests after the first 8")]
+)
+def test_slow_first_requests_of_a_closed_loop_are_those_after_its_first_wave(after, who):
+    start = ColdStart(3, 0.05, 0.1, 0.2, {"p50": (0.1, 0.2)}, after)
+    assert start.size == f"{who} waited 50 ms longer for their first token than the rest (median 100 ms)."

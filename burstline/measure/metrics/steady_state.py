@@ -317,7 +317,8 @@ SLOWER: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """The first `n` requests had a median TTFT, from the send, that was `slower_s` above the rest's.
+    """The first `n` requests, `after` those of a closed loop's first wave, had a median TTFT, from the send,
+    that was `slower_s` above the rest's.
 
     `rest_s` is the median of the rest. `until_s` is when the last of them was due. `moved` are TTFT's
     percentiles that the rest have: its value of the rest, and of all.
@@ -328,11 +329,13 @@ class ColdStart:
     rest_s: float
     until_s: float
     moved: Mapping[str, tuple[float, float]]
+    after: int = 0
 
     @property
     def size(self) -> str:
+        who = f"{self.n} requests after the first {self.after}" if self.after else f"first {self.n} requests"
         return (
-            f"The first {self.n} requests waited {time_text(self.slower_s)} longer for their first token "
+            f"The {who} waited {time_text(self.slower_s)} longer for their first token "
             f"than the rest (median {time_text(self.rest_s)})."
         )
 
@@ -391,5 +394,6 @@ def cold_start(
         if slower_s > max(scatter - middle, tolerance_s(middle)) and np.mean(first > high) >= SLOWER:
             known = [p for p in QUANTILES if len(rest) >= early_stopping_floor(p)] or [0.5]
             moved = {label(p): (quantile_of(rest, p), quantile_of(values, p)) for p in known}
-            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), moved)
+            last_s = float(due_s[:n].max())
+            worst = ColdStart(n, slower_s, float(middle), last_s, moved, concurrency or 0)
     return worst

@@ -174,7 +174,7 @@ class LoadFacts:
         known = [burst.e2e_p50_s for burst in bursts if burst.e2e_p50_s is not None]
         times = ", ".join(f"{time_s:.3g} s" for time_s in known) or "unknown"
         agrees = "the last two agree"
-        end = agrees if self.warm_up_agrees else "no two agree: the server may still be warming up"
+        end = agrees if self.warm_up_agrees else "no two in a row agree: the server may still be warming up"
         return f"Warm-up: {len(bursts)} bursts of {bursts[0].n}, median E2E {times}; {end}."
 
 
