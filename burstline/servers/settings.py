@@ -97,29 +97,28 @@ class Spelling:
     environment: Callable[[object], Mapping[str, str]] = field(default=lambda _: {})
 
 
-def valued(flag: str, *others: str) -> Spelling:
-    return Spelling((flag, *others), lambda value: (flag, str(value)))
+def spellings(rows: Mapping[str, Any]) -> Mapping[str, Spelling]:
+    """By setting how an engine spells it, out of the table `settings` of its TOML file.
+
+    A row is its flags, of which the first is sent with the value, or a table: `flags` that take `words`
+    alone, by our names; `flags` with a number, and another flag for `zero`; arguments that switch it `on`
+    and `off`, none where that is its default. Else nothing is sent, for any value or the `only` one.
+    """
+    return {name: _spelling({"flags": row} if isinstance(row, list) else row) for name, row in rows.items()}
 
 
-def sized(flag: str, off: str, *others: str) -> Spelling:
-    """A flag with a number, and another one for 0."""
-    return Spelling((flag, off, *others), lambda n: (flag, str(n)) if n else (off,))
-
-
-def among(flag: str, names: Mapping[str, str], *others: str) -> Spelling:
-    """A flag whose values are these alone."""
-
-    def arguments(value: object) -> tuple[str, ...] | None:
-        word = names.get(str(value))
-        return None if word is None else (flag, word)
-
-    return Spelling((flag, *others), arguments)
-
-
-def switch(on: tuple[str, ...] | None, off: tuple[str, ...] | None) -> Spelling:
-    """Arguments that switch something on and off; None: the engine cannot; (): that is its default."""
-    flags = tuple(word for word in (*(on or ()), *(off or ())) if word.startswith("-"))
-    return Spelling(flags, lambda value: on if value else off)
+def _spelling(row: Mapping[str, Any]) -> Spelling:
+    match row:
+        case {"flags": [flag, *_] as flags, "words": words}:
+            return Spelling(tuple(flags), lambda value: (flag, words[value]) if value in words else None)
+        case {"flags": [flag, *_] as flags, "zero": zero}:
+            return Spelling((*flags, zero), lambda n: (flag, str(n)) if n else (zero,))
+        case {"flags": [flag, *_] as flags}:
+            return Spelling(tuple(flags), lambda value: (flag, str(value)))
+        case {"on": on, "off": off}:
+            own = tuple(word for word in (*on, *off) if word.startswith("-"))
+            return Spelling(own, lambda value: tuple(on if value else off))
+    return Spelling((), lambda value: () if value == row.get("only", value) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import orjson
 
 from burstline.compute_threads import KEEPS_MEMORY
+from burstline.errors import tables_beside
 from burstline.servers.engine import Profiler
 from burstline.servers.engines.vllm import Vllm
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.introspection import owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
-from burstline.servers.settings import Spelling, switch, valued
+from burstline.servers.settings import spellings
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 
 if TYPE_CHECKING:
@@ -35,16 +36,7 @@ class Reference(Vllm):
     image: Image | None = None
     brings_model = True
     self_describing = True
-    settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max-num-seqs"),
-        "max_num_batched_tokens": valued("--max-num-batched-tokens"),
-        "max_model_len": valued("--max-model-len"),
-        "dtype": Spelling((), lambda dtype: () if dtype == "float32" else None),
-        "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
-        "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
-        "chunked_prefill": switch((), None),
-        "cuda_graphs": Spelling((), lambda n: None if n else ()),
-    }
+    settings = spellings(tables_beside(__file__, "reference.toml")["settings"])
     profiler: Profiler | None = Profiler(lambda folder, _: {"output_dir": str(folder)}, "again")
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)

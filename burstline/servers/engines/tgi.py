@@ -15,7 +15,8 @@ from typing import Any
 
 import huggingface_hub as hub
 
-from burstline.servers.gauges import Mean, mean_of
+from burstline.errors import tables_beside
+from burstline.servers.gauges import means_in
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import free_port
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
@@ -24,7 +25,7 @@ from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Event, Get, Kind, Target
 from burstline.servers.openai import post
 from burstline.servers.replies import Tally
-from burstline.servers.settings import Spelling, among, valued
+from burstline.servers.settings import Spelling, spellings
 from burstline.workloads.model_files import read_json
 from burstline.workloads.request import Request
 
@@ -34,6 +35,7 @@ ROUND_TOK = 1024
 """Tokens that a request gets per round; then prompt and reply are queued again as one text."""
 DEFAULT_CONCURRENT = 128
 """TGI's own `--max-concurrent-requests`: what exceeds them is refused at once."""
+_TABLES = tables_beside(__file__, "tgi.toml")
 
 
 class Tgi(ProgramEngine):
@@ -60,43 +62,21 @@ class Tgi(ProgramEngine):
     needs_weights = True
     lora_path: Sequence[str] | None = ("parameters", "adapter_id")
     settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max-batch-size"),
-        "max_num_batched_tokens": valued("--max-batch-prefill-tokens"),
+        **spellings(_TABLES["settings"]),
         "max_model_len": Spelling(
             ("--max-total-tokens", "--max-input-tokens"),
             # By default prompts may be as long as the context but for one token; with the total alone, half.
             lambda n: ("--max-total-tokens", str(n), "--max-input-tokens", str(int(str(n)) - 1)),
         ),
-        "dtype": among("--dtype", {"float16": "float16", "bfloat16": "bfloat16"}),
-        "kv_cache_dtype": among(
-            "--kv-cache-dtype", {"fp8_e4m3": "fp8_e4m3fn", "fp8": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
-        ),
-        "quantization": valued("--quantize"),
-        "tensor_parallel_size": valued("--num-shard"),
         "prefix_cache": Spelling((), lambda _: (), lambda on: {"PREFIX_CACHING": "1" if on else "0"}),
         "chunked_prefill": Spelling((), lambda _: (), lambda on: {"PREFILL_CHUNKING": "1" if on else "0"}),
-        "gpu_memory_utilization": valued("--cuda-memory-fraction"),
         "cuda_graphs": Spelling(("--cuda-graphs",), lambda n: ("--cuda-graphs", _graph_sizes(int(str(n))))),
     }
     admission_flag = "--max-concurrent-requests"
     load_flags = frozenset({"--max-concurrent-requests"})
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("tgi_batch_current_size",),
-        "waiting": ("tgi_queue_size",),
-        "prompt_tokens": ("tgi_request_input_length_sum",),
-        "generation_tokens": ("tgi_request_generated_tokens_sum",),
-    }
-    latencies: Mapping[str, str] = {"e2e": "tgi_request_duration"}
-    means: Mapping[str, Mean] = {
-        "queue": mean_of("tgi_request_queue_duration"),
-        "inference": mean_of("tgi_request_inference_duration"),
-        "validation": mean_of("tgi_request_validation_duration"),
-        "token": mean_of("tgi_request_mean_time_per_token_duration"),
-        "prefill_step": mean_of("tgi_batch_inference_duration", method="prefill"),
-        "decode_step": mean_of("tgi_batch_inference_duration", method="decode"),
-        "prefill_forward": mean_of("tgi_batch_forward_duration", method="prefill"),
-        "decode_forward": mean_of("tgi_batch_forward_duration", method="decode"),
-    }
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
+    means = means_in(_TABLES["means"])
     how_to_get = (
         f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
         f"have {LAUNCHER} on the PATH or named by {LAUNCHER_VARIABLE}."

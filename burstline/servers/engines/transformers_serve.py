@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 import psutil
 
+from burstline.errors import tables_beside
 from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.kernel import memory_limit
@@ -16,7 +17,7 @@ from burstline.servers.introspection import logged, option_of
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.servers.openai import post
-from burstline.servers.settings import Spelling, valued
+from burstline.servers.settings import spellings
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
@@ -42,12 +43,7 @@ class TransformersServe(PackagedEngine):
     default_port: int | None = 8000
     needs_weights = True
     one_sampling_unless = "--no-continuous-batching"
-    settings: Mapping[str, Spelling] = {
-        "dtype": valued("--dtype"),
-        "quantization": valued("--quantization"),
-        "max_num_batched_tokens": valued("--cb-max-batch-tokens"),
-        "gpu_memory_utilization": valued("--cb-max-memory-percent"),
-    }
+    settings = spellings(tables_beside(__file__, "transformers_serve.toml")["settings"])
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     cause = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
