@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from burstline.dtypes import FLOAT_NAMES, FLOATS
+from burstline.errors import tables_beside
 from burstline.workloads.options import flag_of, given, on_or_off, option, options_of
 from burstline.workloads.request import WorkloadError
 
@@ -14,18 +15,13 @@ Group = Literal["precision", "batch-limits", "parallelism"]
 """The group of a setting that must be equal: the code of the reason if it is not."""
 
 
-def _setting(
-    help: str,  # noqa: A002
-    parse: Callable[[str], Any],
-    metavar: str,
-    equal: tuple[Group, str] | None = None,
-) -> Any:
-    """A setting's row; `equal`: engines are only compared where it is equal, under this code and title."""
-    row = option(help, parse=parse, metavar=metavar, once=True)
-    return field(default=None, metadata={**row.metadata, _EQUAL: equal})
+_ROWS: Final = tables_beside(__file__, "settings.toml")
 
 
-_EQUAL: Final = "equal"
+def _setting(name: str, parse: Callable[[str], Any]) -> Any:
+    """The option of a row of `settings.toml`."""
+    row = _ROWS[name]
+    return option(row["help"], parse=parse, metavar=row["metavar"], once=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +32,20 @@ class Settings:
     settings on the page and what the comparability gate holds equal are made from these rows.
     """
 
-    max_num_seqs: int | None = _setting(
-        "maximum number of requests in a batch", int, "N", ("batch-limits", "Most requests in a batch")
-    )
-    max_num_batched_tokens: int | None = _setting(
-        "maximum number of tokens in a step", int, "N", ("batch-limits", "Most tokens in a step")
-    )
-    max_model_len: int | None = _setting("maximum number of tokens of prompt and output together", int, "N")
-    dtype: str | None = _setting(
-        "data type of weights and activations: bfloat16, float16, float32",
-        str,
-        "TYPE",
-        ("precision", "Precision of the weights"),
-    )
-    kv_cache_dtype: str | None = _setting(
-        "data type of the KV cache: auto, fp8, ...", str, "TYPE", ("precision", "Precision of the KV cache")
-    )
-    quantization: str | None = _setting(
-        "quantization, by the engine's name: awq, gptq, fp8, ...", str, "NAME", ("precision", "Quantisation")
-    )
-    tensor_parallel_size: int | None = _setting(
-        "number of devices that share each layer", int, "N", ("parallelism", "Tensor parallel over")
-    )
-    pipeline_parallel_size: int | None = _setting("number of pipeline stages", int, "N")
-    data_parallel_size: int | None = _setting("number of copies of the model", int, "N")
-    expert_parallel: bool | None = _setting("distribute experts over the devices", on_or_off, "on|off")
-    prefix_cache: bool | None = _setting("reuse the KV cache of shared prefixes", on_or_off, "on|off")
-    chunked_prefill: bool | None = _setting("compute long prompts in chunks", on_or_off, "on|off")
-    gpu_memory_utilization: float | None = _setting("share of the device's memory to use, 0 to 1", float, "X")
-    cuda_graphs: int | None = _setting(
-        "largest batch with a CUDA graph; 0: no graphs, and in vLLM no compilation", int, "N"
-    )
+    max_num_seqs: int | None = _setting("max_num_seqs", int)
+    max_num_batched_tokens: int | None = _setting("max_num_batched_tokens", int)
+    max_model_len: int | None = _setting("max_model_len", int)
+    dtype: str | None = _setting("dtype", str)
+    kv_cache_dtype: str | None = _setting("kv_cache_dtype", str)
+    quantization: str | None = _setting("quantization", str)
+    tensor_parallel_size: int | None = _setting("tensor_parallel_size", int)
+    pipeline_parallel_size: int | None = _setting("pipeline_parallel_size", int)
+    data_parallel_size: int | None = _setting("data_parallel_size", int)
+    expert_parallel: bool | None = _setting("expert_parallel", on_or_off)
+    prefix_cache: bool | None = _setting("prefix_cache", on_or_off)
+    chunked_prefill: bool | None = _setting("chunked_prefill", on_or_off)
+    gpu_memory_utilization: float | None = _setting("gpu_memory_utilization", float)
+    cuda_graphs: int | None = _setting("cuda_graphs", int)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -80,7 +59,7 @@ class Settings:
 SETTINGS: Final = options_of(Settings)
 """Every setting's row by name."""
 EQUAL: Final[Mapping[str, tuple[Group, str]]] = {
-    row.name: row.metadata[_EQUAL] for row in fields(Settings) if row.metadata[_EQUAL]
+    name: tuple(row["equal"]) for name, row in _ROWS.items() if "equal" in row
 }
 """The settings that must be equal where engines are compared: the code of the reason, and a title."""
 
