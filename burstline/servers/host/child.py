@@ -29,7 +29,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from burstline.servers.messages import EngineError
 from burstline.servers.redact import known_secrets, learn
 
 _OURS = Path(__file__).parents[3]
@@ -78,11 +77,6 @@ class Child(AbstractContextManager["Child", None]):
 
         `orphan_grace_s` is how long it may live on when its parent has ended; with infinity it ends itself.
         """
-        if os.name != "posix":
-            raise EngineError(
-                f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
-                "use WSL, or start the server yourself and attach to it"
-            )
         self.name = name or f"the process {module}"
         self.connection, theirs = Pipe()
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
