@@ -70,10 +70,7 @@ class Lightllm(PackagedEngine):
     latencies = _TABLES["latencies"]
     means = means_in(_TABLES["means"])
     cause = re.compile(r"(?:(?<![\w.])[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
-    how_to_get = (
-        "Install it from https://github.com/ModelTC/LightLLM (PyPI's lightllm is outdated) "
-        f"and set {PYTHON_VARIABLE} to its interpreter, or use --container."
-    )
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)

@@ -70,17 +70,8 @@ class LlamaCpp(ProgramEngine):
     load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
     gauge_names = _TABLES["gauge_names"]
     means = means_in(_TABLES["means"])
-    # Those that follow are its callers saying that it failed.
-    cause = re.compile(
-        r"^.*?((?:error loading model: |error while handling argument|error: |failed to |couldn't bind|"
-        r"unable to|ggml.*memory).*)$",
-        re.MULTILINE,
-    )
-    how_to_get = (
-        "In a clone of Burstline, scripts/build-llama-server.sh DIR builds it for this CPU; others are at "
-        f"https://github.com/ggml-org/llama.cpp/releases. Have {SERVER} on the PATH, set {SERVER_VARIABLE} "
-        "to it, or use --container."
-    )
+    cause = re.compile(_TABLES["cause"], re.MULTILINE)
+    how_to_get = _TABLES["how_to_get"].format(variable=SERVER_VARIABLE, program=SERVER)
 
     def launch(self, options: LaunchOptions) -> Launch:
         server = self.installation(options)

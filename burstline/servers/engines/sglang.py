@@ -48,13 +48,7 @@ class Sglang(PackagedEngine):
     # /health says 503 until the server's own warm-up is over, whose 8 tokens its counters would count.
     default_port: int | None = 30000
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
-    stages: Sequence[tuple[str, str]] = (
-        (r"Init parallel begin|Init torch distributed begin", "starting its processes"),
-        (r"Load weight begin", "loading weights"),
-        (r"Load weight end|KV Cache is allocated", "allocating the KV cache"),
-        (r"Capture .*graph begin", "capturing CUDA graphs"),
-        (r"Uvicorn running on", "warming up"),
-    )
+    stages = _TABLES["stages"]
     lora_path: Sequence[str] | None = ("lora_path",)
     settings = spellings(_TABLES["settings"])
     profiler: Profiler | None = Profiler(
@@ -68,17 +62,8 @@ class Sglang(PackagedEngine):
     gauge_names = _TABLES["gauge_names"]
     latencies = _TABLES["latencies"]
     means = means_in(_TABLES["means"])
-    cause = re.compile(
-        r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+|"
-        r"Subprocess .+ crashed with exit code -?\d+)",
-        re.MULTILINE,
-    )
-    how_to_get = (
-        "On a GPU machine: pip install 'sglang==0.5.23' into an environment of its own. "
-        "On a CPU: in a clone of Burstline, "
-        f"scripts/install-sglang-cpu.sh DIR. Then set {PYTHON_VARIABLE}=DIR/bin/python, "
-        "or use --container."
-    )
+    cause = re.compile(_TABLES["cause"], re.MULTILINE)
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)

@@ -77,10 +77,7 @@ class Tgi(ProgramEngine):
     gauge_names = _TABLES["gauge_names"]
     latencies = _TABLES["latencies"]
     means = means_in(_TABLES["means"])
-    how_to_get = (
-        f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
-        f"have {LAUNCHER} on the PATH or named by {LAUNCHER_VARIABLE}."
-    )
+    how_to_get = _TABLES["how_to_get"].format(variable=LAUNCHER_VARIABLE, program=LAUNCHER)
 
     def launch(self, options: LaunchOptions) -> Launch:
         launcher = self.installation(options)

@@ -22,6 +22,7 @@ from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 
+_TABLES = tables_beside(__file__, "transformers_serve.toml")
 _BATCHING = ("--continuous-batching", "--no-continuous-batching")
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
@@ -43,15 +44,12 @@ class TransformersServe(PackagedEngine):
     default_port: int | None = 8000
     needs_weights = True
     one_sampling_unless = "--no-continuous-batching"
-    settings = spellings(tables_beside(__file__, "transformers_serve.toml")["settings"])
+    settings = spellings(_TABLES["settings"])
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     cause = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
     last_cause = True
-    how_to_get = (
-        f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "
-        "interpreter that has them if it is not Burstline's."
-    )
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def find(self, python: str | None) -> Installation | None:
         found = super().find(python)

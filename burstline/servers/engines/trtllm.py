@@ -40,13 +40,8 @@ class TrtLlm(ProgramEngine):
     gauge_names = _TABLES["gauge_names"]
     latencies = _TABLES["latencies"]
     means = means_in(_TABLES["means"])
-    cause = re.compile(
-        r"(?:(?<![\w.])[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)"
-    )
-    how_to_get = (
-        f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "
-        f"named by {SERVER_VARIABLE}, or use --container."
-    )
+    cause = re.compile(_TABLES["cause"])
+    how_to_get = _TABLES["how_to_get"].format(variable=SERVER_VARIABLE, program=SERVER)
 
     def launch(self, options: LaunchOptions) -> Launch:
         server = self.installation(options) or SERVER

