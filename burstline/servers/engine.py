@@ -129,9 +129,12 @@ class Engine:
             return False
         return not any(any(folder.glob(f"*.{ending}")) for ending in self.weight_files)
 
-    def installed(self, python: str | None) -> str | None:
-        """Its version on this machine ("" where it has none to tell), None where it is not installed."""
-        raise NotImplementedError
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        """Its version on this machine ("" where it has none to tell), None where it is not installed.
+
+        One that is found in no other way is a part of Burstline, or is only attached to.
+        """
+        return None if self.attach_only else ""
 
     def launch(self, options: LaunchOptions) -> Launch:
         """The command that starts the server; EngineError, with how to get it, where it is not installed."""

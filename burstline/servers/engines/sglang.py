@@ -53,11 +53,12 @@ class Sglang(PackagedEngine):
     settings = spellings(_TABLES["settings"])
     profiler: Profiler | None = Profiler(
         lambda folder, most_steps: {
-            "output_dir": str(folder), "num_steps": most_steps, "record_shapes": True, "with_stack": False,
-            "detailed_annotations": True,
+            **_TABLES["profiler"],
+            "output_dir": str(folder),
+            "num_steps": most_steps,
         },
         "in a version that has /start_profile",
-    )  # fmt: skip
+    )
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
     gauge_names = _TABLES["gauge_names"]
     latencies = _TABLES["latencies"]

@@ -41,9 +41,6 @@ class Truth(Engine):
     last_cause = True
     how_to_get = "it is part of Burstline"
 
-    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
-        return ""
-
     def launch(self, options: LaunchOptions) -> Launch:
         where = ("--host", options.host, "--port", str(options.port), "--model", options.served_name)
         argv = (options.python or sys.executable, "-P", "-m", "burstline.servers.truth", *where)

@@ -43,11 +43,7 @@ _TABLES = tables_beside(__file__, "vllm.toml")
 
 
 def _profiler_config(folder: str) -> dict[str, object]:
-    """Contexts are in the detailed annotations only; the front end's own trace holds no product."""
-    return {
-        "profiler": "torch", "torch_profiler_dir": folder, "torch_profiler_record_shapes": True,
-        "torch_profiler_with_stack": False, "detailed_trace_annotation": True, "ignore_frontend": True,
-    }  # fmt: skip
+    return _TABLES["profiler"] | {"torch_profiler_dir": folder}
 
 
 class Vllm(PackagedEngine):
