@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burstline.errors import tables_beside
 from burstline.servers.gauges import Gauges, Mean, gauges_in
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
@@ -75,13 +76,7 @@ class Engine:
     """It serves a model of its own where none is named."""
     signs: Sequence[Sign] = ()
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
-    stages: Sequence[tuple[str, str]] = (
-        (r"(?i)\bdownloading\b", "downloading"),
-        (r"(?i)load\w* .*(?:weights|checkpoint|shards|tensors)", "loading weights"),
-        (r"(?i)torch\.compile takes|\bcompiling\b|compile range", "compiling"),
-        (r"(?i)^(?!.*disabl).*warm(?:ing)? ?up", "warming up"),
-        (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
-    )
+    stages: Sequence[tuple[str, str]] = tables_beside(__file__, "stages.toml")["stages"]
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
     one_sampling_unless: str | None = None
     """Without this flag it samples all requests as its first, the greedy one for readiness."""

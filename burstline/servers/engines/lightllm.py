@@ -133,26 +133,20 @@ class Lightllm(PackagedEngine):
         ranks, kv, off = info.get("tp"), info.get("llm_kv_type"), info.get("disable_cudagraph")
         return Identity(
             engine=self.name,
+            **{name: info.get(own) for name, own in _TABLES["identity"].items()},
             model=info.get("model_dir")
             or model.get("id")
             or json_at(get, "/get_model_name").get("model_name"),
             max_model_len=model.get("max_model_len"),
-            dtype=info.get("data_type"),
             # "None", the flag's own default, is a text: the cache is kept in the data type.
             kv_cache_dtype=info.get("data_type") if kv in (None, "None", "none") else _KV_DTYPES.get(kv, kv),
-            quantization=info.get("quant_type"),
             chunked_prefill=opposite(info.get("disable_chunked_prefill")),
             # Beyond these batches it decodes eagerly.
             cuda_graphs=off if off is None else "off" if off else f"up to {info.get('graph_max_batch_size')}",
             attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
-            data_parallel_size=info.get("dp"),
-            expert_parallel=info.get("enable_ep_moe"),
-            gpu_memory_utilization=info.get("mem_fraction"),
             kv_tok=kv_tok,
             # Each rank logs the bytes of its own share of a token.
             kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
-            max_num_seqs=info.get("running_max_req_size"),
-            max_num_batched_tokens=info.get("batch_max_tokens"),
             prefix_cache=opposite(info.get("disable_dynamic_prompt_cache")),
             tensor_parallel_size=ranks,
             raw={"models": models, "server_info": info},

@@ -10,7 +10,7 @@ import orjson
 
 from burstline.compute_threads import KEEPS_MEMORY
 from burstline.errors import tables_beside
-from burstline.servers.engine import Profiler
+from burstline.servers.engine import Engine, Profiler
 from burstline.servers.engines.vllm import Vllm
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.introspection import owned_by
@@ -21,8 +21,6 @@ from burstline.workloads.request import Request, RequestKind, WorkloadError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
 
 
 class Reference(Vllm):
@@ -41,6 +39,9 @@ class Reference(Vllm):
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
     start_flags = frozenset({"--port", "--step-log"})
+    cause = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
+    last_cause = True
+    root_cause = Engine.root_cause  # not vLLM's
     how_to_get = "it is part of Burstline"
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
@@ -73,10 +74,10 @@ class Reference(Vllm):
         info, reported = orjson.loads(reply.body), super().identify(get, log)
         return replace(
             reported,
-            dtype=info["dtype"],
-            weight_bytes=info["weight_bytes"],
-            max_num_seqs=info["max_num_seqs"],
-            max_num_batched_tokens=info["max_num_batched_tokens"],
+            **{
+                name: info[name]
+                for name in ("dtype", "weight_bytes", "max_num_seqs", "max_num_batched_tokens")
+            },
             vocab_size=info["config"]["vocab_size"],
             tensor_parallel_size=1,
             raw={**reported.raw, **info},
@@ -91,6 +92,3 @@ class Reference(Vllm):
     def cores_of(self, identity: Identity) -> int | None:
         threads = identity.raw.get("threads")
         return threads if isinstance(threads, int) else 1
-
-    def root_cause(self, log: str) -> str | None:
-        return next(reversed(_CAUSE.findall(log)), None)

@@ -164,30 +164,22 @@ class Sglang(PackagedEngine):
         chunk = info.get("chunked_prefill_size") or 0
         return Identity(
             engine=self.name,
-            version=info.get("version"),
+            **{name: info.get(own) for name, own in _TABLES["identity"].items()},
             model=model.get("model_path") or info.get("model_path"),
             max_model_len=served.get("max_model_len") or info.get("context_length"),
             # The cache is of the model's type unless another was asked for.
             dtype=asked_dtype or (kv_dtype if not asked_kv_dtype else None),
             kv_cache_dtype=asked_kv_dtype or kv_dtype or asked_dtype,
             kv_tok=int(kv_tok) if kv_tok else None,
-            kv_block_tok=info.get("page_size"),
             kv_bytes=_from_gib(measured.get("sglang:kv_cache_memory_usage_gb") or memory.get("kvcache")),
             weight_bytes=_from_gib(measured.get("sglang:weight_memory_usage_gb") or memory.get("weight")),
             max_num_seqs=states[0].get("effective_max_running_requests_per_dp")
             or info.get("max_running_requests"),
             max_num_batched_tokens=chunk if chunk > 0 else info.get("max_prefill_tokens"),
-            quantization=info.get("quantization"),
             chunked_prefill=chunk > 0 if info else None,
             cuda_graphs=_graphs((info.get("cuda_graph_config") or {}).get("decode") or {}),
-            attention=info.get("attention_backend"),
-            system=info.get("device"),
-            pipeline_parallel_size=info.get("pp_size"),
-            data_parallel_size=info.get("dp_size"),
             expert_parallel=info["ep_size"] > 1 if info.get("ep_size") else None,
-            gpu_memory_utilization=info.get("mem_fraction_static"),
             prefix_cache=opposite(info.get("disable_radix_cache")),
-            tensor_parallel_size=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},
         )
 

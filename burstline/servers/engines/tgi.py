@@ -174,16 +174,12 @@ class Tgi(ProgramEngine):
         kv_tok = number(logged(log, r"Setting max batch total tokens to (\d+)"))
         return Identity(
             engine=self.name,
-            version=info.get("version"),
-            model=info.get("model_id"),
-            max_model_len=info.get("max_total_tokens"),
+            **{name: info.get(own) for name, own in _TABLES["identity"].items()},
             dtype=_dtype(_argument(lines, "dtype")) or info.get("model_dtype"),  # absent since 3.0
             kv_tok=kv_tok or (int(blocks[1]) * int(blocks[2]) if blocks else None),
             kv_block_tok=int(blocks[2]) if blocks else None,
-            max_input_tok=info.get("max_input_tokens"),
             # /info does not tell the batch limit: max_concurrent_requests is the one of admission.
             max_num_seqs=number(_argument(lines, "max_batch_size")),
-            admission_limit=info.get("max_concurrent_requests"),
             max_num_batched_tokens=number(
                 _argument(lines, "max_batch_prefill_tokens")
                 or logged(lines, r"Default `max_batch_prefill_tokens` to (\d+)")
