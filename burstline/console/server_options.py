@@ -40,16 +40,13 @@ class ServerOptions:
     """
 
     engine: str | None = option(
-        f"the engine to start, or that of the server at --url: {', '.join(BUILT_IN)}",
-        metavar="NAME",
-        once=True,
+        f"the engine to start, or that of the server at --url: {', '.join(BUILT_IN)}", **_ROWS["engine"]
     )
     url: tuple[Secret, ...] | None = option(
         f"a server that is already running, or several replicas, used in turn (API key: {API_KEY_VARIABLE})",
         parse=lambda text: Secret.words(*filter(None, map(str.strip, text.split(",")))),
         write=lambda urls: ",".join(map(Secret.reveal, urls)),
-        metavar="URL[,URL...]",
-        once=True,
+        **_ROWS["url"],
     )
     model: str | None = option(**_ROWS["model"])
     port: int | None = option(**_ROWS["port"], parse=int)

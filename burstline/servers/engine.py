@@ -24,6 +24,8 @@ from burstline.workloads.request import Request
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_TABLES = tables_beside(__file__, "engine.toml")
+
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
@@ -76,7 +78,7 @@ class Engine:
     """It serves a model of its own where none is named."""
     signs: Sequence[Sign] = ()
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
-    stages: Sequence[tuple[str, str]] = tables_beside(__file__, "stages.toml")["stages"]
+    stages: Sequence[tuple[str, str]] = _TABLES["stages"]
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
     one_sampling_unless: str | None = None
     """Without this flag it samples all requests as its first, the greedy one for readiness."""
@@ -222,12 +224,11 @@ class Engine:
     def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:  # noqa: ARG002
         """Notices about this load at this server, printed before it is sent."""
         slots = None if self.capabilities.queue_depth else identity.max_num_seqs
-        refused = "admits {most:,} requests at once: of {n:,} it will refuse up to {beyond:,}"
-        queued = (
-            "has {most:,} slots: of {n:,} requests at once up to {beyond:,} wait in a queue that none of its "
-            "metrics shows"
+        told = _TABLES["limits"]
+        limits = (
+            (identity.admission_limit, told["refused"], self.admission_flag),
+            (slots, told["queued"], self.slots_flag),
         )
-        limits = ((identity.admission_limit, refused, self.admission_flag), (slots, queued, self.slots_flag))
         return tuple(
             f"{self.title} {text.format(most=most, n=n_at_once, beyond=n_at_once - most)}. Pass "
             f"--concurrency {most}, or raise the server's limit{f' ({flag})' if flag else ''}"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from burstline.dtypes import FLOAT_NAMES, FLOATS
 from burstline.errors import tables_beside
 from burstline.workloads.options import flag_of, given, on_or_off, option, options_of
 from burstline.workloads.request import WorkloadError
-
-Group = Literal["precision", "batch-limits", "parallelism"]
-"""The group of a setting that must be equal: the code of the reason if it is not."""
-
 
 _ROWS: Final = tables_beside(__file__, "settings.toml")
 
@@ -58,7 +54,7 @@ class Settings:
 
 SETTINGS: Final = options_of(Settings)
 """Every setting's row by name."""
-EQUAL: Final[Mapping[str, tuple[Group, str]]] = {
+EQUAL: Final[Mapping[str, tuple[str, str]]] = {
     name: tuple(row["equal"]) for name, row in _ROWS.items() if "equal" in row
 }
 """The settings that must be equal where engines are compared: the code of the reason, and a title."""

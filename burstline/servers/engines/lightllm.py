@@ -34,10 +34,7 @@ DEFAULT_SLOTS = 256
 """LightLLM's own `--running_max_req_size`."""
 
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
-
 _GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
-
-
 _KV_DTYPES = {"int8kv": "int8", "int4kv": "int4", "fp8kv_sph": "fp8", "fp8kv_spt": "fp8"}
 _TABLES = tables_beside(__file__, "lightllm.toml")
 
@@ -179,13 +176,8 @@ def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     if asked is None:
         flags = ("--running_max_req_size", str(wanted))
-        note = (
-            f"--running_max_req_size {wanted}: requests beyond the slots ({DEFAULT_SLOTS} by default) wait "
-            "in LightLLM's HTTP process, which polls every 0.1 to 1 s and appears in no metric"
-        )
-        notes = (note,)
+        notes = (_TABLES["notes"]["slots"].format(wanted=wanted, default=DEFAULT_SLOTS),)
     if not option_of(options.extra_args, "--graph_max_batch_size", "--disable_cudagraph"):
         flags += ("--graph_max_batch_size", str(wanted))
-        size = f"--graph_max_batch_size {wanted}"
-        notes += (f"{size}: batches beyond it ({DEFAULT_SLOTS} by default) decode without CUDA graphs",)
+        notes += (_TABLES["notes"]["graphs"].format(wanted=wanted, default=DEFAULT_SLOTS),)
     return flags, notes

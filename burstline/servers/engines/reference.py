@@ -22,6 +22,9 @@ from burstline.workloads.request import Request, RequestKind, WorkloadError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_STATED = ("dtype", "weight_bytes", "max_num_seqs", "max_num_batched_tokens")
+"""Fields of `Identity` that its `/server_info` has by the same names."""
+
 
 class Reference(Vllm):
     """Starts `python -m burstline.servers.reference`, which needs no installation, no folder and no GPU."""
@@ -74,10 +77,7 @@ class Reference(Vllm):
         info, reported = orjson.loads(reply.body), super().identify(get, log)
         return replace(
             reported,
-            **{
-                name: info[name]
-                for name in ("dtype", "weight_bytes", "max_num_seqs", "max_num_batched_tokens")
-            },
+            **{name: info[name] for name in _STATED},
             vocab_size=info["config"]["vocab_size"],
             tensor_parallel_size=1,
             raw={**reported.raw, **info},

@@ -52,11 +52,7 @@ class Sglang(PackagedEngine):
     lora_path: Sequence[str] | None = ("lora_path",)
     settings = spellings(_TABLES["settings"])
     profiler: Profiler | None = Profiler(
-        lambda folder, most_steps: {
-            **_TABLES["profiler"],
-            "output_dir": str(folder),
-            "num_steps": most_steps,
-        },
+        lambda folder, most_steps: _TABLES["profiler"] | {"output_dir": str(folder), "num_steps": most_steps},
         "in a version that has /start_profile",
     )
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)

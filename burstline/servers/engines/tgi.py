@@ -36,6 +36,7 @@ ROUND_TOK = 1024
 DEFAULT_CONCURRENT = 128
 """TGI's own `--max-concurrent-requests`: what exceeds them is refused at once."""
 _TABLES = tables_beside(__file__, "tgi.toml")
+_NOTES = _TABLES["notes"]
 
 
 class Tgi(ProgramEngine):
@@ -137,13 +138,8 @@ class Tgi(ProgramEngine):
         if longest_output_tok <= ROUND_TOK:
             return notes
         rounds = -(-longest_output_tok // ROUND_TOK)
-        note = (
-            f"TGI serves outputs beyond {ROUND_TOK:,} tokens in rounds of {ROUND_TOK:,}: after each round a "
-            f"request is queued and prefilled again, and {longest_output_tok:,} tokens would become "
-            f"{rounds * ROUND_TOK:,}. The client disconnects at the requested token; expect a gap at token "
-            f"{ROUND_TOK + 1:,}"
-        )
-        return (*notes, note)
+        sizes = {"round": ROUND_TOK, "after": ROUND_TOK + 1, "whole": rounds * ROUND_TOK}
+        return (*notes, _NOTES["rounds"].format(longest=longest_output_tok, **sizes))
 
     def hang_up_at(self, request: Request) -> int | None:
         """Beyond 1,024 tokens the router serves whole rounds of 1,024: nothing stops it at the asked one.
@@ -220,18 +216,9 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
     """The folder to serve, and what the user must know of it."""
     folder, copy = Path(options.model), options.run_dir / "tgi-model"
     if not (folder / "config.json").is_file():
-        note = (
-            f"TGI cannot ignore the end of text, and {options.model} is not a local folder: "
-            "requests that end early are reported as `short`"
-        )
-        return options.model, (note,)
+        return options.model, (_NOTES["may_end_early"].format(model=options.model),)
     unused = endless_copy(folder, copy)
-    note = (
-        f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
-        f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
-        "where they end early, it is reported as `short`"
-    )
-    return str(copy.resolve()), (note,)
+    return str(copy.resolve()), (_NOTES["endless"].format(folder=folder, unused=unused),)
 
 
 def endless_copy(folder: Path, to: Path) -> int:
@@ -269,7 +256,7 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     wanted = options.n_concurrent or 0
     if wanted <= DEFAULT_CONCURRENT or option_of(options.extra_args, "--max-concurrent-requests"):
         return (), ()
-    note = f"--max-concurrent-requests {wanted}: TGI refuses more than {DEFAULT_CONCURRENT} by default"
+    note = _NOTES["admission"].format(wanted=wanted, most=DEFAULT_CONCURRENT)
     return ("--max-concurrent-requests", str(wanted)), (note,)
 
 

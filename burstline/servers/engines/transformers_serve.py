@@ -75,10 +75,7 @@ class TransformersServe(PackagedEngine):
             memory = psutil.virtual_memory()
             share = 0.5 * min(memory.available, memory_limit() or memory.available) / memory.total
             argv = (*argv, "--cb-max-memory-percent", f"{share:.3f}")
-            notes.append(
-                f"its KV cache takes at most half of this machine's free memory ({share:.0%} of all); "
-                "another bound: -- --cb-max-memory-percent F or --cb-num-blocks N"
-            )
+            notes.append(_TABLES["notes"]["kv_cache"].format(share=share))
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
             argv,

@@ -33,7 +33,6 @@ from burstline.servers.settings import spellings
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
 
-
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
 _ONLY_POINTS_AT_THE_CAUSE = ("root cause", "initialization failed")
