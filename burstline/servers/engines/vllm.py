@@ -36,13 +36,11 @@ PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
 _ONLY_POINTS_AT_THE_CAUSE = ("root cause", "initialization failed")
-
-
 _TABLES = tables_beside(__file__, "vllm.toml")
 
 
 def _profiler_config(folder: str) -> dict[str, object]:
-    return _TABLES["profiler"] | {"torch_profiler_dir": folder}
+    return {**_TABLES["profiler"], "torch_profiler_dir": folder}
 
 
 class Vllm(PackagedEngine):
