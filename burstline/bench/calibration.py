@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from burstline.machine.hints import DEVICE_FILE, Hints
 from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
+from burstline.servers.host.child import command, import_path
 
 NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
 """The variable that leaves a run's measurement of the CPU out, as --no-calibrate does."""
@@ -85,15 +85,13 @@ def calibrate_pinned(
 
     `config` is a model's config.json. RooflineError where that process fails, or is not done by `timeout_s`.
     """
-    command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
-    command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
-    ours = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    argv = [*command("burstline.roofline.calibrate.calibrate"), str(config), str(out)]
+    argv += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
     # Our own threads take parts of the rows.
-    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, "1"), **KEEPS_MEMORY}
+    env = {**os.environ, "PYTHONPATH": import_path(), **dict.fromkeys(BLAS_THREADS, "1"), **KEEPS_MEMORY}
     how: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "timeout": timeout_s}
     try:
-        done = subprocess.run(command, check=False, **how)
+        done = subprocess.run(argv, check=False, **how)
     except subprocess.TimeoutExpired:
         raise RooflineError(f"calibration on {device} did not end within {timeout_s:g} s") from None
     if done.returncode:

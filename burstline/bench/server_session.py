@@ -17,6 +17,7 @@ import huggingface_hub as hub
 from huggingface_hub import constants
 
 from burstline.console.server_options import API_KEY_VARIABLE, START, ServerOptions
+from burstline.errors import tables_beside
 from burstline.loadgen.capture.files import TRACES
 from burstline.servers.engine import Engine
 from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
@@ -133,15 +134,10 @@ def check_requests(where: ServerOptions) -> None:
         found.add(base)
 
 
-_ANSWERS: Final = "drop it, for each request gets one streamed reply"
-_LENGTH: Final = "set it with --output-tokens"
-_PROMPT: Final = "set it with --prompt-tokens, --data or --trace"
 OWN_FIELDS: Final = {
-    **dict.fromkeys(("stream", "stream_options", "n", "best_of", "echo", "return_full_text"), _ANSWERS),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict"), _LENGTH),
-    **dict.fromkeys(("min_tokens", "min_new_tokens", "ignore_eos", "generation_config"), _LENGTH),
-    **dict.fromkeys(("prompt", "messages", "input", "inputs", "input_ids", "text"), _PROMPT),
-    **dict.fromkeys(("query", "documents"), _PROMPT),
+    name: row["instead"]
+    for row in tables_beside(__file__, "own_fields.toml")["fields"]
+    for name in row["names"]
 }
 """Fields that Burstline sets and measures by, in the words of all engines, and what to do instead."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.console.flags import add_options, read_options
+from burstline.errors import tables_beside
 from burstline.servers.redact import Secret
 from burstline.servers.registry import BUILT_IN
 from burstline.servers.settings import Settings
@@ -17,6 +18,7 @@ from burstline.workloads.options import option, seconds
 API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
 START: Final = ("port", "engine_python", "container")
 """The options of an engine that is started here."""
+_ROWS: Final = tables_beside(__file__, "server_options.toml")
 
 
 def own_key() -> Secret | None:
@@ -38,65 +40,29 @@ class ServerOptions:
     """
 
     engine: str | None = option(
-        f"the engine to start, or that of the server at --url: {', '.join(BUILT_IN)}",
-        metavar="NAME",
-        once=True,
+        f"the engine to start, or that of the server at --url: {', '.join(BUILT_IN)}", **_ROWS["engine"]
     )
     url: tuple[Secret, ...] | None = option(
         f"a server that is already running, or several replicas, used in turn (API key: {API_KEY_VARIABLE})",
         parse=lambda text: Secret.words(*filter(None, map(str.strip, text.split(",")))),
         write=lambda urls: ",".join(map(Secret.reveal, urls)),
-        metavar="URL[,URL...]",
-        once=True,
+        **_ROWS["url"],
     )
-    model: str | None = option(
-        "a model folder, or a name that the engine knows", metavar="NAME_OR_DIR", once=True
-    )
-    port: int | None = option(
-        "port of the started engine (any free one)", parse=int, metavar="PORT", once=True
-    )
-    engine_python: str | None = option(
-        "Python interpreter that has the engine installed", metavar="PATH", once=True
-    )
-    container: str | None = option(
-        "start the engine in a container (docker or podman), from IMAGE or the engine's pinned image",
-        metavar="IMAGE",
-        bare="",
-    )
-    endpoint: str | None = option(
-        "which API to use: the engine's own or one of OpenAI's (default: the one that counts tokens best)",
-        choices=("native", "completions", "chat"),
-    )
-    extra_body: Secret | None = option(
-        "JSON object to merge into the body of each request, e.g. '{\"min_p\": 0.1}'",
-        metavar="JSON",
-        **_hides("--extra-body"),
-    )
-    header: tuple[Secret, ...] = option(
-        "HTTP header of each request (repeatable)", (), many=True, metavar="'NAME: VALUE'", **_hides("-H")
-    )
+    model: str | None = option(**_ROWS["model"])
+    port: int | None = option(**_ROWS["port"], parse=int)
+    engine_python: str | None = option(**_ROWS["engine_python"])
+    container: str | None = option(**_ROWS["container"])
+    endpoint: str | None = option(**_ROWS["endpoint"], choices=("native", "completions", "chat"))
+    extra_body: Secret | None = option(**_ROWS["extra_body"], **_hides("--extra-body"))
+    header: tuple[Secret, ...] = option(**_ROWS["header"], default=(), **_hides("-H"))
     lora: tuple[str, ...] = option(
-        "LoRA adapters, used in turn; a name given twice gets twice the share",
-        (),
-        parse=lambda text: tuple(filter(None, text.split(","))),
-        metavar="NAME,...",
+        **_ROWS["lora"], default=(), parse=lambda text: tuple(filter(None, text.split(",")))
     )
-    ready_s: float | None = option(
-        "how long the server may take until its first token, e.g. to load a model", parse=seconds, metavar="S"
-    )
-    ca_bundle: str | None = option("additional certificates to trust", metavar="FILE")
-    insecure: bool = option("do not verify TLS certificates", False, parse=bool)
-    gpus: str | None = option(
-        "the server's GPUs on this machine, by index or UUID (default: those that hold its processes)",
-        metavar="N[,N...]",
-    )
-    profile: Path | None = option(
-        "after the load, send a short second load with the engine's profiler on, and show how long each GEMM "
-        "took; for a server at --url, name the folder where it writes its traces",
-        parse=Path,
-        metavar="DIR",
-        bare=Path(),
-    )
+    ready_s: float | None = option(**_ROWS["ready_s"], parse=seconds)
+    ca_bundle: str | None = option(**_ROWS["ca_bundle"])
+    insecure: bool = option(**_ROWS["insecure"], default=False, parse=bool)
+    gpus: str | None = option(**_ROWS["gpus"])
+    profile: Path | None = option(**_ROWS["profile"], parse=Path, bare=Path())
     settings: Settings = field(default_factory=Settings)
     engine_args: tuple[Secret, ...] = ()
     api_key: Secret | None = None

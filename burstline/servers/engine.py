@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burstline.errors import tables_beside
 from burstline.servers.gauges import Gauges, Mean, gauges_in
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
@@ -22,6 +23,8 @@ from burstline.workloads.request import Request
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_TABLES = tables_beside(__file__, "engine.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,7 @@ class Engine:
     """It serves a model of its own where none is named."""
     signs: Sequence[Sign] = ()
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
-    stages: Sequence[tuple[str, str]] = (
-        (r"(?i)\bdownloading\b", "downloading"),
-        (r"(?i)load\w* .*(?:weights|checkpoint|shards|tensors)", "loading weights"),
-        (r"(?i)torch\.compile takes|\bcompiling\b|compile range", "compiling"),
-        (r"(?i)^(?!.*disabl).*warm(?:ing)? ?up", "warming up"),
-        (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
-    )
+    stages: Sequence[tuple[str, str]] = _TABLES["stages"]
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
     one_sampling_unless: str | None = None
     """Without this flag it samples all requests as its first, the greedy one for readiness."""
@@ -129,9 +126,12 @@ class Engine:
             return False
         return not any(any(folder.glob(f"*.{ending}")) for ending in self.weight_files)
 
-    def installed(self, python: str | None) -> str | None:
-        """Its version on this machine ("" where it has none to tell), None where it is not installed."""
-        raise NotImplementedError
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        """Its version on this machine ("" where it has none to tell), None where it is not installed.
+
+        One that is found in no other way is a part of Burstline, or is only attached to.
+        """
+        return None if self.attach_only else ""
 
     def launch(self, options: LaunchOptions) -> Launch:
         """The command that starts the server; EngineError, with how to get it, where it is not installed."""
@@ -224,12 +224,11 @@ class Engine:
     def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:  # noqa: ARG002
         """Notices about this load at this server, printed before it is sent."""
         slots = None if self.capabilities.queue_depth else identity.max_num_seqs
-        refused = "admits {most:,} requests at once: of {n:,} it will refuse up to {beyond:,}"
-        queued = (
-            "has {most:,} slots: of {n:,} requests at once up to {beyond:,} wait in a queue that none of its "
-            "metrics shows"
+        told = _TABLES["limits"]
+        limits = (
+            (identity.admission_limit, told["refused"], self.admission_flag),
+            (slots, told["queued"], self.slots_flag),
         )
-        limits = ((identity.admission_limit, refused, self.admission_flag), (slots, queued, self.slots_flag))
         return tuple(
             f"{self.title} {text.format(most=most, n=n_at_once, beyond=n_at_once - most)}. Pass "
             f"--concurrency {most}, or raise the server's limit{f' ({flag})' if flag else ''}"

@@ -44,19 +44,11 @@ class Mean:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def mean_of(histogram: str, **labels: str) -> Mean:
-    return Mean(f"{histogram}_sum", f"{histogram}_count", labels)
-
-
-def drafts(counters: str) -> dict[str, Mean]:
-    """Speculative decoding by counters of this prefix, as vLLM and llama.cpp name them.
-
-    `accepted` is how many drafted tokens a draft brought, `acceptance` which share of them.
-    """
-    accepted = f"{counters}_accepted_tokens_total"
+def means_in(rows: Mapping[str, Any]) -> Mapping[str, Mean]:
+    """The table `means` of an engine's TOML file: histograms by their names, or the fields of a `Mean`."""
     return {
-        "accepted": Mean(accepted, f"{counters}_drafts_total"),
-        "acceptance": Mean(accepted, f"{counters}_draft_tokens_total"),
+        name: Mean(f"{row}_sum", f"{row}_count") if isinstance(row, str) else Mean(**row)
+        for name, row in rows.items()
     }
 
 

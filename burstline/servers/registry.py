@@ -1,4 +1,4 @@
-"""The registry of engines: one line each; its module is imported on first use.
+"""The registry of engines, one line each of `registry.toml`; its module is imported on first use.
 
 `engine_at` says which of them answers at a URL, by the pages that it serves.
 
@@ -18,31 +18,16 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from burstline.errors import tables_beside
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Sign
 from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.workloads.request import Request, WorkloadError
 
-BUILT_IN: Final[Mapping[str, str]] = {
-    "vllm": "vllm:Vllm",
-    "tgi": "tgi:Tgi",
-    "lightllm": "lightllm:Lightllm",
-    "sglang": "sglang:Sglang",
-    "trtllm": "trtllm:TrtLlm",
-    "llamacpp": "llamacpp:LlamaCpp",
-    "transformers": "transformers_serve:TransformersServe",
-    "reference": "reference:Reference",
-    "openai": "endpoint:completions",
-    "openai-chat": "endpoint:chat",
-    "truth": "truth:Truth",
-}
+BUILT_IN: Final[Mapping[str, str]] = tables_beside(__file__, "registry.toml")
 """By name, the module in `servers/engines/` and what makes the engine there."""
-
-
 STYLES: Final[Mapping[str, str]] = {"completions": "openai", "chat": "openai-chat"}
 """OpenAI's dialects, in which other engines can be asked too: `vllm+chat`."""
-
-
 _OF_THE_DIALECT = (
     "decode", "take", "generated", "ready_call", "probe", "capabilities_of", "tokenizes", "capabilities",
     "hang_up_at",

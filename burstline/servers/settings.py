@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from burstline.dtypes import FLOAT_NAMES, FLOATS
+from burstline.errors import tables_beside
 from burstline.workloads.options import flag_of, given, on_or_off, option, options_of
 from burstline.workloads.request import WorkloadError
 
-Group = Literal["precision", "batch-limits", "parallelism"]
-"""The group of a setting that must be equal: the code of the reason if it is not."""
+_ROWS: Final = tables_beside(__file__, "settings.toml")
 
 
-def _setting(
-    help: str,  # noqa: A002
-    parse: Callable[[str], Any],
-    metavar: str,
-    equal: tuple[Group, str] | None = None,
-) -> Any:
-    """A setting's row; `equal`: engines are only compared where it is equal, under this code and title."""
-    row = option(help, parse=parse, metavar=metavar, once=True)
-    return field(default=None, metadata={**row.metadata, _EQUAL: equal})
-
-
-_EQUAL: Final = "equal"
+def _setting(name: str, parse: Callable[[str], Any]) -> Any:
+    """The option of a row of `settings.toml`."""
+    row = _ROWS[name]
+    return option(row["help"], parse=parse, metavar=row["metavar"], once=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +28,20 @@ class Settings:
     settings on the page and what the comparability gate holds equal are made from these rows.
     """
 
-    max_num_seqs: int | None = _setting(
-        "maximum number of requests in a batch", int, "N", ("batch-limits", "Most requests in a batch")
-    )
-    max_num_batched_tokens: int | None = _setting(
-        "maximum number of tokens in a step", int, "N", ("batch-limits", "Most tokens in a step")
-    )
-    max_model_len: int | None = _setting("maximum number of tokens of prompt and output together", int, "N")
-    dtype: str | None = _setting(
-        "data type of weights and activations: bfloat16, float16, float32",
-        str,
-        "TYPE",
-        ("precision", "Precision of the weights"),
-    )
-    kv_cache_dtype: str | None = _setting(
-        "data type of the KV cache: auto, fp8, ...", str, "TYPE", ("precision", "Precision of the KV cache")
-    )
-    quantization: str | None = _setting(
-        "quantization, by the engine's name: awq, gptq, fp8, ...", str, "NAME", ("precision", "Quantisation")
-    )
-    tensor_parallel_size: int | None = _setting(
-        "number of devices that share each layer", int, "N", ("parallelism", "Tensor parallel over")
-    )
-    pipeline_parallel_size: int | None = _setting("number of pipeline stages", int, "N")
-    data_parallel_size: int | None = _setting("number of copies of the model", int, "N")
-    expert_parallel: bool | None = _setting("distribute experts over the devices", on_or_off, "on|off")
-    prefix_cache: bool | None = _setting("reuse the KV cache of shared prefixes", on_or_off, "on|off")
-    chunked_prefill: bool | None = _setting("compute long prompts in chunks", on_or_off, "on|off")
-    gpu_memory_utilization: float | None = _setting("share of the device's memory to use, 0 to 1", float, "X")
-    cuda_graphs: int | None = _setting(
-        "largest batch with a CUDA graph; 0: no graphs, and in vLLM no compilation", int, "N"
-    )
+    max_num_seqs: int | None = _setting("max_num_seqs", int)
+    max_num_batched_tokens: int | None = _setting("max_num_batched_tokens", int)
+    max_model_len: int | None = _setting("max_model_len", int)
+    dtype: str | None = _setting("dtype", str)
+    kv_cache_dtype: str | None = _setting("kv_cache_dtype", str)
+    quantization: str | None = _setting("quantization", str)
+    tensor_parallel_size: int | None = _setting("tensor_parallel_size", int)
+    pipeline_parallel_size: int | None = _setting("pipeline_parallel_size", int)
+    data_parallel_size: int | None = _setting("data_parallel_size", int)
+    expert_parallel: bool | None = _setting("expert_parallel", on_or_off)
+    prefix_cache: bool | None = _setting("prefix_cache", on_or_off)
+    chunked_prefill: bool | None = _setting("chunked_prefill", on_or_off)
+    gpu_memory_utilization: float | None = _setting("gpu_memory_utilization", float)
+    cuda_graphs: int | None = _setting("cuda_graphs", int)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -79,8 +54,8 @@ class Settings:
 
 SETTINGS: Final = options_of(Settings)
 """Every setting's row by name."""
-EQUAL: Final[Mapping[str, tuple[Group, str]]] = {
-    row.name: row.metadata[_EQUAL] for row in fields(Settings) if row.metadata[_EQUAL]
+EQUAL: Final[Mapping[str, tuple[str, str]]] = {
+    name: tuple(row["equal"]) for name, row in _ROWS.items() if "equal" in row
 }
 """The settings that must be equal where engines are compared: the code of the reason, and a title."""
 
@@ -97,29 +72,28 @@ class Spelling:
     environment: Callable[[object], Mapping[str, str]] = field(default=lambda _: {})
 
 
-def valued(flag: str, *others: str) -> Spelling:
-    return Spelling((flag, *others), lambda value: (flag, str(value)))
+def spellings(rows: Mapping[str, Any]) -> Mapping[str, Spelling]:
+    """By setting how an engine spells it, out of the table `settings` of its TOML file.
+
+    A row is its flags, of which the first is sent with the value, or a table: `flags` that take `words`
+    alone, by our names; `flags` with a number, and another flag for `zero`; arguments that switch it `on`
+    and `off`, none where that is its default. Else nothing is sent, for any value or the `only` one.
+    """
+    return {name: _spelling({"flags": row} if isinstance(row, list) else row) for name, row in rows.items()}
 
 
-def sized(flag: str, off: str, *others: str) -> Spelling:
-    """A flag with a number, and another one for 0."""
-    return Spelling((flag, off, *others), lambda n: (flag, str(n)) if n else (off,))
-
-
-def among(flag: str, names: Mapping[str, str], *others: str) -> Spelling:
-    """A flag whose values are these alone."""
-
-    def arguments(value: object) -> tuple[str, ...] | None:
-        word = names.get(str(value))
-        return None if word is None else (flag, word)
-
-    return Spelling((flag, *others), arguments)
-
-
-def switch(on: tuple[str, ...] | None, off: tuple[str, ...] | None) -> Spelling:
-    """Arguments that switch something on and off; None: the engine cannot; (): that is its default."""
-    flags = tuple(word for word in (*(on or ()), *(off or ())) if word.startswith("-"))
-    return Spelling(flags, lambda value: on if value else off)
+def _spelling(row: Mapping[str, Any]) -> Spelling:
+    match row:
+        case {"flags": [flag, *_] as flags, "words": words}:
+            return Spelling(tuple(flags), lambda value: (flag, words[value]) if value in words else None)
+        case {"flags": [flag, *_] as flags, "zero": zero}:
+            return Spelling((*flags, zero), lambda n: (flag, str(n)) if n else (zero,))
+        case {"flags": [flag, *_] as flags}:
+            return Spelling(tuple(flags), lambda value: (flag, str(value)))
+        case {"on": on, "off": off}:
+            own = tuple(word for word in (*on, *off) if word.startswith("-"))
+            return Spelling(own, lambda value: tuple(on if value else off))
+    return Spelling((), lambda value: () if value == row.get("only", value) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,40 +160,25 @@ def run_by_platform(
 ) -> list[int]:
     """Carry out every slot, one thread for each platform; exit codes in the order of `slots`.
 
-    The first error ends its platform and is raised when the others have ended; so is a Ctrl-C.
+    An error ends its platform and is raised when the others have ended; so is a Ctrl-C.
     """
     groups: dict[Platform, list[int]] = {}
     for k, slot in enumerate(slots):
         groups.setdefault(slot.platform or Platform(), []).append(k)
-    codes: dict[int, int] = {}
-    errors: list[BaseException] = []
     runners = [_PlatformRunner(ray, platform) for platform in groups]
 
-    def work(runner: _PlatformRunner, places: Sequence[int]) -> None:
+    def work(runner: _PlatformRunner, places: Sequence[int]) -> list[tuple[int, int]]:
         def call(argv: Sequence[str], slot: Slot) -> int:
             return runner.call(argv, environments[slot.engine.name], slot.model, folder / slot.id)
 
-        try:
-            for k in places:
-                codes[k] = carry_out(slots[k], call)
-        except BaseException as error:
-            errors.append(error)
+        return [(k, carry_out(slots[k], call)) for k in places]
 
-    threads = [
-        threading.Thread(target=work, args=pair, daemon=True)
-        for pair in zip(runners, groups.values(), strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:
-        for runner in runners:
-            runner.interrupt()
-        for thread in threads:
-            thread.join()
-        raise
-    if errors:
-        raise errors[0]
-    return [codes[k] for k in range(len(slots))]
+    with ThreadPoolExecutor(len(groups) or 1) as pool:
+        ending = [pool.submit(work, *pair) for pair in zip(runners, groups.values(), strict=True)]
+        try:
+            wait(ending)
+        except KeyboardInterrupt:
+            for runner in runners:
+                runner.interrupt()
+            raise
+    return [code for _, code in sorted(pair for each in ending for pair in each.result())]

@@ -51,9 +51,6 @@ class Endpoint(Engine):
         self.title = f"OpenAI-compatible endpoint ({style})"
         self.speaks = self._style = style
 
-    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
-        return None
-
     def launch(self, options: LaunchOptions) -> Launch:
         raise EngineError(
             f"an OpenAI-compatible endpoint cannot be started for {options.model}: attach to it by its URL, "

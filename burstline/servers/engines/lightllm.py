@@ -2,11 +2,11 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from burstline.dtypes import FLOATS
-from burstline.servers.gauges import Mean, mean_of
+from burstline.errors import tables_beside
+from burstline.servers.gauges import means_in
 from burstline.servers.host.installation import PackagedEngine
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.introspection import (
@@ -24,7 +24,7 @@ from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Event, Get, Kind, Target
 from burstline.servers.openai import post
 from burstline.servers.replies import Tally
-from burstline.servers.settings import Spelling, among, sized, switch, valued
+from burstline.servers.settings import spellings
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_LIGHTLLM_PYTHON"
@@ -34,12 +34,9 @@ DEFAULT_SLOTS = 256
 """LightLLM's own `--running_max_req_size`."""
 
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
-
 _GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
-
-
-_KV_TYPES = {"int8": "int8kv", "int4": "int4kv", "fp8": "fp8kv_sph"}
-_KV_DTYPES = {own: ours for ours, own in _KV_TYPES.items()} | {"fp8kv_spt": "fp8"}
+_KV_DTYPES = {"int8kv": "int8", "int4kv": "int4", "fp8kv_sph": "fp8", "fp8kv_spt": "fp8"}
+_TABLES = tables_beside(__file__, "lightllm.toml")
 
 
 class Lightllm(PackagedEngine):
@@ -60,45 +57,17 @@ class Lightllm(PackagedEngine):
         Sign("/metrics", rb"^(?:# TYPE )?lightllm_"),  # before 1.1 it listed no models
     )
     needs_weights = True
-    settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--running_max_req_size"),
-        "max_num_batched_tokens": valued("--batch_max_tokens"),
-        "max_model_len": valued("--max_req_total_len"),
-        "dtype": among("--data_type", FLOATS),
-        "kv_cache_dtype": among("--llm_kv_type", _KV_TYPES | {"fp8_e4m3": "fp8kv_sph"}),
-        "quantization": valued("--quant_type"),
-        "tensor_parallel_size": valued("--tp"),
-        "data_parallel_size": valued("--dp"),
-        "expert_parallel": switch(("--enable_ep_moe",), ()),
-        "prefix_cache": switch((), ("--disable_dynamic_prompt_cache",)),
-        "chunked_prefill": switch((), ("--disable_chunked_prefill",)),
-        "gpu_memory_utilization": valued("--mem_fraction"),
-        "cuda_graphs": sized("--graph_max_batch_size", "--disable_cudagraph"),
-    }
+    settings = spellings(_TABLES["settings"])
     lora_path: Sequence[str] | None = None
     slots_flag = "--running_max_req_size"
     # A finished request makes 13 calls into a queue: of 200 requests the last were counted 0.6 s late.
     counters_settle_s = 1.0
     load_flags = frozenset({"--running_max_req_size", "--graph_max_batch_size"})
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("lightllm_num_running_reqs", "lightllm_batch_current_size"),
-        "prompt_tokens": ("lightllm_prompt_tokens_total",),
-        "generation_tokens": ("lightllm_generation_tokens_total",),
-        "prefix_hit_tokens": ("lightllm_cache_length_sum",),
-    }
-    latencies: Mapping[str, str] = {
-        "ttft": "lightllm_request_first_token_duration",
-        "e2e": "lightllm_request_inference_duration",
-    }
-    means: Mapping[str, Mean] = {
-        "token": mean_of("lightllm_request_mean_time_per_token_duration"),
-        "accepted_a_step": mean_of("lightllm_request_mtp_avg_token_per_step"),
-    }
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
+    means = means_in(_TABLES["means"])
     cause = re.compile(r"(?:(?<![\w.])[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
-    how_to_get = (
-        "Install it from https://github.com/ModelTC/LightLLM (PyPI's lightllm is outdated) "
-        f"and set {PYTHON_VARIABLE} to its interpreter, or use --container."
-    )
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)
@@ -161,26 +130,20 @@ class Lightllm(PackagedEngine):
         ranks, kv, off = info.get("tp"), info.get("llm_kv_type"), info.get("disable_cudagraph")
         return Identity(
             engine=self.name,
+            **{name: info.get(own) for name, own in _TABLES["identity"].items()},
             model=info.get("model_dir")
             or model.get("id")
             or json_at(get, "/get_model_name").get("model_name"),
             max_model_len=model.get("max_model_len"),
-            dtype=info.get("data_type"),
             # "None", the flag's own default, is a text: the cache is kept in the data type.
             kv_cache_dtype=info.get("data_type") if kv in (None, "None", "none") else _KV_DTYPES.get(kv, kv),
-            quantization=info.get("quant_type"),
             chunked_prefill=opposite(info.get("disable_chunked_prefill")),
             # Beyond these batches it decodes eagerly.
             cuda_graphs=off if off is None else "off" if off else f"up to {info.get('graph_max_batch_size')}",
             attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
-            data_parallel_size=info.get("dp"),
-            expert_parallel=info.get("enable_ep_moe"),
-            gpu_memory_utilization=info.get("mem_fraction"),
             kv_tok=kv_tok,
             # Each rank logs the bytes of its own share of a token.
             kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
-            max_num_seqs=info.get("running_max_req_size"),
-            max_num_batched_tokens=info.get("batch_max_tokens"),
             prefix_cache=opposite(info.get("disable_dynamic_prompt_cache")),
             tensor_parallel_size=ranks,
             raw={"models": models, "server_info": info},
@@ -213,13 +176,8 @@ def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     if asked is None:
         flags = ("--running_max_req_size", str(wanted))
-        note = (
-            f"--running_max_req_size {wanted}: requests beyond the slots ({DEFAULT_SLOTS} by default) wait "
-            "in LightLLM's HTTP process, which polls every 0.1 to 1 s and appears in no metric"
-        )
-        notes = (note,)
+        notes = (_TABLES["notes"]["slots"].format(wanted=wanted, default=DEFAULT_SLOTS),)
     if not option_of(options.extra_args, "--graph_max_batch_size", "--disable_cudagraph"):
         flags += ("--graph_max_batch_size", str(wanted))
-        size = f"--graph_max_batch_size {wanted}"
-        notes += (f"{size}: batches beyond it ({DEFAULT_SLOTS} by default) decode without CUDA graphs",)
+        notes += (_TABLES["notes"]["graphs"].format(wanted=wanted, default=DEFAULT_SLOTS),)
     return flags, notes

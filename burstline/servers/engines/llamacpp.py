@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from burstline.dtypes import DTYPES, FLOAT_NAMES, FLOATS
-from burstline.servers.gauges import Mean, drafts
+from burstline.errors import tables_beside
+from burstline.servers.gauges import means_in
 from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.identity import Identity, Sign
@@ -25,7 +26,7 @@ from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Event, Get, Kind, ServerTimes, Target
 from burstline.servers.openai import post
 from burstline.servers.replies import Tally
-from burstline.servers.settings import Spelling, switch, valued
+from burstline.servers.settings import Spelling, spellings
 from burstline.workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_LLAMA_SERVER"
@@ -41,7 +42,7 @@ _MAX_HTTP_THREADS = 4096
 _CONTEXT_FLAGS = ("-c", "--ctx-size", "--kv-unified-per-slot")
 _STOPS = {"limit": "length", "eos": "eos", "word": "word"}
 
-
+_TABLES = tables_beside(__file__, "llamacpp.toml")
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 
 
@@ -63,37 +64,16 @@ class LlamaCpp(ProgramEngine):
     weight_files: Sequence[str] = ("gguf",)
     stages: Sequence[tuple[str, str]] = ((r"loading model", "loading weights"),)
     settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("-np", "--parallel"),
-        "max_num_batched_tokens": valued("-b", "--batch-size"),
-        "max_model_len": valued("--kv-unified-per-slot", "-c", "--ctx-size"),
-        # The file has its data type: nothing is sent, and what the server says is compared with it.
-        "dtype": Spelling((), lambda _: ()),
+        **spellings(_TABLES["settings"]),
         "kv_cache_dtype": Spelling(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), _kv),
-        "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
-        "prefix_cache": switch(("--cache-prompt",), ()),
     }
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
     load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("llamacpp:requests_processing",),
-        "waiting": ("llamacpp:requests_deferred",),
-        "prefix_hit_tokens": ("llamacpp:prompt_tokens_cached_total",),
-        "prompt_tokens": ("llamacpp:prompt_tokens_total",),
-        "generation_tokens": ("llamacpp:tokens_predicted_total",),
-    }
-    means: Mapping[str, Mean] = drafts("llamacpp:spec_decode_num")
-    # Those that follow are its callers saying that it failed.
-    cause = re.compile(
-        r"^.*?((?:error loading model: |error while handling argument|error: |failed to |couldn't bind|"
-        r"unable to|ggml.*memory).*)$",
-        re.MULTILINE,
-    )
-    how_to_get = (
-        "In a clone of Burstline, scripts/build-llama-server.sh DIR builds it for this CPU; others are at "
-        f"https://github.com/ggml-org/llama.cpp/releases. Have {SERVER} on the PATH, set {SERVER_VARIABLE} "
-        "to it, or use --container."
-    )
+    gauge_names = _TABLES["gauge_names"]
+    means = means_in(_TABLES["means"])
+    cause = re.compile(_TABLES["cause"], re.MULTILINE)
+    how_to_get = _TABLES["how_to_get"].format(variable=SERVER_VARIABLE, program=SERVER)
 
     def launch(self, options: LaunchOptions) -> Launch:
         server = self.installation(options)

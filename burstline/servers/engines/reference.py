@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING
 import orjson
 
 from burstline.compute_threads import KEEPS_MEMORY
-from burstline.servers.engine import Profiler
+from burstline.errors import tables_beside
+from burstline.servers.engine import Engine, Profiler
 from burstline.servers.engines.vllm import Vllm
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.introspection import owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
-from burstline.servers.settings import Spelling, switch, valued
+from burstline.servers.settings import spellings
 from burstline.workloads.request import Request, RequestKind, WorkloadError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
+_STATED = ("dtype", "weight_bytes", "max_num_seqs", "max_num_batched_tokens")
+"""Fields of `Identity` that its `/server_info` has by the same names."""
 
 
 class Reference(Vllm):
@@ -35,20 +37,14 @@ class Reference(Vllm):
     image: Image | None = None
     brings_model = True
     self_describing = True
-    settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max-num-seqs"),
-        "max_num_batched_tokens": valued("--max-num-batched-tokens"),
-        "max_model_len": valued("--max-model-len"),
-        "dtype": Spelling((), lambda dtype: () if dtype == "float32" else None),
-        "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
-        "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
-        "chunked_prefill": switch((), None),
-        "cuda_graphs": Spelling((), lambda n: None if n else ()),
-    }
+    settings = spellings(tables_beside(__file__, "reference.toml")["settings"])
     profiler: Profiler | None = Profiler(lambda folder, _: {"output_dir": str(folder)}, "again")
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
     start_flags = frozenset({"--port", "--step-log"})
+    cause = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
+    last_cause = True
+    root_cause = Engine.root_cause  # not vLLM's
     how_to_get = "it is part of Burstline"
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
@@ -81,10 +77,7 @@ class Reference(Vllm):
         info, reported = orjson.loads(reply.body), super().identify(get, log)
         return replace(
             reported,
-            dtype=info["dtype"],
-            weight_bytes=info["weight_bytes"],
-            max_num_seqs=info["max_num_seqs"],
-            max_num_batched_tokens=info["max_num_batched_tokens"],
+            **{name: info[name] for name in _STATED},
             vocab_size=info["config"]["vocab_size"],
             tensor_parallel_size=1,
             raw={**reported.raw, **info},
@@ -99,6 +92,3 @@ class Reference(Vllm):
     def cores_of(self, identity: Identity) -> int | None:
         threads = identity.raw.get("threads")
         return threads if isinstance(threads, int) else 1
-
-    def root_cause(self, log: str) -> str | None:
-        return next(reversed(_CAUSE.findall(log)), None)

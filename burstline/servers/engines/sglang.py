@@ -9,8 +9,9 @@ from typing import Any
 
 import psutil
 
+from burstline.errors import tables_beside
 from burstline.servers.engine import Profiler
-from burstline.servers.gauges import Gauges, Mean, mean_of, samples_at
+from burstline.servers.gauges import Gauges, means_in, samples_at
 from burstline.servers.host.cores import allowed_cores, threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.identity import Admission, Identity, Sign
@@ -19,7 +20,7 @@ from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, Event, Get, Kind, ServerTimes, Target
 from burstline.servers.openai import post
 from burstline.servers.replies import Tally
-from burstline.servers.settings import Spelling, among, sized, switch, valued
+from burstline.servers.settings import spellings
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
@@ -33,15 +34,7 @@ _NO_CUDA = Path("lib") / "no-cuda"
 """Where scripts/install-sglang-cpu.sh puts its libcuda.so.1, below the environment."""
 _CPU_KV_BYTES = 2 * GIB
 
-
-_KV_DTYPES = {word: word for word in ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")} | {"fp8": "fp8_e4m3"}
-_OTHER_GRAPH_FLAGS = (
-    "--cuda-graph-bs-decode",
-    "--cuda-graph-backend-decode",
-    "--cuda-graph-config",
-    "--disable-decode-cuda-graph",
-    "--cuda-graph-max-bs",  # before 0.5.20; now ambiguous
-)
+_TABLES = tables_beside(__file__, "sglang.toml")
 
 
 class Sglang(PackagedEngine):
@@ -55,68 +48,19 @@ class Sglang(PackagedEngine):
     # /health says 503 until the server's own warm-up is over, whose 8 tokens its counters would count.
     default_port: int | None = 30000
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
-    stages: Sequence[tuple[str, str]] = (
-        (r"Init parallel begin|Init torch distributed begin", "starting its processes"),
-        (r"Load weight begin", "loading weights"),
-        (r"Load weight end|KV Cache is allocated", "allocating the KV cache"),
-        (r"Capture .*graph begin", "capturing CUDA graphs"),
-        (r"Uvicorn running on", "warming up"),
-    )
+    stages = _TABLES["stages"]
     lora_path: Sequence[str] | None = ("lora_path",)
-    settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max-running-requests"),
-        "max_num_batched_tokens": valued("--chunked-prefill-size"),
-        "max_model_len": valued("--context-length"),
-        "dtype": valued("--dtype"),
-        "kv_cache_dtype": among("--kv-cache-dtype", _KV_DTYPES),
-        "quantization": valued("--quantization"),
-        "tensor_parallel_size": valued("--tp-size", "--tensor-parallel-size", "--tp"),
-        "pipeline_parallel_size": valued("--pp-size", "--pipeline-parallel-size"),
-        "data_parallel_size": valued("--dp-size", "--data-parallel-size"),
-        "prefix_cache": switch((), ("--disable-radix-cache",)),
-        "chunked_prefill": switch((), ("--chunked-prefill-size", "-1")),
-        "gpu_memory_utilization": valued("--mem-fraction-static"),
-        "cuda_graphs": sized("--cuda-graph-max-bs-decode", "--disable-cuda-graph", *_OTHER_GRAPH_FLAGS),
-    }
+    settings = spellings(_TABLES["settings"])
     profiler: Profiler | None = Profiler(
-        lambda folder, most_steps: {
-            "output_dir": str(folder), "num_steps": most_steps, "record_shapes": True, "with_stack": False,
-            "detailed_annotations": True,
-        },
+        lambda folder, most_steps: _TABLES["profiler"] | {"output_dir": str(folder), "num_steps": most_steps},
         "in a version that has /start_profile",
-    )  # fmt: skip
+    )
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("sglang:num_running_reqs",),
-        "waiting": ("sglang:num_queue_reqs",),
-        "kv_used_fraction": ("sglang:token_usage",),
-        # Not sglang:num_retracted_reqs, which is the last batch's own.
-        "preemptions": ("sglang:num_retracted_requests_total",),
-        "prefix_hit_tokens": ("sglang:cached_tokens_total",),
-        "prompt_tokens": ("sglang:prompt_tokens_total",),
-        "generation_tokens": ("sglang:generation_tokens_total",),
-    }
-    latencies: Mapping[str, str] = {
-        "ttft": "sglang:time_to_first_token_seconds",
-        "itl": "sglang:inter_token_latency_seconds",
-        "e2e": "sglang:e2e_request_latency_seconds",
-    }
-    means: Mapping[str, Mean] = {
-        "queue": mean_of("sglang:queue_time_seconds"),
-        # Its gauges of speculation are of the last batch; these counters cover the load.
-        "accepted_a_step": Mean("sglang:generation_tokens_total", "sglang:spec_verify_calls_total"),
-    }
-    cause = re.compile(
-        r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+|"
-        r"Subprocess .+ crashed with exit code -?\d+)",
-        re.MULTILINE,
-    )
-    how_to_get = (
-        "On a GPU machine: pip install 'sglang==0.5.23' into an environment of its own. "
-        "On a CPU: in a clone of Burstline, "
-        f"scripts/install-sglang-cpu.sh DIR. Then set {PYTHON_VARIABLE}=DIR/bin/python, "
-        "or use --container."
-    )
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
+    means = means_in(_TABLES["means"])
+    cause = re.compile(_TABLES["cause"], re.MULTILINE)
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)
@@ -216,30 +160,22 @@ class Sglang(PackagedEngine):
         chunk = info.get("chunked_prefill_size") or 0
         return Identity(
             engine=self.name,
-            version=info.get("version"),
+            **{name: info.get(own) for name, own in _TABLES["identity"].items()},
             model=model.get("model_path") or info.get("model_path"),
             max_model_len=served.get("max_model_len") or info.get("context_length"),
             # The cache is of the model's type unless another was asked for.
             dtype=asked_dtype or (kv_dtype if not asked_kv_dtype else None),
             kv_cache_dtype=asked_kv_dtype or kv_dtype or asked_dtype,
             kv_tok=int(kv_tok) if kv_tok else None,
-            kv_block_tok=info.get("page_size"),
             kv_bytes=_from_gib(measured.get("sglang:kv_cache_memory_usage_gb") or memory.get("kvcache")),
             weight_bytes=_from_gib(measured.get("sglang:weight_memory_usage_gb") or memory.get("weight")),
             max_num_seqs=states[0].get("effective_max_running_requests_per_dp")
             or info.get("max_running_requests"),
             max_num_batched_tokens=chunk if chunk > 0 else info.get("max_prefill_tokens"),
-            quantization=info.get("quantization"),
             chunked_prefill=chunk > 0 if info else None,
             cuda_graphs=_graphs((info.get("cuda_graph_config") or {}).get("decode") or {}),
-            attention=info.get("attention_backend"),
-            system=info.get("device"),
-            pipeline_parallel_size=info.get("pp_size"),
-            data_parallel_size=info.get("dp_size"),
             expert_parallel=info["ep_size"] > 1 if info.get("ep_size") else None,
-            gpu_memory_utilization=info.get("mem_fraction_static"),
             prefix_cache=opposite(info.get("disable_radix_cache")),
-            tensor_parallel_size=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},
         )
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import huggingface_hub as hub
 
-from burstline.servers.gauges import Mean, mean_of
+from burstline.errors import tables_beside
+from burstline.servers.gauges import means_in
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.host.process import free_port
 from burstline.servers.identity import Admission, Capabilities, Identity, Sign
@@ -24,7 +25,7 @@ from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Event, Get, Kind, Target
 from burstline.servers.openai import post
 from burstline.servers.replies import Tally
-from burstline.servers.settings import Spelling, among, valued
+from burstline.servers.settings import Spelling, spellings
 from burstline.workloads.model_files import read_json
 from burstline.workloads.request import Request
 
@@ -34,6 +35,8 @@ ROUND_TOK = 1024
 """Tokens that a request gets per round; then prompt and reply are queued again as one text."""
 DEFAULT_CONCURRENT = 128
 """TGI's own `--max-concurrent-requests`: what exceeds them is refused at once."""
+_TABLES = tables_beside(__file__, "tgi.toml")
+_NOTES = _TABLES["notes"]
 
 
 class Tgi(ProgramEngine):
@@ -60,47 +63,22 @@ class Tgi(ProgramEngine):
     needs_weights = True
     lora_path: Sequence[str] | None = ("parameters", "adapter_id")
     settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max-batch-size"),
-        "max_num_batched_tokens": valued("--max-batch-prefill-tokens"),
+        **spellings(_TABLES["settings"]),
         "max_model_len": Spelling(
             ("--max-total-tokens", "--max-input-tokens"),
             # By default prompts may be as long as the context but for one token; with the total alone, half.
             lambda n: ("--max-total-tokens", str(n), "--max-input-tokens", str(int(str(n)) - 1)),
         ),
-        "dtype": among("--dtype", {"float16": "float16", "bfloat16": "bfloat16"}),
-        "kv_cache_dtype": among(
-            "--kv-cache-dtype", {"fp8_e4m3": "fp8_e4m3fn", "fp8": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
-        ),
-        "quantization": valued("--quantize"),
-        "tensor_parallel_size": valued("--num-shard"),
         "prefix_cache": Spelling((), lambda _: (), lambda on: {"PREFIX_CACHING": "1" if on else "0"}),
         "chunked_prefill": Spelling((), lambda _: (), lambda on: {"PREFILL_CHUNKING": "1" if on else "0"}),
-        "gpu_memory_utilization": valued("--cuda-memory-fraction"),
         "cuda_graphs": Spelling(("--cuda-graphs",), lambda n: ("--cuda-graphs", _graph_sizes(int(str(n))))),
     }
     admission_flag = "--max-concurrent-requests"
     load_flags = frozenset({"--max-concurrent-requests"})
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("tgi_batch_current_size",),
-        "waiting": ("tgi_queue_size",),
-        "prompt_tokens": ("tgi_request_input_length_sum",),
-        "generation_tokens": ("tgi_request_generated_tokens_sum",),
-    }
-    latencies: Mapping[str, str] = {"e2e": "tgi_request_duration"}
-    means: Mapping[str, Mean] = {
-        "queue": mean_of("tgi_request_queue_duration"),
-        "inference": mean_of("tgi_request_inference_duration"),
-        "validation": mean_of("tgi_request_validation_duration"),
-        "token": mean_of("tgi_request_mean_time_per_token_duration"),
-        "prefill_step": mean_of("tgi_batch_inference_duration", method="prefill"),
-        "decode_step": mean_of("tgi_batch_inference_duration", method="decode"),
-        "prefill_forward": mean_of("tgi_batch_forward_duration", method="prefill"),
-        "decode_forward": mean_of("tgi_batch_forward_duration", method="decode"),
-    }
-    how_to_get = (
-        f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
-        f"have {LAUNCHER} on the PATH or named by {LAUNCHER_VARIABLE}."
-    )
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
+    means = means_in(_TABLES["means"])
+    how_to_get = _TABLES["how_to_get"].format(variable=LAUNCHER_VARIABLE, program=LAUNCHER)
 
     def launch(self, options: LaunchOptions) -> Launch:
         launcher = self.installation(options)
@@ -160,13 +138,8 @@ class Tgi(ProgramEngine):
         if longest_output_tok <= ROUND_TOK:
             return notes
         rounds = -(-longest_output_tok // ROUND_TOK)
-        note = (
-            f"TGI serves outputs beyond {ROUND_TOK:,} tokens in rounds of {ROUND_TOK:,}: after each round a "
-            f"request is queued and prefilled again, and {longest_output_tok:,} tokens would become "
-            f"{rounds * ROUND_TOK:,}. The client disconnects at the requested token; expect a gap at token "
-            f"{ROUND_TOK + 1:,}"
-        )
-        return (*notes, note)
+        sizes = {"round": ROUND_TOK, "after": ROUND_TOK + 1, "whole": rounds * ROUND_TOK}
+        return (*notes, _NOTES["rounds"].format(longest=longest_output_tok, **sizes))
 
     def hang_up_at(self, request: Request) -> int | None:
         """Beyond 1,024 tokens the router serves whole rounds of 1,024: nothing stops it at the asked one.
@@ -197,16 +170,12 @@ class Tgi(ProgramEngine):
         kv_tok = number(logged(log, r"Setting max batch total tokens to (\d+)"))
         return Identity(
             engine=self.name,
-            version=info.get("version"),
-            model=info.get("model_id"),
-            max_model_len=info.get("max_total_tokens"),
+            **{name: info.get(own) for name, own in _TABLES["identity"].items()},
             dtype=_dtype(_argument(lines, "dtype")) or info.get("model_dtype"),  # absent since 3.0
             kv_tok=kv_tok or (int(blocks[1]) * int(blocks[2]) if blocks else None),
             kv_block_tok=int(blocks[2]) if blocks else None,
-            max_input_tok=info.get("max_input_tokens"),
             # /info does not tell the batch limit: max_concurrent_requests is the one of admission.
             max_num_seqs=number(_argument(lines, "max_batch_size")),
-            admission_limit=info.get("max_concurrent_requests"),
             max_num_batched_tokens=number(
                 _argument(lines, "max_batch_prefill_tokens")
                 or logged(lines, r"Default `max_batch_prefill_tokens` to (\d+)")
@@ -247,18 +216,9 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
     """The folder to serve, and what the user must know of it."""
     folder, copy = Path(options.model), options.run_dir / "tgi-model"
     if not (folder / "config.json").is_file():
-        note = (
-            f"TGI cannot ignore the end of text, and {options.model} is not a local folder: "
-            "requests that end early are reported as `short`"
-        )
-        return options.model, (note,)
+        return options.model, (_NOTES["may_end_early"].format(model=options.model),)
     unused = endless_copy(folder, copy)
-    note = (
-        f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
-        f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
-        "where they end early, it is reported as `short`"
-    )
-    return str(copy.resolve()), (note,)
+    return str(copy.resolve()), (_NOTES["endless"].format(folder=folder, unused=unused),)
 
 
 def endless_copy(folder: Path, to: Path) -> int:
@@ -296,7 +256,7 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     wanted = options.n_concurrent or 0
     if wanted <= DEFAULT_CONCURRENT or option_of(options.extra_args, "--max-concurrent-requests"):
         return (), ()
-    note = f"--max-concurrent-requests {wanted}: TGI refuses more than {DEFAULT_CONCURRENT} by default"
+    note = _NOTES["admission"].format(wanted=wanted, most=DEFAULT_CONCURRENT)
     return ("--max-concurrent-requests", str(wanted)), (note,)
 
 

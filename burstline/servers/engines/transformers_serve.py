@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 import psutil
 
+from burstline.errors import tables_beside
 from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.host.kernel import memory_limit
@@ -16,11 +17,12 @@ from burstline.servers.introspection import logged, option_of
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.servers.openai import post
-from burstline.servers.settings import Spelling, valued
+from burstline.servers.settings import spellings
 from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 
+_TABLES = tables_beside(__file__, "transformers_serve.toml")
 _BATCHING = ("--continuous-batching", "--no-continuous-batching")
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
@@ -42,20 +44,12 @@ class TransformersServe(PackagedEngine):
     default_port: int | None = 8000
     needs_weights = True
     one_sampling_unless = "--no-continuous-batching"
-    settings: Mapping[str, Spelling] = {
-        "dtype": valued("--dtype"),
-        "quantization": valued("--quantization"),
-        "max_num_batched_tokens": valued("--cb-max-batch-tokens"),
-        "gpu_memory_utilization": valued("--cb-max-memory-percent"),
-    }
+    settings = spellings(_TABLES["settings"])
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     cause = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
     last_cause = True
-    how_to_get = (
-        f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "
-        "interpreter that has them if it is not Burstline's."
-    )
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def find(self, python: str | None) -> Installation | None:
         found = super().find(python)
@@ -81,10 +75,7 @@ class TransformersServe(PackagedEngine):
             memory = psutil.virtual_memory()
             share = 0.5 * min(memory.available, memory_limit() or memory.available) / memory.total
             argv = (*argv, "--cb-max-memory-percent", f"{share:.3f}")
-            notes.append(
-                f"its KV cache takes at most half of this machine's free memory ({share:.0%} of all); "
-                "another bound: -- --cb-max-memory-percent F or --cb-num-blocks N"
-            )
+            notes.append(_TABLES["notes"]["kv_cache"].format(share=share))
         offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
             argv,

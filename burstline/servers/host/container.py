@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +124,7 @@ def engine_pid(runtime: Runtime, name: str) -> int | None:
     Where the runtime lives in another machine (Docker Desktop's, say), its pids mean nothing here.
     """
     done = _ask(runtime, "inspect", "--format", "{{.State.Pid}}", name)
-    if done.returncode != 0 or sys.platform != "linux":
+    if done.returncode != 0:
         return None
     try:
         pid = int(done.stdout)

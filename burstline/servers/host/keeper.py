@@ -1,8 +1,8 @@
 """The keeper of one engine: starts it, reports how it ended, and stops all of its processes.
 
-A `Child` that `process.py` starts. On Linux the keeper is a child subreaper:
-whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
-that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
+A `Child` that `process.py` starts. It is a child subreaper: whatever an engine's process leaves orphaned,
+sessions of its own included, becomes the keeper's child, so that the keeper's descendants are all of the
+engine at any time.
 
     keeper <- KeeperTask
     keeper -> Started            or CannotStart, its last message
@@ -19,14 +19,12 @@ no handler ever interrupts the reaping of a process or sees half of its state.
 """
 
 import contextlib
-import ctypes
 import glob
 import os
 import re
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +37,7 @@ from typing import Any
 import psutil
 
 from burstline.servers.host.cores import allowed_cores, keep_to
+from burstline.servers.host.kernel import prctl
 from burstline.servers.launch import Launch
 from burstline.servers.redact import n_unfinished, redacted
 
@@ -103,8 +102,6 @@ class Keeper:
             # A killed parent closes the connection, unless a child of its own still holds the other end.
             self.stopping = self.stopping or self._home.fileno() in readable or os.getppid() != parent
             self._reap()
-            if sys.platform != "linux":
-                self._look()
 
     def end(self) -> tuple[int, ...]:
         """Ends every process: asked first, killed after the grace. The pids that even that did not end."""
@@ -130,9 +127,6 @@ class Keeper:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if alive and sys.platform != "linux":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.root.pid, signal.SIGKILL)
         return not alive
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
@@ -204,7 +198,7 @@ def _start(task: KeeperTask) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=prepare if sys.platform == "linux" else None,
+        preexec_fn=prepare,
     )
 
 
@@ -231,12 +225,6 @@ def say(home: Connection, message: Message) -> None:
     """Send a message to the parent, who may be gone."""
     with contextlib.suppress(OSError):
         home.send(message)
-
-
-def prctl(option: int, value: int) -> None:
-    """Set an option of this process (Linux)."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def main(home: Connection, task: KeeperTask) -> None:

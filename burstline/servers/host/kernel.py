@@ -7,6 +7,7 @@ cgroup-v1/ and scheduler/sched-bwc.html there.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import socket
 import sys
@@ -30,9 +31,15 @@ def send_at_once(sock: socket.socket) -> None:
 
 def stamp_reads(sock: socket.socket) -> None:
     """Have the kernel stamp what comes; without, only our own reads say when that was."""
-    if sys.platform == "linux" and sys.maxsize > 2**32:
+    if sys.maxsize > 2**32:
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process; of this thread, where the kernel keeps it for each."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def cpu_model() -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -94,8 +93,6 @@ def _listening_at(url: str) -> set[int]:
     """Who listens there. LookupError, EngineError or psutil.Error with the reason where that is not known."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    if sys.platform != "linux":
-        raise LookupError("only Linux says which process listens")
     places = {address[0] for _, address in addresses_of(parts.hostname or "", port)}
     if not places & {each.address for rows in psutil.net_if_addrs().values() for each in rows}:
         if (first := first_of_container(url)) is None:

@@ -32,9 +32,9 @@ def rows_of(source: str, values: Mapping[str, float], at_ns: int | None = None) 
     return [Row(at_ns, source, name, value) for name, value in values.items()]
 
 
-def missing(source: str, why: str, name: str = "*") -> Row:
-    """The row that says a source, or one value of it, is missing."""
-    return Row(time.monotonic_ns(), source, name, None, why)
+def missing(source: str, why: str) -> Row:
+    """The row that says a source is missing."""
+    return Row(time.monotonic_ns(), source, "*", None, why)
 
 
 def as_lines(rows: Iterable[Row]) -> bytes:

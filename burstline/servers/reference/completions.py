@@ -11,17 +11,14 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
+from burstline.errors import tables_beside
 from burstline.servers.reference.scheduler import Sequence
 from burstline.servers.reference.tokenizer import TextStream
 from burstline.workloads.data_sets import Template
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import Sampling, WorkloadError
 
-NOT_OFFERED: dict[str, tuple[object, ...]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (), "prompt_logprobs": (), "suffix": ("",),
-    "stop": ("", []), "stop_token_ids": ([],), "logit_bias": ({},), "top_k": (0, -1), "min_p": (0,),
-    "min_tokens": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
-}  # fmt: skip
+NOT_OFFERED: Mapping[str, list[object]] = tables_beside(__file__, "completions.toml")["not_offered"]
 """Fields that would change the answer, with the values (besides null) under which they would not."""
 
 NULLS = {"logprobs": None, "stop_reason": None, "token_ids": None, "prompt_token_ids": None}
