@@ -30,9 +30,9 @@ PACKAGES = (
     "burstline/roofline",
     "research",
 )
-MOST_IN_FUNCTIONS = 39
+MOST_IN_FUNCTIONS = 36
 """Each for a heavy library that is optional or rarely needed, or for the time of a start."""
-MOST_LINES, MOST_CLASSES = 51_087, 440
+MOST_LINES, MOST_CLASSES = 49_800, 440
 """Of the product, all of `burstline/`; public classes are those of a module (decision 0021)."""
 STILL_BACKWARDS: Set[tuple[str, str]] = set()
 """Folders that import from one that imports from them, the wrong way round: to be cut, never to grow."""
