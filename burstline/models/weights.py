@@ -162,7 +162,7 @@ def gguf_package() -> ModuleType:
         import gguf
     except ImportError:
         raise WorkloadError(
-            "--format gguf needs the package gguf, which is not installed: pip install gguf"
+            "--format gguf needs the package gguf beside Burstline: pip install gguf, or uv pip install gguf"
         ) from None
     package: ModuleType = gguf
     return package

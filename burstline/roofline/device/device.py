@@ -96,7 +96,7 @@ class Device:
         if dtype not in self.peaks:
             raise RooflineError(
                 f"{self.name} has no dense {dtype} peak; it has {', '.join(sorted(self.peaks))}."
-                " Choose one of these, or describe the device in a file of your own."
+                " Choose one of these, or describe the device in a file of your own"
             )
         return self.peaks[dtype]
 
