@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from burstline.measure import summarize as summarize_module
 from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.summary import Summary
@@ -262,6 +263,17 @@ def test_what_the_canary_found_beyond_the_bounds_adds_to_every_event():
     table = records(error_s=0.002)
     assert grades(columns_of(table), 0.05)["ttft"]["p50"].read_effect_s == pytest.approx(0.052)
     assert grades(columns_of(table), 0.06)["tpot"]["p50"].read_effect_s == pytest.approx(0.062 / 3, rel=0.01)
+
+
+def test_the_tokens_of_a_reply_share_what_the_canary_was_off_by(monkeypatch):
+    off = measured(0.06, "s", "")
+    own = summarize_module.instrument
+    monkeypatch.setattr(
+        summarize_module, "instrument", lambda *a, **k: replace(own(*a, **k), canary_p99_s=off)
+    )
+    metrics = Summary.from_json(summarized(records(), conditions(arrivals=("constant", 100.0)))).metrics
+    errors = {name: metrics[name].instrument_error.point for name in ("ttft", "tpot", "itl")}
+    assert errors == pytest.approx({"ttft": 0.06, "tpot": 0.02, "itl": 0.06})
 
 
 def test_requests_that_failed_are_moved_by_nothing():
