@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from burstline.measure.record.verdict import State, Verdict
 from burstline.reports.blocks import Folded, Side
 from burstline.reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
 from burstline.reports.model.comparison import alone, view_of
@@ -39,6 +40,13 @@ def test_every_phase_has_its_roofline_its_bounds_and_the_gap_is_shown(view):
     captions = [table.caption for table in of_kind(blocks, "table")]
     assert sum(caption.startswith("What bounds each op") for caption in captions) == 2
     assert any(caption.startswith("What would help") for caption in captions)
+
+
+def test_a_disturbed_run_says_that_others_have_a_part_in_the_gap(view):
+    for state in (State.VALID, State.DISTURBED):
+        summary = replace(view.summary, verdict=Verdict(state))
+        told = " ".join(note.text for note in of_kind(section(replace(view, summary=summary)), "note"))
+        assert ("is in part theirs" in told) == (state == State.DISTURBED)
 
 
 def test_a_bound_table_names_every_op_with_its_limit(view):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from burstline.measure.record.verdict import State
 from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, table
 from burstline.reports.figures import roofline
 from burstline.reports.model.comparison import View
@@ -32,6 +33,7 @@ def metal(view: View) -> list[Block]:
     bounds = tuple(_bounds(phase, found.device) for phase in found.phases)
     return [
         Note(found.sentence),
+        *[Note(say("roofline.disturbed"))] * (view.summary.verdict.state == State.DISTURBED),
         *_forecast(view.summary.forecast),
         roofline.waterfall(found.waterfall, measured_s),
         *_rooflines(found.phases, found.device),
