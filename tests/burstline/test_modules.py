@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from burstline.bench import report
+from burstline.bench import conclusion
 from burstline.machine import host_facts
 from burstline.measure.record.run_writer import RunDir
 from burstline.servers.registry import ENGINES
@@ -128,11 +128,11 @@ def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None
 @pytest.mark.usefixtures("without_page")
 def test_the_answer_is_there_before_the_page_is_made(burst_run, tmp_path, monkeypatch, capsys) -> None:
     run, before = RunDir(shutil.copytree(burst_run.path, tmp_path / "run")), []
-    monkeypatch.setattr(report, "decode_run", lambda *_: burst_run.record_table)
+    monkeypatch.setattr(conclusion, "decode_run", lambda *_: burst_run.record_table)
     monkeypatch.setattr(
         "burstline.reports.page.page.render", lambda _: before.append(capsys.readouterr().out) or ""
     )
-    report.conclude(run, ENGINES[burst_run.manifest.engine], answer=True)
+    conclusion.conclude(run, ENGINES[burst_run.manifest.engine], answer=True)
     (answer,) = before
     assert "Served " in answer
     assert "TTFT" in answer
