@@ -156,8 +156,7 @@ def serve_and_fire(
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
             hardware = run.manifest.hardware
             if hardware and hardware.absent:  # why, the manifest says, until a report is told the device
-                why_none = "the device or the model was not known before the load"
-                write_json(run.path / FORECAST, {"absent": why_none})
+                write_json(run.path / FORECAST, {"absent": "device or model was not known before the load"})
             else:
                 from burstline.machine.roofline import write_forecast  # a model of the hardware
 

@@ -110,7 +110,7 @@ def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
     assert not engine_processes(run)
     # The device is named later; advice to calibrate would then be false.
     assert cli.main(["report", str(run), "--device", "h100-sxm5-80g", "--force"]) == 0
-    why = "No forecast: the device or the model was not known before the load."
+    why = "No forecast: device or model was not known before the load."
     assert why in (run / "report.html").read_text()
     identity = open_run(run).manifest.identity
     page = (run / "report.html").read_text()

@@ -1,4 +1,7 @@
-"""The verdict of a run: one word, its reasons and what to do; and warnings, facts that do not change it."""
+"""The verdict of a run: one word, its reasons and what to do; and warnings, facts that do not change it.
+
+What an audit and the hardware say is added by `bench/conclusion.py`, `summarized`.
+"""
 
 from __future__ import annotations
 

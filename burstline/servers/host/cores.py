@@ -1,4 +1,4 @@
-"""Which of this machine's cores a process may use, and which a server gets."""
+"""Which cores a process may use, and how many a server gets: `keeper.py`, `_start`, pins it to them."""
 
 from __future__ import annotations
 
