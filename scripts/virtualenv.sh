@@ -17,8 +17,7 @@ make_venv() {
         uv=uv
         return
     fi
-    # It may be half-made, or uv made it without pip and is gone.
-    if ! "$venv_python" -c 'import pip' 2>/dev/null && ! "$1" -m venv "$2"; then
+    if [ ! -x "$venv_python" ] && ! "$1" -m venv "$2"; then
         say "'$1 -m venv' failed; on Debian and Ubuntu: apt install python3-venv"
         exit 1
     fi
