@@ -28,7 +28,7 @@ from burstline.measure.stats.figure import Estimate
 from burstline.measure.verdict.certificate import Certificate, Measured, Printed, certificate
 from burstline.models.model_folder import make_model
 from burstline.reports.model.foreign import foreign_results, printed_of, read_number
-from burstline.servers.host.cores import allowed_cores, keep_to
+from burstline.servers.host.kernel import allowed_cores, keep_to
 from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.host.sources import ProcessTree
 from burstline.servers.redact import REMOVED, redacted, without_secrets

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,6 @@ from burstline.roofline.device.calibration import (
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.model.checkpoint import config_file
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
-from burstline.servers.host.kernel import cpu_model
 
 
 def config_at(name: str) -> dict[str, Any]:
@@ -118,6 +119,14 @@ def cached_file(of: str, device: str, n_cores: int, *, quick: bool) -> Path:
     """Where the calibration of a device is kept, `of` the shape or the model that it was measured with."""
     kind = "quick" if quick else "full"
     return cache_folder() / f"device-{Path(of).name}-{device.replace(':', '')}-{n_cores}-{kind}.toml"
+
+
+def cpu_model() -> str | None:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
 
 
 def cache_folder() -> Path:

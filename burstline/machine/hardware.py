@@ -25,7 +25,7 @@ from burstline.roofline.device.device import load_device
 from burstline.roofline.model.checkpoint import held_by, quant_of
 from burstline.roofline.model.families import read_config
 from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
-from burstline.servers.host.cores import usable_cores
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError

@@ -18,9 +18,9 @@ from typing import Final
 
 import psutil
 
+from burstline.machine.catalogue import cpu_model
 from burstline.measure.record.manifest import HostFacts
-from burstline.servers.host.cores import usable_cores
-from burstline.servers.host.kernel import cpu_model, cpu_quotas, memory_limit
+from burstline.servers.host.kernel import cpu_quotas, memory_limit, usable_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -59,10 +58,6 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         uses=uses_of(run),
         not_comparable=not_comparable,
     )
-
-
-PER_TOKEN: Final = ("tpot", "ntpot")
-"""Metrics that share a reply's time among its tokens, and with it an error at its ends."""
 
 
 def summarize(
@@ -131,11 +126,11 @@ def _numbers(
     rates = Throughput(
         **{name: grades.widened(rate, share * (known(rate) or 0.0)) for name, rate in came.items()}
     )
-    off_s = known(client.canary_p99_s)
-    n_tok = max(2.0, float(np.median(c.shown_tok[c.ok]))) if c.ok.any() else 2.0
-    off_tok_s = None if off_s is None else off_s / (n_tok - 1)
+    off_s, per_token = known(client.canary_p99_s) or 0.0, ("tpot", "ntpot")
+    # Their tokens share an error at a reply's ends.
+    n_shares = max(1.0, float(np.median(c.shown_tok[c.ok])) - 1) if c.ok.any() else 1.0
     metrics = {
-        name: figures(metric, c, steady, graded.get(name), off_tok_s if name in PER_TOKEN else off_s)
+        name: figures(metric, c, steady, graded.get(name), off_s / (n_shares if name in per_token else 1))
         for name, metric in METRICS.items()
         if metric.of or metric.pooled
     }

@@ -16,7 +16,7 @@ from burstline.machine.catalogue import cache_folder, cached_file, config_at, pa
 from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import device_toml, read_device_file, shared
-from burstline.servers.host.cores import usable_cores
+from burstline.servers.host.kernel import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -59,6 +59,7 @@ class Lab:
     def env(self) -> dict[str, str]:
         quiet = {
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # a token in the home of who runs the tests would else be asked for
             "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             "HF_HUB_OFFLINE": "1",

@@ -17,8 +17,7 @@ from typing import Final
 
 from burstline.loadgen.capture.drive_report import CANARY_PERIOD_S
 from burstline.servers.host.child import Child
-from burstline.servers.host.cores import allowed_cores, keep_to
-from burstline.servers.host.kernel import send_at_once
+from burstline.servers.host.kernel import allowed_cores, keep_to, send_at_once
 
 REQUEST: Final = b"GET /canary HTTP/1.1\r\nhost: canary\r\n\r\n"
 INDEX: Final = -1

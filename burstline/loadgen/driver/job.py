@@ -18,8 +18,8 @@ from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.servers.destination import dressed
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import END_S, Child
-from burstline.servers.host.cores import usable_cores
 from burstline.servers.host.interrupt import uninterrupted
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.messages import Call, Target
 from burstline.workloads.prompts import DrawnRequests, Vocabulary, salted
 from burstline.workloads.request import Request

@@ -29,7 +29,7 @@ from burstline.measure.record.record import Counts, Decode, Record, record_of, r
 from burstline.measure.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import Child, ChildLostError
-from burstline.servers.host.cores import usable_cores
+from burstline.servers.host.kernel import usable_cores
 from burstline.servers.messages import EngineError, HttpReply
 from burstline.servers.replies import answers_in, understood
 from burstline.workloads.plan_table import WITHOUT_PROMPTS, PlannedRequests

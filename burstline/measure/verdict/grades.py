@@ -23,13 +23,7 @@ from burstline.measure.metrics.definitions import (
     samples_of,
 )
 from burstline.measure.record.columns import Columns, Floats, seconds_or_nan
-from burstline.measure.record.verdict import (
-    Grade,
-    Grades,
-    PercentileGrade,
-    is_unreliable,
-    tolerance_s,
-)
+from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, is_unreliable, tolerance_s
 from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.measure.stats.quantiles import Samples, quantile_of
 

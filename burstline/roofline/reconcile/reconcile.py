@@ -23,6 +23,7 @@ from burstline.roofline.reconcile.impossible import Check, judged, product_check
 from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconciliation import (
     BARS,
+    OTHER_STEPS,
     WAITING,
     Bar,
     DeviceFacts,
@@ -247,10 +248,8 @@ def _waterfall(
     yield from _host_bars(looked, setup, busy_s - device_s)
     waves_s = bound_s - ideal_s
     rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
-    if by_cache:
-        yield Bar("KV waves", waves_s, "more and smaller steps, as the cache does not hold all requests")
-    else:
-        yield Bar("batching", waves_s, "other steps than the same requests need at the roofline's pace")
+    name = "KV waves" if by_cache else "batching"
+    yield Bar(name, waves_s, OTHER_STEPS[name])
     what = "queue and idle" if looked[0].measured else "queue and unexplained"
     if run.paced:
         yield Bar(WAITING, rest_s, "requests arrived over the whole run: no loss of the server's")

@@ -14,6 +14,7 @@ _TEXTS: Final = tables_beside(__file__, "sentences.toml")
 CAUSES: Final = tuple(_TEXTS["causes"])
 EXPLANATIONS: Final[Mapping[str, str]] = _TEXTS["explanations"]
 BARS: Final[Mapping[str, str]] = _TEXTS["bars"]
+OTHER_STEPS: Final[Mapping[str, str]] = _TEXTS["steps"]
 
 
 @dataclass(frozen=True, slots=True)

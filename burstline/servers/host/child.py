@@ -79,9 +79,7 @@ class Child(AbstractContextManager["Child", None]):
         `orphan_grace_s` is how long it may live on when its parent has ended; with infinity it ends itself.
         """
         if sys.platform != "linux":
-            raise EngineError(
-                f"loads are sent and servers started on Linux, this is {sys.platform}: use WSL or a container"
-            )
+            raise EngineError(f"loads are sent from Linux, this is {sys.platform}: use WSL or a container")
         self.name = name or f"the process {module}"
         self.connection, theirs = Pipe()
         with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:

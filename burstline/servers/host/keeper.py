@@ -36,8 +36,7 @@ from typing import Any
 
 import psutil
 
-from burstline.servers.host.cores import allowed_cores, keep_to
-from burstline.servers.host.kernel import prctl
+from burstline.servers.host.kernel import allowed_cores, keep_to, prctl
 from burstline.servers.launch import Launch
 from burstline.servers.redact import n_unfinished, redacted
 

@@ -7,11 +7,10 @@ cgroup-v1/ and scheduler/sched-bwc.html there.
 
 from __future__ import annotations
 
-import ctypes
-import platform
+import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -36,18 +35,30 @@ def stamp_reads(sock: socket.socket) -> None:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 
+def allowed_cores() -> list[int]:
+    """The cores that this process may use, in order; all of them where the kernel does not say."""
+    with suppress(AttributeError, OSError):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def keep_to(pid: int, cores: Sequence[int]) -> None:
+    """Run a process, 0 for this one, on these cores only; on none that are named, leave it."""
+    with suppress(AttributeError, OSError, ValueError):
+        os.sched_setaffinity(pid, cores)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(allowed_cores())
+
+
 def prctl(option: int, value: int) -> None:
     """Set an option of this process; of this thread, where the kernel keeps it for each."""
+    import ctypes  # here: most processes of a run need none of it
+
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def cpu_model() -> str | None:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 def folders(controller: str) -> Iterator[Path]:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from burstline.compute_threads import take_cores
-from burstline.servers.host.cores import usable_cores
-from burstline.servers.host.kernel import send_at_once
+from burstline.servers.host.kernel import send_at_once, usable_cores
 
 
 def _options() -> argparse.Namespace:
