@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Any, Final
 
 from burstline.loadgen.capture import http1
 from burstline.loadgen.capture.capture import Capture
@@ -208,9 +208,10 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     try:
         parsed = http1.parse(capture.reads)
     except EngineError as error:
-        return _without_reply(request, capture, Outcome.ERROR_EVENT, str(error))
+        return Record(**_of_capture(request, capture, Outcome.ERROR_EVENT, str(error)))
     if parsed is None:
-        return _without_reply(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail)
+        outcome = capture.failure or Outcome.TRUNCATED
+        return Record(**_of_capture(request, capture, outcome, capture.detail))
     http, arrivals = parsed
     reply = _plausible(request, understood(decode, http))
     tokens = _tokens(reply, recounts, request.n_output_tok)
@@ -223,8 +224,8 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
         why = None if is_whole else capture.detail or capture.failure
     times = reply.times or ServerTimes()
-    return replace(
-        _without_reply(request, capture, outcome, why),
+    return Record(
+        **_of_capture(request, capture, outcome, why),
         headers_ns=arrivals.headers_ns,
         answer_ns=None if tokens.answer is None else token_ns[tokens.answer],
         token_ns=token_ns,
@@ -286,25 +287,26 @@ def record_without_capture(request: Request, *, sent: bool) -> Record:
     """The record of a request that was not sent, or of which a run that was ended by force left nothing."""
     capture = Capture(request.index, 0, None, None, None, None, ())
     if not sent:
-        return _without_reply(request, capture, Outcome.NOT_SENT, None)
-    return _without_reply(request, capture, Outcome.CANCELLED, "the run left no capture of this request")
+        return Record(**_of_capture(request, capture, Outcome.NOT_SENT, None))
+    why = "the run left no capture of this request"
+    return Record(**_of_capture(request, capture, Outcome.CANCELLED, why))
 
 
-def _without_reply(request: Request, capture: Capture, outcome: str, error: str | None) -> Record:
-    """The record as far as it is known without the reply."""
-    return Record(
-        index=request.index,
-        outcome=str(outcome),
-        due_ns=capture.due_ns,
-        dispatched_ns=capture.dispatched_ns,
-        connected_ns=capture.connected_ns,
-        sent_ns=capture.sent_ns,
-        closed_ns=capture.closed_ns,
-        planned_prompt_tok=request.n_prompt_tok,
-        planned_output_tok=request.n_output_tok,
-        n_reads=len(capture.reads),
-        error=None if error is None else words_of_server(error),
-    )
+def _of_capture(request: Request, capture: Capture, outcome: str, error: str | None) -> dict[str, Any]:
+    """The fields of a record that are known without the reply."""
+    return {
+        "index": request.index,
+        "outcome": str(outcome),
+        "due_ns": capture.due_ns,
+        "dispatched_ns": capture.dispatched_ns,
+        "connected_ns": capture.connected_ns,
+        "sent_ns": capture.sent_ns,
+        "closed_ns": capture.closed_ns,
+        "planned_prompt_tok": request.n_prompt_tok,
+        "planned_output_tok": request.n_output_tok,
+        "n_reads": len(capture.reads),
+        "error": None if error is None else words_of_server(error),
+    }
 
 
 def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Reply, tokens: _Tokens) -> str:
