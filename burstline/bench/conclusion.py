@@ -165,7 +165,7 @@ def exceeded(found: Reconciliation | Profiled | NotReconciled | None) -> str:
         return ""
     return "".join(
         f"{each.what} was {each.excess:.0%} above the measured ceiling of {found.device.name}, and two "
-        f"measurements differ by at most {each.tolerance:.0%}, so it is not of the run's cores; "
+        f"measurements differ by at most {each.tolerance:.0%}: this calibration is wrong for this run; "
         "a kept one is thrown away, and the next run measures again: if that is exceeded too, the server "
         "computed less than was asked"
         for each in found.suspicions[:1]
