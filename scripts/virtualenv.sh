@@ -17,7 +17,8 @@ make_venv() {
         uv=uv
         return
     fi
-    if [ ! -x "$venv_python" ] && ! "$1" -m venv "$2"; then
+    # It may be half-made, or uv made it without pip and is gone.
+    if ! "$venv_python" -c 'import pip' 2>/dev/null && ! "$1" -m venv "$2"; then
         say "'$1 -m venv' failed; on Debian and Ubuntu: apt install python3-venv"
         exit 1
     fi

