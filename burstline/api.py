@@ -35,14 +35,15 @@ from burstline.reports.page.files import figure_files, request_frame, written
 from burstline.reports.page.limit_page import LimitResult
 from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
-from burstline.suites.gate import GateOptions, GateResult, gated
+from burstline.suites.gate import GateResult, gated
 from burstline.suites.toml_table import TomlTable
-from burstline.verbs.bound import BoundOptions, analyse, check
+from burstline.verbs.arguments import BoundOptions
+from burstline.verbs.bound import analyse, check
 from burstline.verbs.compare import compared
 from burstline.verbs.run import checked_load
 from burstline.workloads.options import as_text, options_of, words_of
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
+from burstline.workloads.spec import GateOptions, Goals, LimitOptions, LoadSpec
 
 Value = str | float | bool | PathLike[str] | Sequence[str] | None
 """The value of an option; None leaves it unset."""

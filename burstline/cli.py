@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from burstline import __version__
 from burstline.console import exit_codes, memory_limits
@@ -86,18 +87,20 @@ def _main(argv: list[str]) -> int:
 def _run_verb(name: str, argv: list[str]) -> int:
     summary = VERBS[name]
     try:
-        verb = importlib.import_module(module_of(name))
+        flags: Any = importlib.import_module("burstline.verbs.arguments")
     except WorkloadError as error:  # modules of the user's own are imported with it
         return _fail(str(error), exit_codes.USAGE)
     parser = Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
-    verb.add_arguments(parser)
-    parser.brief = getattr(verb, "BRIEF", frozenset())
+    flags.add_arguments(name, parser)
+    parser.brief = flags.BRIEF.get(name, frozenset())
     if parser.brief:
         parser.add_argument("--help-all", action="help", help="show every flag")
     own = argv
     if "--" in argv:  # what stands after it is the engine's
         at = argv.index("--")
         own = argv[:at]
+        if "[-- " not in (parser.usage or ""):
+            parser.error(f"unrecognized arguments: {' '.join(argv[at:])}; {name} starts no engine")
         parser.set_defaults(engine_args=tuple(argv[at + 1 :]))
     words = ((*word.partition("="), after) for word, after in zip(own, [*own[1:], "-"], strict=False))
     given = [(flag, value if equals else after) for flag, equals, value, after in words]
@@ -120,7 +123,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
         if not getattr(args, "dry_run", False) and (why := memory_limits.lost_with_container(place)):
             return _fail(why, exit_codes.USAGE)
     try:
-        return int(verb.run(args))
+        return int(importlib.import_module(module_of(name)).run(args))
     except Exception as error:
         refused = _refused(args, error)
         code = exit_codes.USAGE if refused else exit_codes.of_error(error)

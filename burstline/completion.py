@@ -1,14 +1,14 @@
 """`burstline --print-completion SHELL`: a script that completes commands, flags, their choices, and names."""
 
 import argparse
-import importlib
 
 import shtab
 
 from burstline.roofline.device.device import bundled_devices
 from burstline.roofline.model.families import bundled_models
 from burstline.servers.registry import ENGINES
-from burstline.verbs import VERBS, module_of
+from burstline.verbs import VERBS
+from burstline.verbs.arguments import add_arguments
 from burstline.workloads.request import WorkloadError
 
 
@@ -27,6 +27,6 @@ def script_for(shell: str) -> str:
     parser = argparse.ArgumentParser(prog="burstline")
     verbs = parser.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, summary in VERBS.items():
-        importlib.import_module(module_of(name)).add_arguments(verbs.add_parser(name, help=summary))
+        add_arguments(name, verbs.add_parser(name, help=summary))
     preambles = {"bash": "\n".join(bash), "zsh": "\n".join(zsh)}
     return shtab.complete(parser, shell, preamble=preambles.get(shell, ""))

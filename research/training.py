@@ -23,6 +23,7 @@ from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.training.recipe import KERNELS, Recipe, Sharding, State, zero
 from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.verbs import study
+from burstline.verbs.arguments import add_arguments
 from research import published
 from research.__main__ import DATA
 
@@ -205,7 +206,7 @@ def logic_study(_: Path) -> str:
 def step_of(words: str) -> TrainingStep:
     """What `burstline study training` computes for these flags."""
     parser = argparse.ArgumentParser()
-    study.add_arguments(parser)
+    add_arguments("study", parser)
     args = parser.parse_args(["training", *words.replace("tests/data", str(DATA)).split()])
     recipe = study.recipe_of(args.model, args.device, study.given_of(args))
     return training_step(recipe, load_calibration(recipe.device))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -50,19 +50,14 @@ def add_options(group: argparse._ActionsContainer, kind: type, *names: str, abou
 _FLAGS: Final = tables_beside(__file__, "flags.toml")
 USAGES: Final[Mapping[str, str]] = _FLAGS["usage"]
 _TYPES: Final = {"int": int, "float": float, "path": Path}
-_NOTHING: Final[Mapping[str, Any]] = {}
 
 
-def add_flags(
-    group: argparse._ActionsContainer, table: str, choices: Mapping[str, Iterable[str]] = _NOTHING
-) -> None:
-    """The flags of a table of `flags.toml`; `choices` are those of flags whose values are known in code."""
+def add_flags(group: argparse._ActionsContainer, table: str) -> None:
+    """The flags of a table of `flags.toml`."""
     for flags, row in _FLAGS[table].items():
         how = {name: value for name, value in row.items() if name != "completes"}
         if "type" in row:
             how["type"] = _TYPES[row["type"]]
-        if flags in choices:
-            how["choices"] = choices[flags]
         action = group.add_argument(*flags.split(), **how)
         if "completes" in row:
             completed(action, row["completes"])

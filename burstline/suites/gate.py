@@ -35,8 +35,9 @@ from burstline.reports.page.gate_blocks import gate_blocks, gate_json, gate_juni
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import without_secrets
 from burstline.suites.execution import all_finished_in, called, finished_in
-from burstline.workloads.options import option, seconds, words_of
+from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import GateOptions
 
 CODES: Final = {
     GateOutcome.SAME: exit_codes.DONE,
@@ -50,33 +51,16 @@ LEAST_RUNS: Final = 6
 MOST_RUNS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class GateOptions:
-    """What is judged, by which rule, and when to stop; flags of the command and arguments in Python."""
-
-    history: Path | None = option(
-        "compare the newest run in FOLDER, or the candidate, with the older ones",
-        parse=Path,
-        metavar="FOLDER",
-    )
-    metric: tuple[str, ...] = option(
-        "number to compare (e2e.p50); repeatable", (), many=True, choices=tuple(NUMBERS)
-    )
-    margin: float = option("less is called the same (5)", 5.0, parse=float, metavar="PERCENT")
-    max_runs: int = option("maximum runs of both contenders (20)", 20, parse=int, metavar="N")
-    budget_s: float | None = option("start no pair that would end later", parse=seconds, metavar="S")
-    anyway: bool = option("use disturbed runs and runs of different work", False, parse=bool)
-
-    def rule(self) -> Rule:
-        """The rule that they make; WorkloadError where one is out of its range."""
-        if not 0 < self.margin < 100:
-            raise WorkloadError(f"--margin {self.margin:g}: expected percent, above 0 and below 100")
-        if not LEAST_RUNS <= self.max_runs <= MOST_RUNS:
-            raise WorkloadError(f"--max-runs {self.max_runs}: expected {LEAST_RUNS} to {MOST_RUNS}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise WorkloadError(f"--budget-s {self.budget_s:g}: expected seconds above 0")
-        numbers = tuple(NUMBERS[name] for name in dict.fromkeys(self.metric or ["e2e.p50"]))
-        return Rule(numbers, self.margin / 100, self.max_runs // 2, self.anyway)
+def rule_of(options: GateOptions) -> Rule:
+    """The rule that they make; WorkloadError where one is out of its range."""
+    if not 0 < options.margin < 100:
+        raise WorkloadError(f"--margin {options.margin:g}: expected percent, above 0 and below 100")
+    if not LEAST_RUNS <= options.max_runs <= MOST_RUNS:
+        raise WorkloadError(f"--max-runs {options.max_runs}: expected {LEAST_RUNS} to {MOST_RUNS}")
+    if options.budget_s is not None and not options.budget_s > 0:
+        raise WorkloadError(f"--budget-s {options.budget_s:g}: expected seconds above 0")
+    numbers = tuple(NUMBERS[name] for name in dict.fromkeys(options.metric or ["e2e.p50"]))
+    return Rule(numbers, options.margin / 100, options.max_runs // 2, options.anyway)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +116,7 @@ def gated(contenders: Sequence[str], shared: Sequence[str], options: GateOptions
     Contenders are a URL or the words of a `run` command, to which `shared` are added; the baseline may be the
     folder of a run or of several, whose numbers are then used as they are.
     """
-    rule, start_s, n = options.rule(), time.monotonic(), len(contenders)
+    rule, start_s, n = rule_of(options), time.monotonic(), len(contenders)
     if options.history is not None:
         if n > 1:
             raise WorkloadError("--history judges one run: name one candidate, or none for the newest run")

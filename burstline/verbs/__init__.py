@@ -1,4 +1,4 @@
-"""The commands by name: what each does. Its module, imported on use, has its flags and runs it."""
+"""The commands by name: what each does. Its module, imported on use, runs it."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -8,7 +8,6 @@ from pathlib import Path
 from burstline.bench.calibration import measured
 from burstline.bench.host_overhead import host_of
 from burstline.console import exit_codes
-from burstline.console.flags import add_flags
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_bytes
 from burstline.loadgen.wire.os_limits import ensure_sockets
@@ -17,10 +16,6 @@ from burstline.machine.hints import DEVICE_FILE
 from burstline.measure.record.rundir import Run, open_run
 from burstline.roofline.device.calibration import device_toml, read_device_file, shared
 from burstline.servers.host.kernel import usable_cores
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, "calibrate")
 
 
 def run(args: argparse.Namespace) -> int:

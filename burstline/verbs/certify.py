@@ -7,32 +7,15 @@ from pathlib import Path
 
 from burstline.bench import certification
 from burstline.console import exit_codes
-from burstline.console.flags import USAGES, add_flags, add_options, new_folder, read_options
+from burstline.console.flags import new_folder, read_options
 from burstline.console.stdout import json_text
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.verdict.certificate import Certificate
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model.foreign import TOOLS, parse_reads
-from burstline.servers.truth.router import SCRIPTS
 from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["certify"]
-    add_options(parser.add_argument_group("the load"), LoadSpec)
-    client = parser.add_argument_group("the client")
-    client.add_argument(
-        "--client",
-        metavar="COMMAND",
-        help="another load generator instead of Burstline, with {url} {model} {requests} {prompt_tokens} "
-        "{output_tokens} {rate} {concurrency} {tokenizer} filled in; {out} is a folder for its JSON file. Or "
-        f"the name of an installed tool: {', '.join(each for each in TOOLS if 'command' in TOOLS[each])}",
-    )
-    add_flags(client, "certify-client")
-    parser.add_argument("--script", choices=SCRIPTS, default="fixed", help="how the server replies (fixed)")
-    add_flags(parser, "certify")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.console import exit_codes
-from burstline.console.flags import add_flags
 from burstline.measure.record.rundir import open_run, originals
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.reports.model.comparison import Comparison
@@ -16,10 +15,6 @@ from burstline.reports.model.contenders import comparison_of
 from burstline.reports.model.foreign import foreign_results
 from burstline.reports.page.files import written
 from burstline.workloads.request import WorkloadError
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, "compare")
 
 
 def runs_in(path: Path) -> list[Path]:

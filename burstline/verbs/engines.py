@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from burstline.console import exit_codes
-from burstline.console.flags import USAGES
 from burstline.reports.formats.text import columns
 from burstline.servers.engine import Engine
 from burstline.servers.host.ready import getter
@@ -18,11 +17,6 @@ from burstline.workloads.request import WorkloadError
 HOST = "127.0.0.1"
 TIMEOUT_S = 3.0
 COLUMNS = ("engine", "installed", "answers at", "container image")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["engines"]
-    parser.add_argument("--ports", default="", metavar="N,...", help="additional local ports to look at")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,17 +2,10 @@
 
 import argparse
 
-from burstline.console.flags import USAGES, add_flags, add_options, read_options
+from burstline.console.flags import read_options
 from burstline.console.terminal import show
-from burstline.suites.gate import CODES, GateOptions, gated
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["gate"]
-    add_flags(parser, "gate")
-    add_options(parser, GateOptions)
-    add_flags(parser, "gate-output")
-    parser.set_defaults(engine_args=())
+from burstline.suites.gate import CODES, gated
+from burstline.workloads.spec import GateOptions
 
 
 def run(args: argparse.Namespace) -> int:

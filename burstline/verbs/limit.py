@@ -5,20 +5,11 @@ import sys
 
 from burstline.bench.limit import check_limit, run_limit
 from burstline.bench.run_settings import Settings
-from burstline.console.flags import USAGES, add_options, read_options
+from burstline.console.flags import read_options
 from burstline.console.server_options import server_of
 from burstline.machine.hints import Hints
-from burstline.verbs.run import add_one_run, checked_load
+from burstline.verbs.run import checked_load
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["limit"]
-    group = parser.add_argument_group(
-        "the search, which begins at --rate or --concurrency, else at the forecast"
-    )
-    add_options(group, LimitOptions)
-    add_one_run(parser)
 
 
 def run(args: argparse.Namespace) -> int:

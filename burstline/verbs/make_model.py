@@ -3,15 +3,8 @@
 import argparse
 
 from burstline.console import exit_codes
-from burstline.console.flags import USAGES, add_flags
-from burstline.dtypes import FLOATS
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.weights import FORMATS
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["make-model"]
-    add_flags(parser, "make-model", {"--dtype": tuple(FLOATS)})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from burstline.bench.conclusion import keep_profile, write_report
 from burstline.console import exit_codes
-from burstline.console.flags import add_flags, add_options, read_options
+from burstline.console.flags import read_options
 from burstline.console.stdout import json_text
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_bytes
@@ -38,13 +38,6 @@ PRINTED: Final = ("text", "json")
 WRITTEN: Final = tuple(FILES)
 OF_PAGE: Final = ("profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode")
 """What only a report's page, and what it is made from, goes by."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, "report", {"--format": (*PRINTED, *WRITTEN)})
-    add_options(parser, Hints)
-    add_options(parser, Stated)
-    add_flags(parser, "report-page")
 
 
 def run(args: argparse.Namespace) -> int:

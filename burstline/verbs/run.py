@@ -1,4 +1,4 @@
-"""`burstline run`: the flags of a run and what they mean."""
+"""`burstline run`: what the flags of a run mean."""
 
 import argparse
 import secrets
@@ -8,44 +8,14 @@ from functools import partial
 
 from burstline.bench.server_session import check_where
 from burstline.cluster.placement import RayOptions, parse_ray
-from burstline.console.flags import USAGES, add_flags, add_options, read_options
-from burstline.console.server_options import ServerOptions, add_settings, server_of
+from burstline.console.flags import read_options
+from burstline.console.server_options import ServerOptions, server_of
 from burstline.machine.hints import Hints
+from burstline.verbs.arguments import add_arguments
 from burstline.workloads.load import Load, load_of
 from burstline.workloads.options import as_text, flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec, check_goals
-
-BRIEF = frozenset({
-    "--help", "--help-all", "--engine", "--url", "--model", "--requests", "--rate",
-    "--concurrency", "--duration-s", "--prompt-tokens", "--output-tokens", "--data", "--trace",
-    "--slo", "--audit", "--repeats", "--out", "--quiet",
-})  # fmt: skip
-"""The flags that `--help` shows; `--help-all` shows the others too."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["run"]
-    add_flags(parser, "run")
-    add_flags(add_one_run(parser), "run-canary")
-    add_flags(parser.add_argument_group("several machines"), "run-cluster")
-    add_flags(parser.add_argument_group("repeats"), "run-repeats")
-
-
-def add_one_run(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-    """The flags of a run that a search has, too; the group of its output."""
-    server = parser.add_argument_group("the server")
-    add_options(server, ServerOptions)
-    add_settings(server)
-    add_options(parser.add_argument_group("the load"), LoadSpec)
-    add_options(parser.add_argument_group("service-level objectives"), Goals)
-    hardware = parser.add_argument_group("the hardware (roofline)")
-    add_options(hardware, Hints)
-    add_flags(hardware, "run-hardware")
-    out = parser.add_argument_group("output")
-    add_flags(out, "run-output")
-    parser.set_defaults(engine_args=())
-    return out
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_suite(args)
     where, goals = server_of(args), read_options(Goals, args)
     loads = [checked_load(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
-    # Here: what a run imports would delay `--help` and the answer to a wrong flag.
+    # Here: what a run imports would delay the answer to a wrong option.
     from burstline.bench.run import run_once
     from burstline.bench.run_settings import Settings, words_of_run
 
@@ -74,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         words = partial(words_of_run, where, args.out, goals, settings.hints)
         every = [replace(settings, load=load, argv=words(load.spec)) for load in loads]
     if args.repeats is not None or len(every) > 1:
-        from burstline.bench.repeats import run_several
+        from burstline.bench.repeats import run_several  # it draws: matplotlib takes a second
 
         return run_several(every, args.repeats or 1, restart_after=args.restart)
     if args.restart is not None:
@@ -132,7 +102,7 @@ OF_A_SUITE = ("suite", "out", "quiet", "dry_run", "ray", "platform")
 
 
 def _run_suite(args: argparse.Namespace) -> int:
-    from burstline.suites.execution import run_suite
+    from burstline.suites.execution import run_suite  # it draws: matplotlib takes a second
 
     if args.ray is not None and parse_ray(args.ray)[1]:
         raise WorkloadError(
@@ -141,7 +111,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     if args.suite is None:
         raise WorkloadError("--dry-run shows what a suite would run: name it, e.g. laptop")
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_arguments("run", parser)
     without = vars(parser.parse_args([]))
     beside = [name for name, value in vars(args).items() if name not in OF_A_SUITE and value != without[name]]
     if beside:

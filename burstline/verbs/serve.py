@@ -9,30 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from burstline.bench.server_session import HOST, check_start, check_where, choose_engine, serving
-from burstline.console.flags import USAGES, add_options, completed
-from burstline.console.server_options import START, ServerOptions, add_settings, server_of
+from burstline.bench.server_session import check_start, check_where, choose_engine, serving
+from burstline.console.server_options import server_of
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError
-from burstline.servers.registry import ENGINES
 from burstline.servers.truth import STATEMENT
 from burstline.workloads.request import WorkloadError
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGES["serve"]
-    name = parser.add_argument("name", nargs="?", metavar="ENGINE", help=f"the engine: {', '.join(ENGINES)}")
-    completed(name, "engines")
-    add_options(parser, ServerOptions, "engine", "model", *START)
-    add_settings(parser)
-    parser.add_argument(
-        "--host",
-        default=HOST,
-        metavar="ADDRESS",
-        help="address to listen on (127.0.0.1); 0.0.0.0: all interfaces",
-    )
-    parser.set_defaults(engine_args=())
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from burstline.console import exit_codes
-from burstline.console.flags import add_flags, completed, flags_in, new_folder
+from burstline.console.flags import flags_in, new_folder
 from burstline.errors import RooflineError, tables_beside
 from burstline.measure.record.verdict import Reason
 from burstline.reports.blocks import Banner, Table, Tile, table
@@ -17,7 +17,7 @@ from burstline.reports.formats.predicted import Predicted
 from burstline.reports.number_format import duration
 from burstline.roofline.device.calibration import load_calibration
 from burstline.roofline.device.device import Device, load_device
-from burstline.roofline.model.families import bundled_models, load_model
+from burstline.roofline.model.families import load_model
 from burstline.roofline.model.shapes import ELEMENT_BYTES
 from burstline.roofline.training.recipe import KERNELS, Recipe, Sharding, three_level, zero, zero_plus_plus
 from burstline.roofline.training.step import TrainingStep, training_memory, training_step
@@ -38,15 +38,6 @@ DEFAULTS = dict.fromkeys(FLAGS) | _TABLES["defaults"]
 _FASTEST_MFU = 0.642  # of measured runs: llm-foundry's, 7B on 8 A100 (tests/data/papers)
 _MOST = 2**20  # of devices, tokens, sequences
 _GB = 1e9
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("what", choices=("training",), help="what to predict")
-    models = f"a bundled model ({', '.join(bundled_models())}) or a path"
-    completed(add("--model", default="llama-2-13b", help=models), "models")
-    add_flags(parser, "study-page")
-    add_flags(parser, "study", {"--recipe": RECIPES, "--zero": SHARDINGS, "--kernels": KERNELS})
 
 
 def given_of(args: argparse.Namespace) -> dict[str, Any]:

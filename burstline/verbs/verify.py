@@ -33,10 +33,6 @@ PartCheck = tuple[str, str | None]
 """What was checked, and the problem; None where it is as it should be."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
-
-
 def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(args.run)
     checks = list(checks_of(args.run))

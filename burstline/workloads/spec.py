@@ -248,6 +248,30 @@ class LimitOptions:
     budget_s: float = option(_HELP["budget_s"], 900.0, parse=seconds, metavar="S")
 
 
+GATED: Final = (
+    "ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99",
+    "output_tok_per_s", "input_tok_per_s", "requests_per_s", "usd_per_million_output_tok",
+    "usd_per_million_input_tok", "joules_per_output_tok", "server_peak_bytes", "device_peak_bytes",
+)  # fmt: skip
+"""The numbers of a summary that a gate can judge (`reports/model/gated.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What is judged, by which rule, and when to stop; flags of the command and arguments in Python."""
+
+    history: Path | None = option(
+        "compare the newest run in FOLDER, or the candidate, with the older ones",
+        parse=Path,
+        metavar="FOLDER",
+    )
+    metric: tuple[str, ...] = option("number to compare (e2e.p50); repeatable", (), many=True, choices=GATED)
+    margin: float = option("less is called the same (5)", 5.0, parse=float, metavar="PERCENT")
+    max_runs: int = option("maximum runs of both contenders (20)", 20, parse=int, metavar="N")
+    budget_s: float | None = option("start no pair that would end later", parse=seconds, metavar="S")
+    anyway: bool = option("use disturbed runs and runs of different work", False, parse=bool)
+
+
 def check_spec(spec: LoadSpec) -> None:
     """Refuse options that are wrong by themselves or with each other; WorkloadError names the flag."""
     _check_numbers(spec)
