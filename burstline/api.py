@@ -37,8 +37,7 @@ from burstline.servers.redact import Secret, learn_from
 from burstline.servers.settings import Settings
 from burstline.suites.gate import GateResult, gated
 from burstline.suites.toml_table import TomlTable
-from burstline.verbs.arguments import BoundOptions
-from burstline.verbs.bound import analyse, check
+from burstline.verbs.bound import BoundOptions, analyse, check
 from burstline.verbs.compare import compared
 from burstline.verbs.run import checked_load
 from burstline.workloads.options import as_text, options_of, words_of

@@ -18,7 +18,7 @@ from burstline.console.stdout import outlets
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import learn_from
-from burstline.verbs import VERBS, module_of
+from burstline.verbs import VERBS
 from burstline.wording import hint, of_others, others
 from burstline.workloads.request import WorkloadError
 
@@ -123,7 +123,8 @@ def _run_verb(name: str, argv: list[str]) -> int:
         if not getattr(args, "dry_run", False) and (why := memory_limits.lost_with_container(place)):
             return _fail(why, exit_codes.USAGE)
     try:
-        return int(importlib.import_module(module_of(name)).run(args))
+        verb = importlib.import_module(f"burstline.verbs.{name.replace('-', '_')}")
+        return int(verb.run(args))
     except Exception as error:
         refused = _refused(args, error)
         code = exit_codes.USAGE if refused else exit_codes.of_error(error)

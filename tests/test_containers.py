@@ -162,10 +162,10 @@ def test_every_variable_of_a_server_is_one_that_it_documents(services, profile):
 def test_the_burst_is_a_command_line_that_burstline_takes(services, profile):
     import argparse
 
-    from burstline.verbs import run
+    from burstline.verbs.arguments import add_arguments
 
     parser = argparse.ArgumentParser()
-    run.add_arguments(parser)
+    add_arguments("run", parser)
     verb, *flags = words(services[f"burstline-{profile}"])
     args = parser.parse_args(flags)
     assert verb in cli.VERBS

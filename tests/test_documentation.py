@@ -1,7 +1,6 @@
 """Commands of README and the how-tos: their flags exist, and the printed outputs are today's."""
 
 import argparse
-import importlib
 import re
 import shlex
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import Parser
-from burstline.verbs import module_of
+from burstline.verbs.arguments import add_arguments
 from tests.verdicts import Undecided
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +38,8 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
-    module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"burstline {verb}", description="")
-    module.add_arguments(parser)
+    add_arguments(verb, parser)
     return parser
 
 

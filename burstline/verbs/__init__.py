@@ -18,8 +18,3 @@ VERBS: Final[Mapping[str, str]] = {
     "study": "predict the time and memory of a training step",
     "calibrate": "measure this machine for the roofline",
 }
-
-
-def module_of(verb: str) -> str:
-    """`burstline.verbs.make_model` of `make-model`."""
-    return f"{__name__}.{verb.replace('-', '_')}"

@@ -2,17 +2,14 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final
 
 from burstline.console.flags import USAGES, add_flags, add_options, completed
 from burstline.console.server_options import START, ServerOptions, add_settings
 from burstline.machine.hints import Hints, Stated
-from burstline.roofline.device.calibration import Constants
 from burstline.roofline.model.families import bundled_models
-from burstline.roofline.model.shapes import QUANTS
 from burstline.servers.registry import ENGINES
-from burstline.workloads.options import option
 from burstline.workloads.spec import GateOptions, Goals, LimitOptions, LoadSpec
 
 BRIEF: Final[Mapping[str, frozenset[str]]] = {
@@ -25,38 +22,12 @@ BRIEF: Final[Mapping[str, frozenset[str]]] = {
 """The flags that `--help` shows of a command that has many; `--help-all` shows the others too."""
 
 
-@dataclass(frozen=True, slots=True)
-class BoundOptions:
-    """A question about a model on a device: flags of the command, and arguments of `burstline.bound`."""
-
-    batch: int = option("batch size of each replica (1)", 1, parse=int)
-    prompt: int = option("prompt tokens (512)", 512, parse=int)
-    output: int = option("output tokens (128)", 128, parse=int)
-    tp: int = option("tensor-parallel size (1)", 1, parse=int)
-    pp: int = option("pipeline-parallel size (1)", 1, parse=int)
-    ep: int = option("expert-parallel size (1)", 1, parse=int)
-    dp: int = option("data-parallel size (1)", 1, parse=int)
-    quant: str | None = option("format of the weights (the checkpoint's)", choices=tuple(QUANTS))
-    network_gb_per_s: float | None = option(
-        "network between nodes, in GB/s per device and direction", parse=float
-    )
-    utilisation: float = option("share of the device's memory that the engine uses (0.9)", 0.9, parse=float)
-    max_num_batched_tokens: int = option("tokens per step (2048)", 2048, parse=int)
-    constant: tuple[str, ...] = option(
-        f"change a constant of the roofline model: {', '.join(slot.name for slot in fields(Constants))}",
-        (), many=True, metavar="NAME=VALUE",
-    )  # fmt: skip
-
-
 def add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
     """The flags of a command of `VERBS`."""
     if verb in USAGES:
         parser.usage = USAGES[verb]
     parser.set_defaults(engine_args=())
-    if verb in _ADD:
-        _ADD[verb](parser)
-    else:
-        add_flags(parser, verb)
+    _ADD.get(verb, partial(add_flags, table=verb))(parser)
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +38,8 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 
 def _limit(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "the search, which begins at --rate or --concurrency, else at the forecast"
-    )
-    add_options(group, LimitOptions)
+    begins = "the search, which begins at --rate or --concurrency, else at the forecast"
+    add_options(parser.add_argument_group(begins), LimitOptions)
     _one_run(parser)
 
 
@@ -117,6 +86,8 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 
 def _bound(parser: argparse.ArgumentParser) -> None:
+    from burstline.verbs.bound import BoundOptions  # with the model's constants: numpy
+
     models = f"a bundled model ({', '.join(bundled_models())}) or a folder or file with a config.json"
     completed(parser.add_argument("--model", required=True, help=models), "models")
     add_flags(parser, "bound-device")
@@ -133,13 +104,7 @@ def _study(parser: argparse.ArgumentParser) -> None:
 
 
 _ADD: Final[Mapping[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "run": _run,
-    "limit": _limit,
-    "certify": _certify,
-    "gate": _gate,
-    "serve": _serve,
-    "report": _report,
-    "bound": _bound,
-    "study": _study,
-}
+    "run": _run, "limit": _limit, "certify": _certify, "gate": _gate, "serve": _serve, "report": _report,
+    "bound": _bound, "study": _study,
+}  # fmt: skip
 """The commands with more than a table of their name in `flags.toml`."""

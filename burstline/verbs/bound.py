@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from burstline.console import exit_codes
@@ -14,10 +14,10 @@ from burstline.errors import RooflineError
 from burstline.machine.catalogue import config_at, device_text
 from burstline.reports.formats.predicted import PHASES, shown
 from burstline.reports.formats.text import text
-from burstline.roofline.device.calibration import Calibration, read_device_file, with_host
+from burstline.roofline.device.calibration import Calibration, Constants, read_device_file, with_host
 from burstline.roofline.device.device import Device
 from burstline.roofline.model.families import load_model
-from burstline.roofline.model.shapes import Parallel
+from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.answer import Question, UniformBatch, device_facts, facts
 from burstline.roofline.predict.predict import Deployment
 from burstline.roofline.profile.attribute import profile_of
@@ -26,11 +26,33 @@ from burstline.roofline.reconcile.inputs import Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import device_facts as ceilings_of
 from burstline.roofline.reconcile.reconcile import look, phase_row
 from burstline.roofline.reconcile.reconciliation import DeviceFacts, PhaseRow
-from burstline.verbs.arguments import BoundOptions
-from burstline.workloads.options import flag_of, options_of, words_of
+from burstline.workloads.options import flag_of, option, options_of, words_of
 
 GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
 """The devices of the what-ifs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOptions:
+    """A question about a model on a device: flags of the command, and arguments of `burstline.bound`."""
+
+    batch: int = option("batch size of each replica (1)", 1, parse=int)
+    prompt: int = option("prompt tokens (512)", 512, parse=int)
+    output: int = option("output tokens (128)", 128, parse=int)
+    tp: int = option("tensor-parallel size (1)", 1, parse=int)
+    pp: int = option("pipeline-parallel size (1)", 1, parse=int)
+    ep: int = option("expert-parallel size (1)", 1, parse=int)
+    dp: int = option("data-parallel size (1)", 1, parse=int)
+    quant: str | None = option("format of the weights (the checkpoint's)", choices=tuple(QUANTS))
+    network_gb_per_s: float | None = option(
+        "network between nodes, in GB/s per device and direction", parse=float
+    )
+    utilisation: float = option("share of the device's memory that the engine uses (0.9)", 0.9, parse=float)
+    max_num_batched_tokens: int = option("tokens per step (2048)", 2048, parse=int)
+    constant: tuple[str, ...] = option(
+        f"change a constant of the roofline model: {', '.join(slot.name for slot in fields(Constants))}",
+        (), many=True, metavar="NAME=VALUE",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -35,7 +35,6 @@ from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
-WRITTEN: Final = tuple(FILES)
 OF_PAGE: Final = ("profile", *options_of(Hints), *options_of(Stated), "usd_per_hour", "force", "decode")
 """What only a report's page, and what it is made from, goes by."""
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             raise WorkloadError(
                 f"{flag_of(of_page[0])} changes the page, which {other} does not write; give it alone first"
             )
-        return _in_other_formats(args.run, args.format or WRITTEN, args.to)
+        return _in_other_formats(args.run, args.format or tuple(FILES), args.to)
     if args.profile is not None and not args.profile.exists():
         raise WorkloadError(f"--profile {args.profile}: No such file or folder; expected a PyTorch trace")
     run = open_run(args.run, check_records=not args.decode)
@@ -111,7 +110,7 @@ def _other_page(args: argparse.Namespace, what: str, file: Path, page: Callable[
 
 def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> int:
     """Print the run, or write it below `to`; its folder stays as it is."""
-    written = [name for name in formats if name in WRITTEN]
+    written = [name for name in formats if name in FILES]
     if written and to is None:
         raise WorkloadError(f"--format {written[0]} writes files: give --to DIR")
     if not written:

@@ -15,8 +15,9 @@ import numpy as np
 from burstline.wording import counted
 from burstline.workloads import arrivals, works
 from burstline.workloads import plan as plans
-from burstline.workloads.arrivals import ARRIVALS, most_open, parse_arrival
+from burstline.workloads.arrivals import ARRIVALS, parse_arrival
 from burstline.workloads.data_sets import NO_SERVER, Server, read_data
+from burstline.workloads.due_times import due_times, most_open
 from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import RequestKind, Sampling, WorkloadError
@@ -97,7 +98,7 @@ class Load:
     @property
     def n_connections(self) -> int:
         """How many connections the load surely needs at one moment; an open loop may come to need more."""
-        return most_open(self.arrivals.due_s(rng(self.spec.seed, "arrivals")), self.spec.concurrency)
+        return most_open(due_times(self.arrivals, rng(self.spec.seed, "arrivals")), self.spec.concurrency)
 
     @property
     def n_at_once(self) -> int:
@@ -184,7 +185,7 @@ def load_of(spec: LoadSpec) -> Load:
 def _check_arrivals(load: Load) -> None:
     """WorkloadError if a request is due too late or shorter than its prefix, or a driver would be idle."""
     spec, n = load.spec, load.arrivals.n
-    last_s = load.arrivals.due_s(rng(spec.seed, "arrivals")).max(initial=0.0)
+    last_s = due_times(load.arrivals, rng(spec.seed, "arrivals")).max(initial=0.0)
     if last_s > arrivals.MOST_S:
         is_replay = load.arrivals.times_s is not None
         advice = "are the recorded times in seconds?" if is_replay else "raise the rate"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from burstline.workloads.arrivals import Arrivals
 from burstline.workloads.data_sets import DataSet, Item, Server, as_plain_text, data_requests, prompted
+from burstline.workloads.due_times import due_times
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Plan, Shape, make_plan, plan_of
 from burstline.workloads.prompts import DrawnRequests, Stream, Vocabulary, rng
@@ -171,7 +172,7 @@ class Synthetic:
         return f"{self.shape.prompt_tok}-{self.shape.output_tok}"
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        due_s = arrivals.due_s(rng(seed, "arrivals"))
+        due_s = due_times(arrivals, rng(seed, "arrivals"))
         plan = make_plan(self.shape, due_s, server.vocabulary, seed, server.block_tok)
         assert isinstance(plan.requests, DrawnRequests)
         longest = int((plan.requests.column("n_prompt_tok") + plan.output_tok).max(initial=0))
@@ -209,7 +210,7 @@ class Recorded:
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
         trace, dropped = self.trace, dict(self.trace.dropped)
-        due_s = arrivals.due_s(rng(seed, "arrivals"))
+        due_s = due_times(arrivals, rng(seed, "arrivals"))
         requests = trace.requests(server.vocabulary, seed)
         if server.max_tok is not None:
             fits = trace.n_prompt_tok + trace.n_output_tok <= server.max_tok
@@ -252,7 +253,7 @@ class Written:
         wanted = self.n_wanted, seed, self.output_tok, self.kind
         requests, used, dropped = data_requests(self.items, server, *wanted)
         _check_enough(self.data, len(requests), self.n_wanted, dropped)
-        due_s = arrivals.due_s(rng(seed, "arrivals"))[: len(requests)]
+        due_s = due_times(arrivals, rng(seed, "arrivals"))[: len(requests)]
         if self.timed:
             at_s = np.array([item.at_s for item in used], dtype=np.float64)
             due_s = at_s - at_s[0]
@@ -284,7 +285,7 @@ class Sessions:
         return "sessions" if self.data is None else f"sessions-{self.data.source.rsplit('/', 1)[-1]}"
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        due_s = arrivals.due_s(rng(seed, "arrivals"))
+        due_s = due_times(arrivals, rng(seed, "arrivals"))
         if self.data is None:
             n, words = len(due_s), server.vocabulary
             requests, of, dropped = drawn_sessions(self.session, n, words, seed, server.max_tok)

@@ -23,7 +23,7 @@ from burstline.servers.redact import Secret
 from burstline.servers.registry import BUILT_IN, ENGINES
 from burstline.suites import execution
 from burstline.verbs import compare, engines
-from burstline.verbs import run as run_verb
+from burstline.verbs.arguments import add_arguments
 from burstline.wording import counted, hint, of_others, others
 from burstline.workloads.load import load_of
 from burstline.workloads.options import per_second, seconds
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 def parser_of_run() -> Parser:
     parser = Parser("burstline run", "")
-    run_verb.add_arguments(parser)
+    add_arguments("run", parser)
     return parser
 
 

@@ -18,6 +18,7 @@ from burstline.servers.redact import Secret
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.data_sets import Server
+from burstline.workloads.due_times import due_times
 from burstline.workloads.load import load_of
 from burstline.workloads.options import options_of, words_of
 from burstline.workloads.prompts import rng
@@ -175,7 +176,7 @@ def test_no_flag_of_a_source_is_ignored(spec, words):
 
 def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
     load = load_of(LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"), 2.0, 0.5, 1.5)))
-    due_s = load.arrivals.due_s(rng(0, "arrivals"))
+    due_s = due_times(load.arrivals, rng(0, "arrivals"))
     assert 0 <= due_s[0] < due_s[-1] < 0.5
     title = "Burstline trace of 14 requests/s at 2 times its speed, arrivals at recorded times"
     assert load.title.endswith(title)
@@ -183,7 +184,7 @@ def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
 
 def test_rows_with_timestamps_are_due_at_them():
     load = load_of(LoadSpec(data=DataSource(str(DATA / "prompts.jsonl")), arrival=parse_arrival("replay")))
-    due_s = load.arrivals.due_s(rng(0, "arrivals"))
+    due_s = due_times(load.arrivals, rng(0, "arrivals"))
     assert due_s[:3].tolist() == pytest.approx([0, 0.04, 0.08])
 
 

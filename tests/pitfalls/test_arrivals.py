@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from burstline.measure.metrics.instrument import gap_cv, rate_error
-from burstline.workloads import arrivals
+from burstline.workloads.arrivals import Arrival, Arrivals
+from burstline.workloads.due_times import due_times, poisson
 from burstline.workloads.prompts import rng
 from tests import schedules
 from tests.pitfalls.chain import fired, requests
@@ -26,7 +27,7 @@ def arrived_s(due_s: np.ndarray, *, process: bool = False) -> np.ndarray:
 
 @pytest.mark.measures
 def test_12_the_server_sees_the_schedule_that_was_planned() -> None:
-    due_s = arrivals.poisson(100, 100, rng(0, "arrivals"))
+    due_s = poisson(100, 100, rng(0, "arrivals"))
     at_s = arrived_s(due_s)
     assert (at_s >= due_s).all(), "a request left before it was due"
     assert np.median(at_s - due_s) < 0.2 * np.diff(due_s).mean()
@@ -40,7 +41,7 @@ def test_12_the_server_sees_the_schedule_that_was_planned() -> None:
 def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
     """Over 10 s at 50 a second."""
     shape = 0.5 if pattern == "gamma" else 1.0
-    due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 500, rng(0, "arrivals"), shape)
+    due_s = due_times(Arrivals(Arrival(pattern, shape), 500, 50.0), rng(0, "arrivals"))
     at_s = np.sort(arrived_s(due_s, process=True))
     assert abs(rate_error(at_s, due_s)) < 1e-2
     assert np.median(np.abs(np.diff(at_s) - np.diff(due_s))) < 0.05 / 50, "half of all gaps, to 5 % of a gap"
@@ -57,7 +58,7 @@ def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
 def test_12_strictly_the_rate_is_right_to_a_thousandth_and_gaps_vary_as_planned(pattern: str) -> None:
     """Over 30 s at 50 a second, on a quiet machine."""
     shape = 0.5 if pattern == "gamma" else 1.0
-    due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 1500, rng(0, "arrivals"), shape)
+    due_s = due_times(Arrivals(Arrival(pattern, shape), 1500, 50.0), rng(0, "arrivals"))
     at_s = np.sort(arrived_s(due_s, process=True))
     assert abs(rate_error(at_s, due_s)) < 1e-3
     planned_cv = gap_cv(due_s)
@@ -80,7 +81,7 @@ def test_12_strictly_a_burst_of_1000_is_there_within_30_ms() -> None:
 def test_13_departures_over_sockets_follow_the_recursion(cv: float, n_servers: int) -> None:
     """M/M/1, M/D/1 and M/G/2 at 80 % load: what the client has is what the queue let go."""
     mean_s, n = 0.01, 400
-    due_s = arrivals.poisson(0.8 * n_servers / mean_s, n, rng(1, "arrivals"))
+    due_s = poisson(0.8 * n_servers / mean_s, n, rng(1, "arrivals"))
     queue = Queue(n_servers, mean_s, cv, seed=3)
     with truth_server(TruthSetup().scripts[0], setup=TruthSetup(queue=queue)) as truth:
         played = fired(truth, requests(n, 1), due_s.tolist())

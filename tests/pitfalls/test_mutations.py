@@ -25,7 +25,7 @@ from burstline.measure.record import columns, record, telemetry
 from burstline.measure.stats import estimates, quantiles, serial_correlation, significance
 from burstline.measure.verdict import factors, grades, judge
 from burstline.servers import openai, replies
-from burstline.workloads import arrivals
+from burstline.workloads import due_times
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ MUTATIONS = (
     ),
     Mutation(
         "Poisson arrivals are stretched to end on time",
-        arrivals.poisson,
+        due_times.poisson,
         "np.cumsum(rng.exponential(1 / rate_per_s, n))",
         "(lambda at: at * n / rate_per_s / at[-1])(np.cumsum(rng.exponential(1 / rate_per_s, n)))",
         WORKLOADS + "test_arrivals.test_a_poisson_plan_keeps_the_spread_of_its_length",

@@ -6,6 +6,7 @@ from scipy import stats
 
 from burstline.measure.metrics.instrument import gap_cv, mean_rate_per_s, rate_error
 from burstline.workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
+from burstline.workloads.due_times import due_times
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
 from tests.schedules import dispersion, gap_ks, mean_in_flight
@@ -27,7 +28,7 @@ def due(pattern: str, n: int, seed: int = 0, **parameters: object) -> np.ndarray
     name = pattern.partition(":")[0]
     text, own = EXAMPLES[name]
     arrival = parse_arrival(pattern if ":" in pattern else text)
-    return asked(arrival, n=n, **(own | parameters)).due_s(rng(seed, "arrivals"))  # type: ignore[arg-type]
+    return due_times(asked(arrival, n=n, **(own | parameters)), rng(seed, "arrivals"))  # type: ignore[arg-type]
 
 
 def test_every_pattern_has_an_example_here():

@@ -40,7 +40,7 @@ from burstline.servers.host.child import Failed
 from burstline.servers.messages import WITH_TOKENS, HttpReply
 from burstline.servers.openai import reply_content
 from burstline.servers.registry import ENGINES
-from burstline.workloads.arrivals import most_open
+from burstline.workloads.due_times import most_open
 from burstline.workloads.prompts import salted
 from burstline.workloads.request import Request
 

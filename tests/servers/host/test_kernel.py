@@ -15,6 +15,7 @@ from burstline.machine import host_facts
 from burstline.servers.host import kernel
 from burstline.servers.host.sources import MissingSourceError, Throttling
 from burstline.verbs import calibrate
+from burstline.verbs.arguments import add_arguments
 
 V2_STAT = "usage_usec 9\nnr_periods 10\nnr_throttled {n}\nthrottled_usec {us}\n"
 V1_STAT = "nr_periods 10\nnr_throttled {n}\nthrottled_time {us}000\n"
@@ -88,7 +89,7 @@ def test_without_a_quota_and_a_limit_none_is_said(recorded, name) -> None:
 def test_calibrate_refuses_what_would_measure_the_quota(recorded) -> None:
     recorded("2, docker")
     parser = argparse.ArgumentParser()
-    calibrate.add_arguments(parser)
+    add_arguments("calibrate", parser)
     with pytest.raises(RooflineError, match=r"a CPU quota allows 0\.2 CPUs' time"):
         calibrate.run(parser.parse_args(["--quick"]))
 
