@@ -166,7 +166,7 @@ class LiveTelemetry:
     """Follows a telemetry file as it grows; asks nothing of the processes that measure.
 
     None until they were seen: the server's resident memory, the tokens since the engine's first count, and
-    those per second between its last two.
+    those per second between its last two; None where none came, as between replies that count at their end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -192,5 +192,5 @@ class LiveTelemetry:
                 if self.tok is None:
                     self._first_tok = value
                 elif at_ns > self._count[0]:
-                    self.tok_per_s = (value - self._count[1]) / ((at_ns - self._count[0]) / 1e9)
+                    self.tok_per_s = (value - self._count[1]) / ((at_ns - self._count[0]) / 1e9) or None
                 self._count, self.tok = (at_ns, value), value - self._first_tok
