@@ -15,7 +15,7 @@ from burstline.measure.stats.figure import Absent, Figure, Result
 
 FLOOR_S: Final = 1e-3
 SHARE: Final = 0.01
-"""Errors of the instrument up to 1 ms or 1% of a percentile are not mentioned."""
+"""Errors of the instrument up to 1 ms or 1% of a percentile are not mentioned, unless above 5% of it."""
 MOST_SHARE: Final = 0.05
 """Beyond this share, where that is more than 1 ms, the percentile is unreliable."""
 
@@ -190,13 +190,12 @@ def is_unreliable(value_s: float, read_s: float | None) -> bool:
 
 def widened(figure: Figure, moved: float | None) -> Figure:
     """The number with its interval widened by what late reading may have moved it, if that matters."""
-    if moved is None or isinstance(figure, Absent) or moved <= tolerance_s(figure.point):
+    if moved is None or isinstance(figure, Absent):
         return figure
-    return replace(
-        figure,
-        low=None if figure.low is None else max(figure.low - moved, 0.0),
-        high=None if figure.high is None else figure.high + moved,
-    )
+    if moved <= min(tolerance_s(figure.point), MOST_SHARE * figure.point):
+        return figure
+    low = None if figure.low is None else max(figure.low - moved, 0.0)
+    return replace(figure, low=low, high=None if figure.high is None else figure.high + moved)
 
 
 @dataclass(frozen=True, slots=True)
