@@ -37,7 +37,7 @@ def running(*argv, ready):
     with Path("server.log").open("wb") as log:
         child = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + 180
         while True:
             try:
                 get(ready)

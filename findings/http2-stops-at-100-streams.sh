@@ -19,43 +19,54 @@ from pathlib import Path
 import httpx
 from finding import free_port, get, observed, running
 
-# A reply streams for two seconds; /peak tells the most replies that streamed at once, and forgets it.
+# A reply streams until /release; /now tells how many stream.
 Path("app.py").write_text("""
 import asyncio
 
-now = peak = 0
+now, gate = 0, asyncio.Event()
 
 async def app(scope, receive, send):
-    global now, peak
+    global now, gate
     if scope["type"] != "http":
         return
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    if scope["path"] == "/peak":
-        await send({"type": "http.response.body", "body": b"%d" % peak})
-        peak = 0
+    if scope["path"] == "/now":
+        await send({"type": "http.response.body", "body": b"%d" % now})
         return
-    now += 1
-    peak = max(peak, now)
+    if scope["path"] == "/release":
+        gate.set()
+        gate = asyncio.Event()
+        await send({"type": "http.response.body", "body": b"null"})
+        return
+    mine, now = gate, now + 1
     await send({"type": "http.response.body", "body": b"data: first\\n\\n", "more_body": True})
-    await asyncio.sleep(2)
+    await mine.wait()
     now -= 1
     await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
 """)
 
 
-async def burst(url, version):
-    """The time to the first event of each of 150 requests at once."""
+def streaming(url, wanted):
+    """How many replies stream: as soon as it is `wanted`, with two seconds for more; or after 25 seconds."""
+    until = time.monotonic() + 25
+    while get(f"{url}/now") != wanted and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(2)
+    return get(f"{url}/now")
+
+
+async def burst(url, version, wanted):
+    """How many of 150 requests at once stream, and how many once those have ended."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(http1=version == 1, http2=version == 2, timeout=60, limits=limits) as client:
-        start = time.perf_counter()
-
-        async def one():
-            async with client.stream("POST", url, content=b"{}") as reply:
-                times = [time.perf_counter() - start async for line in reply.aiter_lines() if line]
-            return times[0]
-
-        return await asyncio.gather(*(one() for _ in range(150)))
+        requests = [asyncio.create_task(client.post(url, content=b"{}")) for _ in range(150)]
+        first = await asyncio.to_thread(streaming, url, wanted)
+        await asyncio.to_thread(get, f"{url}/release")
+        then = await asyncio.to_thread(streaming, url, 150 - wanted)
+        await asyncio.to_thread(get, f"{url}/release")
+        await asyncio.gather(*requests)
+        return first, then
 
 
 folder = Path(sys.executable).parent
@@ -63,11 +74,9 @@ for server, options in (("hypercorn", ["-b"]), ("granian", ["--interface", "asgi
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     address = f"127.0.0.1:{port}" if server == "hypercorn" else str(port)
-    with running(str(folder / server), *options, address, "app:app", ready=f"{url}/peak"):
+    with running(str(folder / server), *options, address, "app:app", ready=f"{url}/now"):
         for version, wanted in ((1, 150), (2, 100)):
-            waits = asyncio.run(burst(url, version))
-            late = sum(wait > 2 for wait in waits)
-            peak = get(f"{url}/peak")
-            seen = f"{server}, HTTP/{version}: {peak} of 150 at once, {late} with a first event after 2 s"
-            observed(seen, peak == wanted and (late >= 50) == (version == 2))
+            first, then = asyncio.run(burst(url, version, wanted))
+            seen = f"{server}, HTTP/{version}: {first} of 150 stream at once, and once those have ended {then}"
+            observed(seen, (first, then) == (wanted, 150 - wanted))
 EOF

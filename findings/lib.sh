@@ -32,10 +32,18 @@ needs() {
     stage=check
 }
 
-# check: runs the program on standard input in an empty folder, for 150 seconds at most.
+# check: runs the program on standard input in an empty folder, for 300 seconds at most.
 check() {
     mkdir "$work/folder"
     cd "$work/folder"
+    ended=0
     DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 NO_PROXY=127.0.0.1 PYTHONPYCACHEPREFIX="$work/pycache" PYTHONPATH="$here" \
-        timeout -k 5 150 "$work/venv/bin/python" -W ignore -
+        timeout -k 5 300 "$work/venv/bin/python" -W ignore - || ended=$?
+    case $ended in
+        124 | 137)
+            say "The program did not end within 300 seconds."
+            return 2
+            ;;
+    esac
+    return "$ended"
 }

@@ -32,7 +32,7 @@ from burstline.measure.record.summary import (
     Throughput,
 )
 from burstline.measure.record.telemetry import Telemetry
-from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
+from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict, widened
 from burstline.measure.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
 from burstline.measure.stats.figure import inverse, known, noted
 from burstline.measure.stats.quantiles import Samples, extremes, mean, percentiles
@@ -123,9 +123,7 @@ def _numbers(
     late = throughput.read_error(inside, window, beyond_s)
     share = known(late) or 0.0
     came = {name: rates.figure(name) for name in throughput.RATES}
-    rates = Throughput(
-        **{name: grades.widened(rate, share * (known(rate) or 0.0)) for name, rate in came.items()}
-    )
+    rates = Throughput(**{name: widened(rate, share * (known(rate) or 0.0)) for name, rate in came.items()})
     off_s, per_token = known(client.canary_p99_s) or 0.0, ("tpot", "ntpot")
     # Their tokens share an error at a reply's ends.
     n_shares = max(1.0, float(np.median(c.shown_tok[c.ok])) - 1) if c.ok.any() else 1.0
@@ -279,7 +277,7 @@ def figures(
         average = noted(average, steady.too_short)
     moved_s = {p: each.read_effect_s for p, each in (graded or {}).items()}
     return MetricFigures(
-        **{p: grades.widened(figure, moved_s.get(p)) for p, figure in quantiles.items()},
+        **{p: widened(figure, moved_s.get(p)) for p, figure in quantiles.items()},
         mean=average,
         **extremes(samples, metric.unit),
         instrument_error=grades.most_moved(graded, canary_s),

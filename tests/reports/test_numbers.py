@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from burstline.measure.record.summary import MetricFigures
+from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate
 from burstline.measure.stats.serial_correlation import NARROW
@@ -93,3 +94,15 @@ def test_a_table_of_latencies_says_what_its_intervals_are_not(note, remark):
     shown = latency_table("Latency", {"ttft": figures}, {}).remark
     assert shown.endswith(remark)
     assert bool(shown) == bool(remark)
+
+
+@pytest.mark.parametrize(
+    ("point_s", "moved_s", "note"),
+    [(0.010, 0.0004, ""), (0.010, 0.0006, "600 µs"), (0.150, 0.0014, ""), (0.150, 0.0016, "1.60 ms")],
+)
+def test_what_late_reads_moved_is_told_above_the_tolerance_and_above_5_percent(point_s, moved_s, note):
+    figures = MetricFigures(p50=Estimate(point_s, 0.9 * point_s, 1.1 * point_s, 0.95, 260, "s", ""))
+    graded = {"tpot": {"p50": PercentileGrade(Grade.OK, 0.0, moved_s)}}
+    told = f"the client read late, which may have changed it by {note}; its interval includes that"
+    notes = latency_table("Latency", {"tpot": figures}, graded).notes
+    assert [each for each in notes if "late" in each] == ([told] if note else [])

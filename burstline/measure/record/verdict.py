@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from burstline.measure.record.typed_json import OPTIONAL
-from burstline.measure.stats.figure import Figure, Result
+from burstline.measure.stats.figure import Absent, Figure, Result
 
 FLOOR_S: Final = 1e-3
 SHARE: Final = 0.01
-"""Errors of the instrument up to 1 ms or 1% of a percentile are not mentioned."""
+"""Errors of the instrument up to 1 ms or 1% of a percentile are not mentioned, unless above 5% of it."""
 MOST_SHARE: Final = 0.05
 """Beyond this share, where that is more than 1 ms, the percentile is unreliable."""
 
@@ -186,6 +186,16 @@ def tolerance_s(value_s: float) -> float:
 def is_unreliable(value_s: float, read_s: float | None) -> bool:
     """Whether an effect of late reading on a latency of this size, None if unknown, spoils it."""
     return read_s is None or read_s > max(FLOOR_S, MOST_SHARE * value_s)
+
+
+def widened(figure: Figure, moved: float | None) -> Figure:
+    """The number with its interval widened by what late reading may have moved it, if that matters."""
+    if moved is None or isinstance(figure, Absent):
+        return figure
+    if moved <= min(tolerance_s(figure.point), MOST_SHARE * figure.point):
+        return figure
+    low = None if figure.low is None else max(figure.low - moved, 0.0)
+    return replace(figure, low=low, high=None if figure.high is None else figure.high + moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,17 +44,6 @@ def most_moved(graded: Mapping[str, PercentileGrade] | None, canary_s: float | N
     return measured(max(known, default=None), "s", why, len(known))
 
 
-def widened(figure: Figure, moved: float | None) -> Figure:
-    """The number with its interval widened by what late reading may have moved it, if that matters."""
-    if moved is None or isinstance(figure, Absent) or moved <= tolerance_s(figure.point):
-        return figure
-    return replace(
-        figure,
-        low=None if figure.low is None else max(figure.low - moved, 0.0),
-        high=None if figure.high is None else figure.high + moved,
-    )
-
-
 def moved_beyond(without: Figure, effect_s: float) -> bool:
     """Whether late sends moved a percentile beyond its interval `without` them; beyond 5% if it has none."""
     if isinstance(without, Absent) or without.high is None:

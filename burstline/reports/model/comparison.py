@@ -22,14 +22,13 @@ from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import Reason
+from burstline.measure.record.verdict import Reason, widened
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.quantiles import over_runs, percentile_over_runs
 from burstline.measure.stats.significance import Answer, Contrast, Difference, between_runs, judged
 from burstline.measure.summarize import part_of, summarize_run
 from burstline.measure.verdict.certificate import Printed
 from burstline.measure.verdict.comparable import ALONE, Comparability, comparability, work_of
-from burstline.measure.verdict.grades import widened
 from burstline.reports.model.sweep_load import differ_in_load_alone
 from burstline.servers.identity import Identity
 from burstline.servers.redact import redacted, words_of_server

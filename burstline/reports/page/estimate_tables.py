@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from burstline.measure.metrics.definitions import METRICS
 from burstline.measure.record.summary import NamedFigure, Section, Summary
-from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
+from burstline.measure.record.verdict import Grade, Grades, PercentileGrade, widened
 from burstline.measure.stats.estimates import ONE_RUN
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.serial_correlation import NARROW, OPEN
@@ -152,7 +152,7 @@ def _lateness(figure: Estimate, graded: PercentileGrade) -> str:
     moved_s, unreliable = graded.read_effect_s, graded.grade == Grade.UNRELIABLE
     if moved_s is None:
         return say("read.unknown")
-    if unreliable or moved_s > tolerance_s(figure.point):
+    if unreliable or widened(figure, moved_s) is not figure:
         return say("read.unreliable" if unreliable else "read.widened", by=duration(moved_s))
     return ""
 
