@@ -1,10 +1,15 @@
 """`burstline run --repeats`: one page over the runs, intervals between them."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 
+from burstline.bench import repeats
+from burstline.bench.run import Ended
 from burstline.cli import main
+from burstline.measure.record.manifest import RunClock
 from burstline.measure.record.rundir import open_run
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -59,6 +64,26 @@ def test_two_repeats_are_pooled_without_an_interval(tmp_path, capsys):
     (over,) = (tmp_path / "runs").glob("*-repeats")
     (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
     assert cell["numbers"]["TTFT p50"]["truth"]["low"] is None
+
+
+@pytest.mark.usefixtures("without_page")
+def test_repeats_are_those_of_this_command_whatever_else_is_written_beside_them(
+    burst_run, tmp_path, monkeypatch, capsys
+):
+    def carry_out(settings, *_, **__):
+        for name in (f"ours-{settings.load.spec.salt}", f"of-another-command-{settings.load.spec.salt}"):
+            shutil.copytree(burst_run.path, tmp_path / "runs" / name)
+        ours = open_run(tmp_path / "runs" / f"ours-{settings.load.spec.salt}")
+        clock = RunClock(int(settings.load.spec.salt, 16), 0, "2026-11-30T00:00:00+00:00")
+        ours.save_manifest(replace(ours.manifest, clock=clock))
+        return Ended(ours, ours.summary, 0)
+
+    monkeypatch.setattr(repeats, "carry_out", carry_out)
+    assert run("http://127.0.0.1:9", tmp_path / "runs", "--repeats", "2", "--salt", "7") == 0
+    assert "Report over 2 repeats" in capsys.readouterr().out
+    (over,) = (tmp_path / "runs").glob("*-repeats")
+    (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
+    assert {name for names in cell["runs"].values() for name in names} == {"ours-7", "ours-8"}
 
 
 @pytest.mark.parametrize(
