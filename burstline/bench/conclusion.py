@@ -119,9 +119,8 @@ def profiled(run: Run) -> Profiled | NotReconciled | None:
         return None
     try:
         setup, _ = setup_of(run)
-        if not kept.exists():
-            keep_profile(run, traces)
-        profile = from_json(Profile, orjson.loads(kept.read_bytes()), PROFILE)
+        made = None if kept.exists() else keep_profile(run, traces)
+        profile = made or from_json(Profile, orjson.loads(kept.read_bytes()), PROFILE)
         c = run.columns
         context_tok = np.nanmean(c.planned_prompt_tok) + np.nanmean(c.output_tok) / 2
         return compare(profile, setup, float(context_tok))
@@ -145,7 +144,7 @@ def audited(run: Run) -> Audit | None:
     return replace(found, second_reader=compared(theirs.client, theirs.replies, again))
 
 
-def keep_profile(run: Run, traces: Path) -> None:
+def keep_profile(run: Run, traces: Path) -> Profile:
     """Read the traces once; what counts of them is kept in the run's folder."""
     deployment = setup_of(run)[0].deployment
     profile = profile_of(traces, deployment.model, deployment.parallel)
@@ -158,6 +157,7 @@ def keep_profile(run: Run, traces: Path) -> None:
                 profile, notes=(*profile.notes, f"the steps are not the load that was sent: {why}")
             )
     write_json(run.path / PROFILE, to_json(profile))
+    return profile
 
 
 def exceeded(found: Reconciliation | Profiled | NotReconciled | None) -> str:
