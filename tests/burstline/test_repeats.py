@@ -9,8 +9,11 @@ import pytest
 from burstline.bench import repeats
 from burstline.bench.run import Ended
 from burstline.cli import main
+from burstline.console.server_options import ServerOptions
 from burstline.measure.record.manifest import RunClock
 from burstline.measure.record.rundir import open_run
+from burstline.workloads.load import load_of
+from burstline.workloads.spec import LoadSpec
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 
@@ -84,6 +87,14 @@ def test_repeats_are_those_of_this_command_whatever_else_is_written_beside_them(
     (over,) = (tmp_path / "runs").glob("*-repeats")
     (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
     assert {name for names in cell["runs"].values() for name in names} == {"ours-7", "ours-8"}
+
+
+def test_a_server_has_room_for_each_of_its_loads_and_keeps_it():
+    small, large = (load_of(LoadSpec(salt="0", concurrency=n, prompt_tokens=str(n))) for n in (8, 96))
+    room = ServerOptions().with_room_for(small, large)
+    assert (room.n_concurrent, room.n_request_tok) == (96, 96 + 64)
+    assert room.with_room_for(small) == room
+    assert ServerOptions().with_room_for(small, least=64).n_concurrent == 64
 
 
 @pytest.mark.parametrize(
