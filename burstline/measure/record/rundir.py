@@ -42,8 +42,8 @@ _PIDS: Final = 2**31
 class Run(RunDir):
     """A run with its parts, each read when first needed if it is not in memory; None if it was never written.
 
-    A run that has just ended reads back its plan and its records: the load needed the memory of the plan, and
-    records in memory take twice their size while they become columns.
+    A run that has just ended reads back its plan (the load needed the memory), its records (in memory they
+    take twice their size while they become columns), and the few readings of an audit or a profile.
     """
 
     @classmethod
