@@ -23,6 +23,7 @@ from burstline.bench.progress import Called, Progress, Snapshot
 from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.run_settings import words_of_run
+from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions, own_key
 from burstline.machine.hints import Hints
 from burstline.measure.record.rundir import Run, open_run
@@ -162,9 +163,7 @@ def run(
     table = _table("burstline.run", _OF_A_RUN, options, out)
     settings = replace(_settings(table, out, engine_args), canary=canary, calibrate=calibrate)
     ended = carry_out(settings, Progress() if progress is None else Called(progress))
-    if ended.error is not None:
-        raise ended.error
-    if ended.interrupted:
+    if ended.code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt(f"what was sent is kept in {ended.run.path}")
     return load(ended.run.path)
 

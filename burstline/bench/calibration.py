@@ -119,6 +119,7 @@ def measure_again(run: RunDir, hints: Hints, say: Callable[[str], None]) -> None
     say("This run was faster than what was measured of this CPU, so that is measured again")
     (run.path / DEVICE_FILE).unlink()
     note_measured(run, hints, say, calibrate=True)
+    run.save_manifest()
 
 
 def note_measured(run: RunDir, hints: Hints, say: Callable[[str], None], *, calibrate: bool) -> None:

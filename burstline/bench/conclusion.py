@@ -19,7 +19,7 @@ from burstline.measure.metrics.audit import audit, compared, misread, replies_di
 from burstline.measure.metrics.slo import state_decides
 from burstline.measure.record.decode import Readings, decode_run, readings
 from burstline.measure.record.run_writer import AUDIT, PROFILE, PROFILED_LOAD, READINGS, RunDir
-from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Audit, Summary
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.measure.record.typed_json import MismatchError, from_json, to_json
@@ -38,59 +38,60 @@ from burstline.servers.engine import Engine
 from burstline.servers.registry import ENGINES
 
 
-def write_report(run: RunDir, made: tuple[Summary, Run] | None = None) -> Summary:
+def write_report(run: Run, made: Summary | None = None) -> Summary:
     """The summary, where it is not `made`, and the page; the same files of a run give the same bytes."""
     from burstline.reports.page.page import render  # with matplotlib: an answer does not wait for it
 
-    summary, read = made or summarized(run)
-    write_bytes(run.report, render(alone(view_of(read))).encode())
+    summary = made or summarized(run)
+    write_bytes(run.report, render(alone(view_of(run))).encode())
     return summary
 
 
-def summarized(run: RunDir) -> tuple[Summary, Run]:
-    """The summary, which is written, and the run read back with it."""
+def summarized(run: Run) -> Summary:
+    """The summary, which is written and kept with the run."""
     keep_pandas_out()
-    opened = open_run(run.path)
-    forecast = read_forecast(opened)
-    roofline, profile = reconciled(opened, forecast), profiled(opened)
+    forecast = read_forecast(run)
+    roofline, profile = reconciled(run, forecast), profiled(run)
     if why := exceeded(roofline) or exceeded(profile):
         roofline, forecast = NotReconciled(why, EXCEEDED), forecast and NoForecast(why)
         profile = profile and NotReconciled(why, EXCEEDED)
-    found = audited(opened)
+    found = audited(run)
     doubts = (*suspect(roofline), *suspect(profile), *misread(found))
-    summary = summarize_run(opened, not_comparable=doubts)
+    summary = summarize_run(run, not_comparable=doubts)
     verdict = summary.verdict
-    summary = replace(
+    run.summary = replace(
         summary,
         verdict=replace(verdict, warnings=(*verdict.warnings, *replies_differ(found))),
         roofline=roofline,
-        forecast=scored(forecast, opened, summary),
+        forecast=scored(forecast, run, summary),
         profile=profile,
         audit=found,
     )
-    write_json(run.path / "summary.json", summary.to_json())
-    opened.summary = summary
-    return summary, opened
+    write_json(run.path / "summary.json", run.summary.to_json())
+    return run.summary
 
 
 def conclude(
     run: RunDir, engine: Engine, measure_again: Callable[[], None] | None = None, *, answer: bool = False
 ) -> Summary:
-    """Decode the captures and write records, summary and page, all of which can be made again from them.
+    """Write the manifest, and from the captures records, summary and page, which can be made again from them.
 
-    The manifest says already how the load ended. Where the run exceeded what was measured of this CPU, that
-    is measured again. With `answer` standard output says how it went before the page is made.
+    If the run exceeded what was measured of this CPU, that is measured again. With `answer` standard output
+    says how it went before the page is made.
     """
-    run.save_records(decode_run(run.path, engine.decode))
+    run.save_manifest()
+    run.save("records.parquet", [decode_run(run.path, engine.decode)])
     for measure in (measure_again, None):
-        summary, read = summarized(run)
+        read = Run.of(run)
+        summary = summarized(read)
         if getattr(summary.roofline, "code", None) != EXCEEDED or not throw_away(run) or measure is None:
             break
         measure()
+    run.telemetry_table = None  # a search has its next load while it holds this run
     if answer:
         view = view_of(read)
         show(headline(alone(view), view))
-    return write_report(run, (summary, read))
+    return write_report(read, summary)
 
 
 def of_summary(summary: Summary) -> int:
@@ -118,9 +119,8 @@ def profiled(run: Run) -> Profiled | NotReconciled | None:
         return None
     try:
         setup, _ = setup_of(run)
-        if not kept.exists():
-            keep_profile(run, traces)
-        profile = from_json(Profile, orjson.loads(kept.read_bytes()), PROFILE)
+        made = None if kept.exists() else keep_profile(run, traces)
+        profile = made or from_json(Profile, orjson.loads(kept.read_bytes()), PROFILE)
         c = run.columns
         context_tok = np.nanmean(c.planned_prompt_tok) + np.nanmean(c.output_tok) / 2
         return compare(profile, setup, float(context_tok))
@@ -144,7 +144,7 @@ def audited(run: Run) -> Audit | None:
     return replace(found, second_reader=compared(theirs.client, theirs.replies, again))
 
 
-def keep_profile(run: Run, traces: Path) -> None:
+def keep_profile(run: Run, traces: Path) -> Profile:
     """Read the traces once; what counts of them is kept in the run's folder."""
     deployment = setup_of(run)[0].deployment
     profile = profile_of(traces, deployment.model, deployment.parallel)
@@ -157,6 +157,7 @@ def keep_profile(run: Run, traces: Path) -> None:
                 profile, notes=(*profile.notes, f"the steps are not the load that was sent: {why}")
             )
     write_json(run.path / PROFILE, to_json(profile))
+    return profile
 
 
 def exceeded(found: Reconciliation | Profiled | NotReconciled | None) -> str:

@@ -28,6 +28,7 @@ from burstline.measure.record.decode import Share
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import RECORDS
 from burstline.measure.record.verdict import HELD, State, Use, withheld
 from burstline.measure.stats.figure import Result
@@ -95,9 +96,7 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
 def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, list[Run], Path, bool]:
     """Search and write the page: what was found, by which runs, its folder, whether a person stopped it."""
     server, until_s = SharedServer(), time.monotonic() + options.budget_s
-    most = max(LEAST_ROOM, settings.load.n_at_once)
-    room = replace(settings.where, n_concurrent=most, n_request_tok=settings.load.longest_tok)
-    settings = replace(settings, where=room)
+    settings = replace(settings, where=settings.where.with_room_for(settings.load, least=LEAST_ROOM))
     try:
         if settings.load.spec.rate is None and settings.load.spec.concurrency is None:
             settings = _from_forecast(settings, server)
@@ -107,7 +106,7 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
         server.close()
     if not prober.folders:
         raise WorkloadError(f"--budget-s {options.budget_s:g}: not one probe began; allow more")
-    found, runs = prober.found(), [open_run(path) for path in prober.folders.values()]
+    found, runs = prober.found(), list(map(open_run, prober.folders.values()))  # no probe had their memory
     more, n_requests = found.more_requests, prober.n_requests
     # Interrupted in its first probe, the search knows no pace.
     more_s = more * prober.load_s / n_requests if more is not None and n_requests else None
@@ -135,10 +134,8 @@ def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
     spec = settings.load.spec
     one = replace(settings, load=load_of(replace(spec, requests=1)))
     ended = carry_out(one, progress, server.serving)
-    if ended.error is not None:
-        raise ended.error
     try:
-        rate = forecast_rate(open_run(ended.run.path), slos, settings.load)
+        rate = forecast_rate(Run.of(ended.run), slos, settings.load)
     except WorkloadError:
         shutil.rmtree(ended.run.path)  # it was to ask alone, and is no probe
         raise
@@ -216,27 +213,24 @@ class _Prober:
             left_s, self._looked_s = self._until_s - time.monotonic(), time.monotonic()
             progress.phase(f"Probe {ask.number}: do {ask.load:g} {unit} meet the SLOs? {left_s:.0f} s left")
             ended = carry_out(self._settings_of(ask), progress, self.server.serving, self._enough)
-            if ended.error is not None:
-                raise ended.error
             self.folders[ask.number], look, lost = ended.run.path, None, ""
-            if ended.interrupted:
+            if ended.code == exit_codes.INTERRUPTED:
                 return True
             while self._found is None and self._ask.number == ask.number:
                 over = replace(self._evidence(ended.run), over=True)
                 look = self._ask.look or look
-                self._tell(replace(over, lost=(lost := self._lost(ended.run, self._ask.look))))
+                self._tell(replace(over, lost=(lost := self._lost(ended.summary, self._ask.look))))
             told = lost or (look.judged if look else Result.INCONCLUSIVE)
             progress.phase(f"Probe {ask.number}, {ask.load:g}: {told}")
             self._after_s = max(self._after_s, time.monotonic() - self._looked_s)
         return False
 
-    def _lost(self, run: RunDir, look: ProbeLook | None) -> str:
+    def _lost(self, summary: Summary, look: ProbeLook | None) -> str:
         """The verdict for which a probe may not decide what the look says; "" where it may.
 
         One that is undecided decides nothing: if its speed changed, it may still say where to probe next.
         """
-        summary = open_run(run.path).summary
-        if summary is None or look is None or not look.shares:
+        if look is None or not look.shares:
             return ""
         state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
         if by := next(filter(None, (spoilt_by(slo, summary) for slo in self._slos)), ""):

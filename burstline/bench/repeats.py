@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from burstline.bench.run import run_once
+from burstline.bench.run import carry_out
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
 from burstline.console import exit_codes
@@ -49,10 +49,7 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
 
     Each run has prompts of its own salt, so that none is served from the prefix cache of another.
     """
-    # One server serves all loads of a sweep, so it has room for the largest.
-    most = max(each.load.n_at_once for each in every)
-    longest = max(each.load.longest_tok or 0 for each in every) or None
-    room = replace(every[0].where, n_concurrent=most, n_request_tok=longest)
+    room = every[0].where.with_room_for(*(each.load for each in every))  # one server serves them all
     every = [replace(each, where=room) for each in every]
     settings, swept = every[0], len(every) > 1
     if not 2 - swept <= n <= MAX_REPEATS:
@@ -63,23 +60,22 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     order = [each for k in range(n) for each in every[:: 1 if k % 2 == 0 else -1]]
     if restart_after is not None and not 1 <= restart_after < len(order):
         raise WorkloadError(f"--restart {restart_after}: expected 1 or more, below all {len(order)} runs")
-    before = set(settings.out.glob("*")) if settings.out.is_dir() else set()
-    server, codes = SharedServer(), list[int]()
+    server, every_run = SharedServer(), list[tuple[Path, int]]()
     try:
         for k, each in enumerate(order):
             print(f"{'Run' if swept else 'Repeat'} {k + 1} of {len(order)}")
             spec = replace(each.load.spec, salt=f"{int(each.load.spec.salt, 16) + k:x}")
             # A server of one run is stopped before its report is written.
             serve = serving if restart_after == 1 else server.serving
-            codes.append(run_once(replace(each, load=replace(each.load, spec=spec)), serve))
-            if codes[-1] == exit_codes.INTERRUPTED:
+            ended = carry_out(replace(each, load=replace(each.load, spec=spec)), None, serve, answer=True)
+            every_run.append((ended.run.path, ended.code))
+            if ended.code == exit_codes.INTERRUPTED:
                 return exit_codes.INTERRUPTED
             if restart_after is not None and (k + 1) % restart_after == 0:
                 server.close()
     finally:
         server.close()
-    new = (path / "manifest.json" for path in set(settings.out.glob("*")) - before)
-    runs = [open_run(path.parent) for path in sorted(new, key=lambda path: path.stat().st_mtime_ns)]
+    runs = [open_run(path) for path, _ in every_run]  # read back: each load has the memory of those before it
     folder = settings.out / f"{runs[0].name}-{'sweep' if swept else 'repeats'}"
     folder.mkdir()
     comparison = comparison_of(runs, folder, anyway=True)
@@ -87,7 +83,7 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     show(digest(comparison))
     print(f"\nReport over {len(order)} {'runs' if swept else 'repeats'}: {page}")
     of = dict[LoadSpec, list[tuple[Run, int]]]()
-    for run, each, code in zip(runs, order, codes, strict=True):
+    for run, each, (_, code) in zip(runs, order, every_run, strict=True):
         of.setdefault(each.load.spec, []).append((run, code))
     return exit_codes.best(_code_of(*zip(*ended, strict=True)) for ended in of.values())
 

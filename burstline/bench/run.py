@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -60,6 +61,9 @@ from burstline.workloads.plan import Plan
 from burstline.workloads.prompts import Vocabulary
 from burstline.workloads.request import WorkloadError
 
+if TYPE_CHECKING:
+    from burstline.measure.record.summary import Summary
+
 EnoughOf = Callable[["RunDir", "ReadyLoad", Snapshot], bool]
 """Whether a load, whose captures are in the run's folder, may end before its plan does."""
 LATE_S = 0.5
@@ -68,36 +72,28 @@ LATE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run with its report: its exit code, and why it failed after the load had begun."""
+    """A run with its report."""
 
     run: RunDir
+    summary: Summary
     code: int
-    interrupted: bool
-    error: Exception | None
-
-
-def run_once(settings: Settings, serve: Serving = serving) -> int:
-    """The whole run and its headline on standard output; its exit code."""
-    ended = carry_out(settings, progress_for(settings.quiet), serve, answer=True)
-    print(f"Report: {ended.run.report}")
-    if ended.error is not None:
-        raise ended.error
-    return exit_codes.INTERRUPTED if ended.interrupted else ended.code
 
 
 def carry_out(
     settings: Settings,
-    progress: Progress,
+    progress: Progress | None = None,
     serve: Serving = serving,
     enough: EnoughOf | None = None,
     *,
     answer: bool = False,
 ) -> Ended:
-    """The whole run. From the first moment on, every planned request is accounted for.
+    """The whole run; with `answer`, how it went on standard output. Every planned request is accounted for.
 
-    Raises EngineError, WorkloadError, ChildLostError or KeyboardInterrupt where it ended before its report.
+    Raises what ended the run, before its load or during it: EngineError, WorkloadError, ChildLostError,
+    KeyboardInterrupt, or a driver's own error.
     """
     keep_pandas_out()
+    progress = progress or progress_for(settings.quiet)
     load, engine = check(settings)
     run = RunDir.create(settings.out, manifest_of(settings, load, engine))
     progress.phase(f"{load.title}, at {engine.title}")
@@ -124,7 +120,11 @@ def carry_out(
     if failure is not None:
         print(f"Partial run: {run.path}", file=sys.stderr)
         raise failure
-    return Ended(run, of_summary(summary), done.interrupted, why)
+    if answer:
+        print(f"Report: {run.report}")
+    if why is not None:
+        raise why
+    return Ended(run, summary, exit_codes.INTERRUPTED if done.interrupted else of_summary(summary))
 
 
 def serve_and_fire(
@@ -136,10 +136,8 @@ def serve_and_fire(
     serve: Serving,
     enough: EnoughOf | None,
 ) -> tuple[DriveOutcome, Exception | None]:
-    """Everything that needs the server or the drivers, and why it failed; what is known is on disk."""
-    where = settings.where
-    if where.n_concurrent is None:  # else the server has room for other loads, too
-        where = replace(where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
+    """Everything that needs the server or the drivers, and why it failed; `run` has what is known."""
+    where = settings.where.with_room_for(load)
     with _cluster(settings.ray, run, load, progress) as fleet:
         before = "" if where.url else _last_start(run.path, engine.name)
         progress.phase(f"Waiting until the server has generated a token{before}")
@@ -154,6 +152,7 @@ def serve_and_fire(
                 check_profiler(site)
             ready = make_ready(run, site, load, settings, progress.phase)
             note_measured(run, settings.hints, progress.phase, calibrate=settings.calibrate)
+            run.save_manifest()
             hardware = run.manifest.hardware
             if hardware and hardware.absent:  # why, the manifest says, until a report is told the device
                 write_json(run.path / FORECAST, {"absent": "device or model was not known before the load"})
@@ -232,7 +231,7 @@ class ReadyLoad:
 
 
 def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say) -> ReadyLoad:
-    """Plan the requests for this server, and note both in the manifest."""
+    """Plan the requests for this server, and note both."""
     model = settings.where.model
     plan, known = plan_for(load, site, model, say)
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
@@ -252,7 +251,7 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
         devices=tuple(map(gpu_facts, serve)),
         devices_from=known_by,
     )
-    run.save_manifest(sealed)
+    run.note(sealed)
     if load.spec.audit is not None:
         n = n_audited(load, len(plan.requests))
         say(f"After the load at most {n:,} of its requests are sent again, alone and twice: {2 * n:,} in all")
@@ -283,7 +282,7 @@ def fire_watched(
     progress: Progress,
     enough: Enough | None,
 ) -> tuple[DriveOutcome, Exception | None]:
-    """Warm the server up, then fire by n drivers, while the watcher samples; what is known is on disk then.
+    """Warm the server up, then fire by n drivers, while the watcher samples; the manifest is on disk then.
 
     With it comes why the load failed: the server ended under it, or the drivers' own error.
     """
@@ -293,9 +292,8 @@ def fire_watched(
     others, port = ((truth.pid,), truth.port) if truth else ((), None)
     job = job_at(run, site, ready.load, ready.plan, ready.vocabulary, canary_port=port)
     sent = send_stages(ready.plan, job, site.engine, progress.phase)
-    if sent:
-        assert run.manifest.load is not None
-        run.save_manifest(replace(run.manifest, load=replace(run.manifest.load, stages=sent)))
+    if sent and (facts := run.manifest.load):
+        run.save_manifest(replace(run.manifest, load=replace(facts, stages=sent)))
     counts = site.engine.metrics_path is not None
     if counts and site.engine.counters_settle_s > LATE_S:
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
@@ -334,7 +332,8 @@ def fire_watched(
             n_sent = sum(report.n_sent for report in done.reports)
             ended = replace(ended, title=ready.load.title_for(n_sent), ended_s=done.ended_s)
         run.save_manifest(ended)  # a second interrupt may end all that follows
-        run.save("telemetry.parquet", [telemetry_table(load_telemetry(telemetry), done.t0_ns or 0)])
+        run.telemetry_table = telemetry_table(load_telemetry(telemetry), done.t0_ns or 0)
+        run.save("telemetry.parquet", [run.telemetry_table])
         telemetry.unlink()
     return done, why
 
@@ -350,7 +349,7 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int, ended_ns: int) -
         columns[name] = [at_ns - t0_ns for at_ns in columns.get(name, [])]
     if columns["start_ns"]:
         run.save("steps.parquet", [pa.table(columns)])
-    run.save_manifest(replace(run.manifest, step_log=header))
+    run.note(replace(run.manifest, step_log=header))
     launch.step_log.unlink()
 
 
@@ -362,7 +361,7 @@ def account_for_the_rest(run: RunDir, load: Load, error: BaseException) -> None:
     if not (run.path / "plan.parquet").exists():
         plan = load.plan()
         run.save_plan(plan)
-        run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
+        run.note(replace(run.manifest, plan_sha256=plan.sha256))
 
 
 def _interrupted(run: RunDir) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from burstline.console.flags import add_options, read_options
 from burstline.errors import tables_beside
@@ -14,6 +14,9 @@ from burstline.servers.redact import Secret
 from burstline.servers.registry import BUILT_IN
 from burstline.servers.settings import Settings
 from burstline.workloads.options import option, seconds
+
+if TYPE_CHECKING:
+    from burstline.workloads.load import Load
 
 API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
 START: Final = ("port", "engine_python", "container")
@@ -73,6 +76,12 @@ class ServerOptions:
     @property
     def urls(self) -> tuple[str, ...]:
         return tuple(url.reveal() for url in self.url or ())
+
+    def with_room_for(self, *loads: Load, least: int = 0) -> ServerOptions:
+        """Room for each of these loads, and for at least so many requests, unless room was made before."""
+        n = self.n_concurrent or max(least, *(load.n_at_once for load in loads))
+        longest_tok = self.n_request_tok or max(load.longest_tok or 0 for load in loads) or None
+        return replace(self, n_concurrent=n, n_request_tok=longest_tok)
 
 
 def add_settings(group: argparse._ActionsContainer) -> None:

@@ -16,13 +16,14 @@ import orjson
 from huggingface_hub import constants
 
 from burstline import __version__
-from burstline.errors import RooflineError
+from burstline.errors import RooflineError, read_toml
 from burstline.roofline.device.calibration import (
     Calibration,
     Conditions,
     Constants,
     device_toml,
     load_calibration,
+    read_calibration,
     read_device_file,
 )
 from burstline.roofline.device.device import Device, load_device
@@ -64,11 +65,10 @@ def device_text(name: str, config: Mapping[str, Any] | None = None) -> str:
                 "--device cpu: this CPU is not calibrated for this model: `burstline calibrate`"
             )
         return text
-    device = load_device(name)
-    try:
-        calibration = load_calibration(name if name.endswith(".toml") else device)
-    except RooflineError:  # a device file without measurements
-        calibration = load_calibration(device)
+    calibration = load_calibration(device := load_device(name))
+    if name.endswith(".toml"):
+        with suppress(RooflineError, LookupError):  # a device file without measurements
+            calibration = read_calibration(read_toml(Path(name))["calibration"], name)
     return device_toml(device, calibration)
 
 

@@ -64,7 +64,7 @@ def check_hints(hints: Hints) -> None:
 def note_hardware(
     run: RunDir, hints: Hints, *, force: bool = True, needed: bool = False, unmeasured: str = ""
 ) -> _UncalibratedError | None:
-    """Write the manifest's `hardware`, and `device.toml` where the device is known.
+    """Note the manifest's `hardware`, and write `device.toml` where the device is known.
 
     Returns that this CPU would have to be measured; `unmeasured` says why that failed.
 
@@ -98,7 +98,7 @@ def note_hardware(
             raise WorkloadError(f"--device {hints.device}: {why}") from None
         lacking = why if isinstance(why, _UncalibratedError) else None
         facts = replace(facts, absent=str(why).replace(":", f"{unmeasured}:", 1) if lacking else str(why))
-    run.save_manifest(replace(manifest, hardware=facts))
+    run.note(replace(manifest, hardware=facts))
     return lacking
 
 

@@ -195,7 +195,7 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     steps = logged
     # It must be known for every reply which of its events carries how many tokens.
     splits = {"spread", "no-text", "unknown"}
-    if logged is None and splits.isdisjoint(run.request_table.column("split").to_pylist()):
+    if logged is None and splits.isdisjoint(c.table.column("split").to_pylist()):
         steps = steps_seen(replies, limits.max_num_batched_tokens)
         assumed.append("steps are inferred from the stream: each gap in a chain of long replies is one step")
     due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))
@@ -313,9 +313,10 @@ def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -
 
 def write_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
     try:
-        forecast: Forecast | NoForecast = _forecast(Run(run.path, run.manifest), plan)
+        forecast: Forecast | NoForecast = _forecast(Run.of(run), plan)
     except (RooflineError, WorkloadError) as why:
         forecast = NoForecast(str(why))
+    run.forecast = forecast
     write_json(run.path / FORECAST, to_json(forecast))
     if isinstance(forecast, Forecast):
         e2e = forecast.figures["metrics.e2e.p50"]
@@ -326,8 +327,8 @@ def write_forecast(run: RunDir, plan: Plan, say: Callable[[str], None]) -> None:
 
 def read_forecast(run: Run) -> Forecast | NoForecast | None:
     """The forecast; None if the run ended before it was made."""
-    if not (run.path / FORECAST).exists():
-        return None
+    if run.forecast is not None or not (run.path / FORECAST).exists():
+        return run.forecast
     try:
         row = orjson.loads((run.path / FORECAST).read_bytes())
         return from_json(NoForecast, row, FORECAST) if "absent" in row else from_json(Forecast, row, FORECAST)

@@ -17,7 +17,7 @@ from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_bytes
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.measure.record.run_writer import RunDir, json_of
+from burstline.measure.record.run_writer import json_of
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import keep_pandas_out
 from burstline.measure.record.typed_json import from_json
@@ -65,22 +65,24 @@ def run(args: argparse.Namespace) -> int:
     if args.profile is not None and not args.profile.exists():
         raise WorkloadError(f"--profile {args.profile}: No such file or folder; expected a PyTorch trace")
     run = open_run(args.run, check_records=not args.decode)
-    folder = RunDir(run.path)
+    before = run.manifest
     if args.decode or not (run.path / "records.parquet").exists():
-        folder.save_records(_decoded(run))
-        folder.finish("complete" if run.status == "complete" else "interrupted")
+        run.save("records.parquet", [_decoded(run)])
+        run.note(replace(before, status="complete" if run.status == "complete" else "interrupted"))
     if args.usd_per_hour is not None and not 0 < args.usd_per_hour < math.inf:
         raise WorkloadError(f"--usd-per-hour {args.usd_per_hour:g}: expected US dollars above 0")
     hints = read_options(Hints, args, stated=read_options(Stated, args))
     if hints.device or hints.model_config or hints.stated.to_json():
         check_hints(hints)
-        note_hardware(folder, hints, force=args.force, needed=hints.device is not None)
+        note_hardware(run, hints, force=args.force, needed=hints.device is not None)
     if args.profile is not None:
-        keep_profile(open_run(args.run), args.profile)
+        keep_profile(run, args.profile)
     if args.usd_per_hour is not None:  # it outweighs the device's own
-        folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
-    write_report(folder)
-    print(f"Report: {folder.report}")
+        run.note(replace(run.manifest, usd_per_hour=args.usd_per_hour))
+    if run.manifest != before:
+        run.save_manifest()
+    write_report(run)
+    print(f"Report: {run.report}")
     return exit_codes.DONE
 
 
@@ -151,7 +153,7 @@ def _decoded(run: Run) -> pa.Table:
     if not (run.path / "records.parquet").exists():
         return records
     try:
-        kept = run.request_table
+        kept = Run(run.path, run.manifest).request_table  # which are to be made again
     except WorkloadError:
         return records  # what is there is no table: there is nothing to lose
     before, now = (len(each) - each.column("closed_ns").null_count for each in (kept, records))

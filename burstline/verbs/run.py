@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     where, goals = server_of(args), read_options(Goals, args)
     loads = [checked_load(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
     # Here: what a run imports would delay the answer to a wrong option.
-    from burstline.bench.run import run_once
+    from burstline.bench.run import carry_out
     from burstline.bench.run_settings import Settings, words_of_run
 
     settings = Settings(
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return run_several(every, args.repeats or 1, restart_after=args.restart)
     if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
-    return run_once(every[0])
+    return carry_out(settings, answer=True).code
 
 
 def _swept(args: argparse.Namespace) -> list[argparse.Namespace]:

@@ -19,7 +19,7 @@ from burstline.bench.conclusion import write_report
 from burstline.console import exit_codes
 from burstline.loadgen.capture.capture import read_captures
 from burstline.measure.record.decode import capture_limit_bytes, decoded_batches, were_killed, with_cancelled
-from burstline.measure.record.run_writer import RunDir, read_manifest
+from burstline.measure.record.run_writer import read_manifest
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.tables import RECORDS, counts_of, record_table
 from burstline.servers.registry import ENGINES
@@ -121,9 +121,9 @@ def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck
         if each.name not in MADE_AGAIN:
             (beside / each.name).symlink_to(each.resolve())
     try:
-        folder = RunDir(beside)
-        folder.save_records(records)
-        write_report(folder)
+        again = Run(beside, run.manifest)
+        again.save("records.parquet", [records])
+        write_report(again)
     except Exception as error:
         yield ("summary and page", f"they cannot be recomputed from these files: {_why(error)}")
         return

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
         spool.put(lambda capture=capture: capture)
     spool.close()
     run.save("telemetry.parquet", [telemetry_table(telemetry(last_ns, rng))])
-    run.finish("complete")
+    run.save_manifest(replace(run.manifest, status="complete"))
     return run.path
 
 

@@ -13,7 +13,6 @@ from burstline.loadgen.capture.files import write_json
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.measure.record.record import Outcome, Record
-from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import Found, LatencyBound, LateShare, LoadProbe, ProbeLook, Purpose
@@ -85,8 +84,8 @@ def _interrupted(folder: Path) -> Run:
     """Ctrl-C after half of the replies: what was in flight is cancelled."""
     rows = synthetic.records(n=300)
     end_ns = sorted(r.closed_ns or 0 for r in rows)[150]
-    run = RunDir(synthetic.finished_run(folder, [_cut(r, end_ns) for r in rows]).path)
-    run.finish("interrupted")
+    run = open_run(synthetic.finished_run(folder, [_cut(r, end_ns) for r in rows]).path)
+    run.save_manifest(replace(run.manifest, status="interrupted"))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)
 
@@ -119,9 +118,10 @@ def _fails(*_: object, **__: object) -> None:
 
 
 def _held_to_its_hardware(run: Run) -> Run:
-    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"))
-    write_report(RunDir(run.path))
-    return open_run(run.path)
+    note_hardware(run, Hints("h100-sxm5-80g", "llama-2-7b"))
+    run.save_manifest()
+    write_report(run)
+    return run
 
 
 RUNS: dict[str, Callable[[Path], Run]] = {

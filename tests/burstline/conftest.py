@@ -1,5 +1,6 @@
 """Runs that never happened, for tests of what is made of runs; and a tokenizer of a few words."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ def burst_run(tmp_path_factory) -> Run:
     run = RunDir.create(tmp_path_factory.mktemp("runs"), manifest)
     shape = Shape(Lengths(512, 512), Lengths(8, 8))
     run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000), seed=0))
-    run.save_records(tables.record_table(records))
+    run.save("records.parquet", [tables.record_table(records)])
     run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(records))])
-    run.finish("complete")
+    run.save_manifest(replace(run.manifest, status="complete"))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)
 

@@ -15,7 +15,7 @@ from burstline.bench.conclusion import write_report
 from burstline.cli import main
 from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.decode import readings
-from burstline.measure.record.run_writer import AUDIT, RunDir
+from burstline.measure.record.run_writer import AUDIT
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import SecondReader
 from burstline.measure.record.verdict import Replies, State, Verdict
@@ -61,7 +61,7 @@ def test_a_token_swapped_in_one_of_a_hundred_replies_under_load_alone_is_caught(
     # No figure counts what was sent again, and the page comes from the run's files alone.
     assert len(run.records) == run.summary.counts["ok"] == N
     page = run.path.joinpath("report.html").read_bytes()
-    write_report(RunDir(run.path))
+    write_report(open_run(run.path))
     assert run.path.joinpath("report.html").read_bytes() == page
 
 
@@ -115,7 +115,7 @@ def test_equal_replies_are_the_same_and_an_audit_that_never_came_is_said(tmp_pat
         for file in (run.path / folder).iterdir():
             file.unlink()
         (run.path / folder).rmdir()
-    summary = write_report(RunDir(run.path))
+    summary = write_report(open_run(run.path))
     assert summary.audit.answer is None
     assert "replies-differ" not in {reason.code for reason in summary.verdict.warnings}
     assert json.loads((run.path / "summary.json").read_text())["audit"]["under_load"]["code"] == "not-audited"
@@ -205,7 +205,7 @@ def found_in(run: Run, monkeypatch, plant: Callable[[Reply], Reply] | None) -> V
         monkeypatch.setattr(kind, "generated", lambda self, answers: generated(self, answers[1:]))
     else:
         monkeypatch.setattr(kind, "decode", lambda self, reply: plant(decode(self, reply)))
-    return write_report(RunDir(run.path)).verdict
+    return write_report(open_run(run.path)).verdict
 
 
 PLANTED = [

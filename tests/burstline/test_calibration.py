@@ -60,8 +60,9 @@ def run(tmp_path):
     """A burst at the embedded engine, which is about to be noted."""
     manifest = Manifest(engine="reference", workload="burst", server=STARTED, identity=REFERENCE)
     folder = RunDir.create(tmp_path, manifest)
-    folder.save_records(tables.record_table(synthetic.records(n=60, prompt_tok=8, output_tok=16)))
-    folder.finish("complete")
+    records = synthetic.records(n=60, prompt_tok=8, output_tok=16)
+    folder.save("records.parquet", [tables.record_table(records)])
+    folder.save_manifest(replace(folder.manifest, status="complete"))
     return folder
 
 
@@ -71,6 +72,7 @@ def noted(run, hints=Hints(), *, calibrate=True):  # noqa: B008 it is frozen
     (run.path / DEVICE_FILE).unlink(missing_ok=True)
     run.save_manifest(replace(run.manifest, hardware=None))
     note_measured(run, hints, said.append, calibrate=calibrate)
+    run.save_manifest()
     return said, run.manifest.hardware
 
 
@@ -184,8 +186,7 @@ def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine
     """Also where only one product does."""
     noted(run)
     save_steps(run, **({"down_proj_ns": 1} if faster else {}))
-    monkeypatch.setattr("burstline.bench.conclusion.decode_run", lambda *_: None)
-    monkeypatch.setattr(RunDir, "save_records", lambda *_: None)  # they are there already
+    monkeypatch.setattr("burstline.bench.conclusion.decode_run", lambda *_: open_run(run.path).record_table)
     summary = conclude(run, ENGINES["reference"])
     assert kept_path().exists() != faster
     assert summary.verdict.state != "NOT-COMPARABLE"
@@ -202,8 +203,7 @@ def test_a_calibration_that_a_run_exceeds_is_thrown_away_with_a_sentence(machine
 def test_a_run_that_exceeds_its_calibration_measures_again_and_has_its_roofline(machine, run, monkeypatch):
     noted(run)
     save_steps(run, down_proj_ns=1)
-    monkeypatch.setattr("burstline.bench.conclusion.decode_run", lambda *_: None)
-    monkeypatch.setattr(RunDir, "save_records", lambda *_: None)
+    monkeypatch.setattr("burstline.bench.conclusion.decode_run", lambda *_: open_run(run.path).record_table)
     text = kept_path().read_text()
 
     def again():

@@ -24,7 +24,6 @@ from burstline.measure.record.manifest import (
     ServerFacts,
     StageFacts,
 )
-from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.factors import canonical
@@ -41,9 +40,9 @@ from tests.truth.script import Script
 def another(run: Path, folder: Path, later_ns: int = 1, **facts) -> Path:
     """A copy that began later, so that it is a run of its own, with these facts in its manifest."""
     shutil.copytree(run, folder)
-    manifest = RunDir(folder).manifest
+    manifest = open_run(folder).manifest
     clock = replace(manifest.clock, wall_ns=manifest.clock.wall_ns + later_ns)
-    RunDir(folder).save_manifest(replace(manifest, clock=clock, **facts))
+    open_run(folder).save_manifest(replace(manifest, clock=clock, **facts))
     return folder
 
 
@@ -53,7 +52,7 @@ def two_runs(burst_run, tmp_path):
     folders = [another(burst_run.path, tmp_path / name, k) for k, name in enumerate(("first", "second"))]
 
     def change(which: int, **facts) -> None:
-        run = RunDir(folders[which])
+        run = open_run(folders[which])
         run.save_manifest(replace(run.manifest, **facts))
 
     return folders, change
@@ -156,7 +155,7 @@ def test_facts_of_the_work_and_the_machine_must_be_equal_where_both_are_known(
     two_runs, capsys, factor, part, fact, values
 ):
     folders, change = two_runs
-    manifest = RunDir(folders[0]).manifest
+    manifest = open_run(folders[0]).manifest
     of = getattr(manifest, part) or {"load": LoadFacts(), "server": ServerFacts()}[part]
     for which, value in enumerate(values):
         change(which, **{part: replace(of, **{fact: value})})
@@ -323,7 +322,7 @@ def test_a_factor_that_does_not_differ_is_refused(two_runs, capsys):
 def test_a_run_is_not_compared_with_itself_or_with_a_copy(two_runs, tmp_path, capsys):
     folders, change = two_runs
     copy = shutil.copytree(folders[0], tmp_path / "copy")
-    RunDir(copy).save_manifest(replace(RunDir(copy).manifest, usd_per_hour=2.0))  # as `report` does
+    open_run(copy).save_manifest(replace(open_run(copy).manifest, usd_per_hour=2.0))  # as `report` does
     for again in (folders[0], copy):
         code, out, err = compare(capsys, [folders[0], again])
         assert (code, out) == (2, "")
@@ -404,10 +403,10 @@ def repeated(burst_run, tmp_path_factory):
     for engine, slower, n in (("vllm", 1.0, 4), ("tgi", 1.25, 3)):
         for k in range(n):
             folder = another(burst_run.path, parent / f"{engine}-{k}", 10 * n + k, engine=engine)
-            run = RunDir(folder)
+            run = open_run(folder)
             factor = slower * float(np.exp(0.01 * random.normal()))
             rows = [stretched(row, factor) for row in synthetic.records(n=60, output_tok=8, seed=k)]
-            run.save_records(tables.record_table(rows))
+            run.save("records.parquet", [tables.record_table(rows)])
             write_json(run.path / "summary.json", summarize_run(open_run(folder)).to_json())
             found.setdefault(engine, []).append(folder)
     return found
@@ -441,7 +440,7 @@ def test_repeats_that_agree_tell_who_is_faster_with_the_ratio_and_its_interval(r
 def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
     folders = [*repeated["vllm"][:2], *(shutil.copytree(f, tmp_path / f.name) for f in repeated["vllm"][2:4])]
     for folder in folders[2:]:
-        run = RunDir(folder)
+        run = open_run(folder)
         run.save_manifest(replace(run.manifest, engine="tgi"))
     cell, found = numbers(capsys, folders)
     assert {found[title]["answer"] for title in ("TTFT p50", "E2E p50", "Output")} == {"inconclusive"}

@@ -17,6 +17,8 @@ from burstline.bench.run_settings import Settings
 from burstline.cli import Parser, main
 from burstline.measure.record.manifest import Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.summary import Summary
+from burstline.measure.record.verdict import State, Verdict
 from burstline.servers.host.ready import send, wait_ready
 from burstline.servers.messages import Call, EngineError, Target, target_at
 from burstline.servers.redact import Secret
@@ -192,12 +194,14 @@ def test_a_sweep_has_a_run_for_each_load_each_with_its_own_command(monkeypatch, 
 
 def test_a_sweep_goes_forwards_then_backwards_and_ends_when_it_is_interrupted(monkeypatch, tmp_path):
     order: list[tuple[int | None, str]] = []
+    nothing = Summary(counts={}, metrics={}, verdict=Verdict(State.VALID))
 
-    def once(settings: Settings, serve: object) -> int:
+    def once(settings: Settings, *_: object, **__: object) -> run_module.Ended:
         order.append((settings.load.spec.concurrency, settings.load.spec.salt))
-        return 130 if len(order) == 4 else 0
+        run = RunDir(tmp_path, Manifest(engine="vllm", workload="burst"))
+        return run_module.Ended(run, nothing, 130 if len(order) == 4 else 0)
 
-    monkeypatch.setattr(repeats, "run_once", once)
+    monkeypatch.setattr(repeats, "carry_out", once)
     loads = [Settings(out=tmp_path, load=load_of(LoadSpec(salt="0", concurrency=n))) for n in (1, 2)]
     assert repeats.run_several(loads, 3, restart_after=None) == 130
     assert order == [(1, "0"), (2, "1"), (2, "2"), (1, "3")]

@@ -40,13 +40,14 @@ def run(tmp_path):
     )  # fmt: skip
     folder = RunDir.create(tmp_path, manifest)
     note_hardware(folder, HINTS)
-    return folder
+    folder.save_manifest()
+    return open_run(folder.path)
 
 
 def served(run):
     run.save_plan(PLAN)
-    run.save_records(tables.record_table(synthetic.records(n=N, output_tok=16)))
-    run.finish("complete")
+    run.save("records.parquet", [tables.record_table(synthetic.records(n=N, output_tok=16))])
+    run.save_manifest(replace(run.manifest, status="complete"))
     return write_report(run)
 
 
@@ -86,7 +87,7 @@ def test_another_device_named_afterwards_does_not_take_the_prediction_for_its_ow
     forecast, opened = read_forecast(open_run(run.path)), open_run(run.path)
     assert forecast_load(forecast, opened) is not None
     note_hardware(run, replace(HINTS, device="h200-sxm-141g"))
-    assert forecast_load(forecast, open_run(run.path)) is None
+    assert forecast_load(forecast, run) is None
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from burstline.bench.repeats import SharedServer
 from burstline.bench.run import Ended
 from burstline.bench.run_settings import Settings
 from burstline.cli import main
+from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
-from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.typed_json import to_json
 from burstline.measure.stats.figure import Result
@@ -149,7 +149,7 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
 
 
 def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, monkeypatch, capsys):
-    ended = Ended(RunDir(burst_run.path), 0, interrupted=True, error=None)
+    ended = Ended(burst_run, burst_run.summary, exit_codes.INTERRUPTED)
     monkeypatch.setattr("burstline.bench.limit.carry_out", lambda *_: ended)
     spec, goals = LoadSpec(rate=2.0, salt="5eed"), Goals(slo=("ttft.p90<=1s",))
     settings = Settings(ServerOptions(), load_of(spec), goals, tmp_path, quiet=True)
@@ -234,7 +234,7 @@ def test_what_a_probe_takes_after_its_load_is_a_part_of_the_budget(tmp_path, mon
             if enough(None, site, Snapshot(10_000, 10 * k, 10 * k, 10 * k, 0, float(k))) or k > 1000:
                 break
         clock.now_s += 30.0
-        return Ended(RunDir(tmp_path), 0, interrupted=False, error=None)
+        return Ended(SimpleNamespace(path=tmp_path), None, 0)
 
     monkeypatch.setattr(searching, "carry_out", carry_out)
     search.run()

@@ -43,15 +43,15 @@ def run(tmp_path):
         engine="vllm", workload="burst", devices=devices, server=LOCAL, identity=synthetic.ON_VLLM
     )
     folder = RunDir.create(tmp_path, manifest)
-    folder.save_records(tables.record_table(synthetic.records(n=60, output_tok=16)))
-    folder.finish("complete")
-    return folder
+    folder.save("records.parquet", [tables.record_table(synthetic.records(n=60, output_tok=16))])
+    folder.save_manifest(replace(folder.manifest, status="complete"))
+    return open_run(folder.path)
 
 
 def noted(run, hints=ON_H100, **facts):
     run.save_manifest(replace(run.manifest, **facts))
     note_hardware(run, hints)
-    return to_json(reconciled(open_run(run.path), None))
+    return to_json(reconciled(run, None))
 
 
 def test_a_known_device_and_model_give_phases_bounds_and_the_gap(run):
@@ -144,7 +144,7 @@ def test_a_run_of_another_device_keeps_it_unless_forced(run, monkeypatch, capsys
 def test_time_without_requests_is_a_loss_only_of_a_run_that_was_saturated(run, spacing_s, concurrency, paced):
     """Sixty requests a second apart leave the server idle; a burst and a closed loop do not."""
     rows = [shifted(row, round(k * spacing_s * 1e9)) for k, row in enumerate(synthetic.records(n=60))]
-    run.save_records(tables.record_table(rows))
+    run.save("records.parquet", [tables.record_table(rows)])
     found = noted(run, asked=LoadSpec(concurrency=concurrency))
     assert (found["waterfall"][-1]["name"] == "waiting for requests") == paced
     assert not (paced and "The largest gap is waiting" in found["sentence"])
@@ -406,7 +406,7 @@ def test_a_run_is_judged_by_how_its_checkpoint_is_stored(run, tmp_path, part, be
     (tmp_path / "config.json").write_text(json.dumps({"text_config": own}))
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     note_hardware(run, Hints(device="h100-sxm5-80g", model_config=str(tmp_path)))
-    quant = setup_of(open_run(run.path))[0].deployment.quant
+    quant = setup_of(run)[0].deployment.quant
     assert quant.weights == weights
     assert [other.weights for other in quant.others] == others
     config = run.manifest.hardware.model_config
@@ -423,6 +423,6 @@ def test_a_run_is_judged_by_the_bytes_of_its_weight_files(run, tmp_path, share, 
     note_hardware(run, Hints(device="h100-sxm5-80g", model_config=str(tmp_path)))
     assert run.manifest.hardware.held == (None if held is None else pytest.approx(held, abs=0.02))
     (tmp_path / "model.safetensors").unlink()  # the run is judged again where its model is not
-    setup, assumed = setup_of(open_run(run.path))
+    setup, assumed = setup_of(run)
     assert setup.deployment.quant.held == pytest.approx(held or 1.0, abs=0.02)
     assert any("weight files hold" in each for each in assumed) == (held is not None)

@@ -19,7 +19,7 @@ import pytest
 
 from burstline.machine.roofline import seen_in, setup_of
 from burstline.measure.record.rundir import Run, open_run
-from burstline.roofline.device.calibration import AGREES, load_calibration
+from burstline.roofline.device.calibration import AGREES, read_device_file
 from burstline.roofline.model.ops import Step
 from burstline.roofline.predict.simulate import simulate
 from burstline.roofline.reconcile.inputs import StepSeen
@@ -45,7 +45,7 @@ def fired(out, *argv: str, timeout_s: float = 400) -> Run:
 def others_in(run: Run) -> float:
     """The larger share of the machine that others used, during the load or the calibration."""
     during = run.summary.to_json()["instrument"]["others_cpu_fraction"]["point"] or 0.0
-    made = load_calibration(str(run.path / "device.toml")).conditions
+    made = read_device_file((run.path / "device.toml").read_bytes(), run.path / "device.toml")[1].conditions
     return max(during, made.others if made else 1.0)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from burstline.bench import conclusion
 from burstline.machine import host_facts
-from burstline.measure.record.run_writer import RunDir
+from burstline.measure.record.rundir import open_run
 from burstline.servers.registry import ENGINES
 from tests.modules_probe.run import Loaded, loaded_by_a_run
 from tests.truth.rig import truth_server
@@ -127,7 +127,7 @@ def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("without_page")
 def test_the_answer_is_there_before_the_page_is_made(burst_run, tmp_path, monkeypatch, capsys) -> None:
-    run, before = RunDir(shutil.copytree(burst_run.path, tmp_path / "run")), []
+    run, before = open_run(shutil.copytree(burst_run.path, tmp_path / "run")), []
     monkeypatch.setattr(conclusion, "decode_run", lambda *_: burst_run.record_table)
     monkeypatch.setattr(
         "burstline.reports.page.page.render", lambda _: before.append(capsys.readouterr().out) or ""

@@ -21,7 +21,6 @@ from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import judge_slos, parse_slo
-from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.verdict import (
     DECIDES,
@@ -100,7 +99,7 @@ def planted(
     """The run as one of its own, with this verdict, and this grade of all percentiles."""
     folder = parent / f"{run.name}-{(n := next(N_PLANTED))}"
     shutil.copytree(run.path, folder)
-    copy = RunDir(folder)
+    copy = open_run(folder)
     manifest = copy.manifest
     assert manifest.clock is not None
     clock = replace(manifest.clock, wall_ns=manifest.clock.wall_ns + n)
@@ -216,7 +215,7 @@ def test_a_gate_counts_its_pairs_as_the_table_says(state, made, tmp_path, capsys
         what = verdict(state if label == "candidate" else State.VALID)
         run = planted(made(speed=1.5 if label == "candidate" else 1.0, seed=next(n_runs) % 4), folder, what)
         identity = replace(run.manifest.identity, max_num_seqs=40 if label == "candidate" else 64)
-        RunDir(run.path).save_manifest(replace(run.manifest, identity=identity))  # the change that is judged
+        run.save_manifest(replace(run.manifest, identity=identity))  # the change that is judged
         return open_run(run.path)
 
     monkeypatch.setattr(gate, "run_in", run_in)
@@ -252,7 +251,7 @@ def searched(
         run = planted(made(), tmp_path / "runs", verdicts(next(at)), grade=grade)
         middle = 4 * np.log(users / limit_at) - 0.3 * 1.2816
         evidence[run.path] = Evidence((random.lognormal(middle, 0.3, n),), None)
-        return Ended(RunDir(run.path), 0, interrupted=False, error=None)
+        return Ended(run, run.summary, 0)
 
     monkeypatch.setattr(limit, "carry_out", carry_out)
     monkeypatch.setattr(limit._Prober, "_evidence", lambda _, run: evidence[run.path])

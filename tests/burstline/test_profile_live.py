@@ -23,8 +23,7 @@ from burstline.cli import main
 from burstline.console.server_options import ServerOptions
 from burstline.loadgen.capture.files import TRACES
 from burstline.measure.record.rundir import open_run
-from burstline.roofline.device.calibration import load_calibration
-from burstline.roofline.device.device import load_device
+from burstline.roofline.device.calibration import read_device_file
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.shapes import QUANTS, Parallel
 from burstline.roofline.predict.predict import Deployment
@@ -113,9 +112,8 @@ def served(engine: str, model: Path, lives: Lives, folder: Path) -> Iterator[tup
 @pytest.mark.parametrize("engine", [of("vllm"), of("sglang", marks=[pytest.mark.thorough])])
 def test_each_product_of_a_real_engine_against_the_calibrated_cpu(engine, model, cpu, lives, tmp_path):
     shape = load_model(str(model))[0]
-    setup = Setup(
-        Deployment(shape, QUANTS["fp32"], Parallel(), load_device(str(cpu))), load_calibration(str(cpu))
-    )
+    device, calibration = read_device_file(cpu.read_bytes(), cpu)
+    setup = Setup(Deployment(shape, QUANTS["fp32"], Parallel(), device), calibration)
     products: list[OpRow] = []
     gaps, unknown = list[float](), list[float]()
     print(f"\n{engine}, {model.name}: {shape.params() / 1e6:.0f} million parameters, {cpu}")

@@ -1,11 +1,19 @@
 """`burstline run --repeats`: one page over the runs, intervals between them."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 
+from burstline.bench import repeats
+from burstline.bench.run import Ended
 from burstline.cli import main
+from burstline.console.server_options import ServerOptions
+from burstline.measure.record.manifest import RunClock
 from burstline.measure.record.rundir import open_run
+from burstline.workloads.load import load_of
+from burstline.workloads.spec import LoadSpec
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 
@@ -59,6 +67,34 @@ def test_two_repeats_are_pooled_without_an_interval(tmp_path, capsys):
     (over,) = (tmp_path / "runs").glob("*-repeats")
     (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
     assert cell["numbers"]["TTFT p50"]["truth"]["low"] is None
+
+
+@pytest.mark.usefixtures("without_page")
+def test_repeats_are_those_of_this_command_whatever_else_is_written_beside_them(
+    burst_run, tmp_path, monkeypatch, capsys
+):
+    def carry_out(settings, *_, **__):
+        for name in (f"ours-{settings.load.spec.salt}", f"of-another-command-{settings.load.spec.salt}"):
+            shutil.copytree(burst_run.path, tmp_path / "runs" / name)
+        ours = open_run(tmp_path / "runs" / f"ours-{settings.load.spec.salt}")
+        clock = RunClock(int(settings.load.spec.salt, 16), 0, "2026-11-30T00:00:00+00:00")
+        ours.save_manifest(replace(ours.manifest, clock=clock))
+        return Ended(ours, ours.summary, 0)
+
+    monkeypatch.setattr(repeats, "carry_out", carry_out)
+    assert run("http://127.0.0.1:9", tmp_path / "runs", "--repeats", "2", "--salt", "7") == 0
+    assert "Report over 2 repeats" in capsys.readouterr().out
+    (over,) = (tmp_path / "runs").glob("*-repeats")
+    (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
+    assert {name for names in cell["runs"].values() for name in names} == {"ours-7", "ours-8"}
+
+
+def test_a_server_has_room_for_each_of_its_loads_and_keeps_it():
+    small, large = (load_of(LoadSpec(salt="0", concurrency=n, prompt_tokens=str(n))) for n in (8, 96))
+    room = ServerOptions().with_room_for(small, large)
+    assert (room.n_concurrent, room.n_request_tok) == (96, 96 + 64)
+    assert room.with_room_for(small) == room
+    assert ServerOptions().with_room_for(small, least=64).n_concurrent == 64
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
 from burstline.bench import run as run_module
+from burstline.loadgen.capture.files import write_json
 from burstline.loadgen.driver.canary import canary
+from burstline.measure.record import run_writer, rundir
 from burstline.measure.record.rundir import open_run
+from tests.burstline.inside import ran
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 from tests.verdicts import done
 
 SMALL = ("--prompt-tokens", "64", "--output-tokens", "8")
 BARE = ()
+BURST = ("--requests", "10", *SMALL)
 LONG = ("--prompt-tokens", "32", "--output-tokens", "400", "--requests", "60")
 
 
@@ -118,6 +122,45 @@ def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
     assert identity.version
     for fact in (f"reference {identity.version}", identity.dtype):  # its model has the engine's name
         assert f"<span>{fact}</span>" in header
+
+
+@pytest.mark.usefixtures("without_page")
+def test_a_run_writes_its_manifest_at_four_moments_and_reads_back_what_takes_much_memory(
+    tmp_path, monkeypatch
+):
+    manifests, read = [], set()
+
+    def writing(path, value):
+        manifests.append((path.name, json.loads(json.dumps(value))))
+        write_json(path, value)
+
+    def reading(path, **how):
+        read.add(path.name)
+        return parquet(path, **how)
+
+    def refuse(path):
+        raise AssertionError(f"{path} was read back")
+
+    parquet = rundir._parquet
+    monkeypatch.setattr(run_writer, "write_json", writing)
+    monkeypatch.setattr(rundir, "_parquet", reading)
+    monkeypatch.setattr(rundir, "json_of", refuse)
+    monkeypatch.setattr(run_writer, "json_of", refuse)
+    with truth_server(Script(ttft_s=0.1, gaps_s=(0.02,))) as server:
+        code, said = ran(
+            tmp_path / "runs", "--engine", "truth", "--url", server.url, "--requests", 10, *SMALL
+        )
+    assert done(code, tmp_path / "runs"), said
+    assert [name for name, _ in manifests] == ["manifest.json"] * 4
+    begun, sealed, ended, concluded = (row for _, row in manifests)
+    now_known = {"identity", "server", "plan_sha256", "load", "hardware"}
+    assert not now_known & begun.keys()
+    assert now_known <= sealed.keys()
+    assert [row["status"] for row in (begun, sealed, ended)] == ["running", "running", "complete"]
+    assert not sealed["drivers"]
+    assert ended["drivers"]
+    assert concluded == ended
+    assert read == {"plan.parquet", "records.parquet"}
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ import json, re, sys, time
 from pathlib import Path
 from burstline.workloads.model_files import local_tokenizer
 from burstline.reports.model.foreign import foreign_results
-from burstline.roofline.device.calibration import load_calibration
+from burstline.machine.catalogue import device_text
 from burstline.roofline.device.device import load_device
 from burstline.errors import RooflineError
 from burstline.roofline.model.families import load_model
@@ -52,7 +52,7 @@ READERS = {
     "tokenizer": lambda path: local_tokenizer(path.parent, None),
     "template": lambda path: template_of(path.parent),
     "device": lambda path: load_device(str(path)),
-    "calibration": lambda path: load_calibration(str(path)),
+    "calibration": lambda path: device_text(str(path)),
     "result": foreign_results,
     "suite": load_suite,
 }

@@ -83,13 +83,13 @@ def test_a_new_run_is_running_and_knows_both_clocks(run):
 def test_everything_that_is_saved_comes_back(run):
     run.save_plan(plan())
     records = record_table([ok(i, 0.1, [0.02]) for i in range(4)])
-    run.save_records(records)
+    run.save("records.parquet", [records])
     run.save("telemetry.parquet", [telemetry_table([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)])
     changed(run, identity=Identity("vllm", version="9", raw={"a": 1}), drivers=(report(),))
     write_json(run.path / "summary.json", SUMMARY.to_json())
     run.report.write_text("<html>µ</html>", "utf-8")
     (run.path / "server.log").write_text("ready")
-    run.finish("complete")
+    run.save_manifest(replace(run.manifest, status="complete"))
     read = open_run(run.path)
     assert read.plan == plan()
     assert read.record_table == records
@@ -181,7 +181,7 @@ def test_a_manifest_with_a_wrong_type_is_refused_in_one_line_that_names_the_plac
 def test_what_a_later_version_adds_to_a_manifest_is_kept(run):
     path = run.path / "manifest.json"
     path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"moon": {"phase": "full"}}))
-    later = RunDir(run.path)
+    later = open_run(run.path)
     changed(later, pid=3)
     assert later.manifest.unknown == {"moon": {"phase": "full"}}
     assert orjson.loads(path.read_bytes())["moon"] == {"phase": "full"}

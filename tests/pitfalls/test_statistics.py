@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from burstline.bench.conclusion import write_report
-from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
@@ -84,7 +83,7 @@ def test_29_a_stored_event_log_gives_the_same_records_for_ever_and_the_same_byte
     tmp_path: Path,
 ) -> None:
     """24 requests with every kind of ending: plan and captures are stored, nothing that is derived."""
-    run = RunDir(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
+    run = open_run(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
     records = open_run(run.path).decoded
     times = records.column("token_ns").to_pylist()
     assert orjson.loads((GOLDEN.parent / "run.json").read_bytes()) == {
@@ -93,7 +92,7 @@ def test_29_a_stored_event_log_gives_the_same_records_for_ever_and_the_same_byte
         "first_ns": [own[0] if own else None for own in times],
         "last_ns": [own[-1] if own else None for own in times],
     }
-    run.save_records(records)
+    run.save("records.parquet", [records])
 
     def digests() -> list[str]:
         write_report(run)

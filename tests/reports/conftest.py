@@ -7,8 +7,7 @@ import pytest
 from burstline.bench.conclusion import write_report
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from burstline.measure.record.run_writer import RunDir
-from burstline.measure.record.rundir import Run, open_run
+from burstline.measure.record.rundir import Run
 from burstline.reports.figures import drawing
 from tests.reports import synthetic
 
@@ -51,6 +50,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def metal(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two hundred requests, held against an H100."""
     run = synthetic.finished_run(tmp_path_factory.mktemp("metal"), synthetic.records(n=200, output_tok=16))
-    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"))
-    write_report(RunDir(run.path))
-    return open_run(run.path)
+    note_hardware(run, Hints("h100-sxm5-80g", "llama-2-7b"))
+    run.save_manifest()
+    write_report(run)
+    return run

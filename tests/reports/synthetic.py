@@ -5,6 +5,7 @@ A step takes 9 ms, 45 us more for each prompt token and 60 us more for each deco
 """
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -184,9 +185,9 @@ def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
         server=ServerFacts(argv=("vllm", "serve", "llama-2-7b", "--port", "8000")),
     )
     run = RunDir.create(parent, manifest)
-    run.save_records(tables.record_table(rows))
+    run.save("records.parquet", [tables.record_table(rows)])
     if watched:
         run.save("telemetry.parquet", [telemetry_table(telemetry(rows))])
-    run.finish("complete")
+    run.save_manifest(replace(run.manifest, status="complete"))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)

@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 from importlib.resources import files
 from xml.etree import ElementTree as ET
 
@@ -35,9 +36,9 @@ def targeted(tmp_path_factory):
     rows = synthetic.records(n=120, n_failed=9)
     manifest = Manifest(engine="vllm", workload="burst", targets=TARGETS)
     run = RunDir.create(tmp_path_factory.mktemp("targeted"), manifest)
-    run.save_records(tables.record_table(rows))
+    run.save("records.parquet", [tables.record_table(rows)])
     run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(rows))])
-    run.finish("complete")
+    run.save_manifest(replace(run.manifest, status="complete"))
     write_json(
         run.path / "summary.json",
         summarize(

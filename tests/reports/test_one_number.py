@@ -13,7 +13,6 @@ import pytest
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.sessions import session_figures
 from burstline.measure.metrics.steady_state import ColdStart
-from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.summary import MetricFigures
 from burstline.measure.record.verdict import Grade, PercentileGrade
@@ -42,7 +41,7 @@ Keyed = tuple[str, str, str]
 
 
 def _embeddings(folder: Path) -> Comparison:
-    run = RunDir(finished_run(folder, "vllm", 60, output_tok=1).path)
+    run = open_run(finished_run(folder, "vllm", 60, output_tok=1).path)
     asked = replace(run.manifest.asked, request_kind=RequestKind.EMBED)
     run.save_manifest(replace(run.manifest, asked=asked))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())

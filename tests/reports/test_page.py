@@ -210,8 +210,8 @@ def test_json_cannot_end_the_script_it_stands_in():
 def test_what_a_server_says_of_itself_cannot_become_markup(tmp_path):
     identity = Identity("x", version="<img src=x onerror=alert(1)>")
     run = RunDir.create(tmp_path, Manifest(engine="vllm", workload="burst", identity=identity))
-    run.save_records(tables.record_table(synthetic.records(n=2)))
-    run.finish("complete")
+    run.save("records.parquet", [tables.record_table(synthetic.records(n=2))])
+    run.save_manifest(replace(run.manifest, status="complete"))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     page = page_of(open_run(run.path))
     assert "<img" not in page
@@ -324,7 +324,7 @@ def test_where_a_latency_slo_is_missed_no_higher_load_is_advised(code, tmp_path,
 
 
 def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopeless, tmp_path):
-    copy = RunDir(shutil.copytree(hopeless.path, tmp_path / "run"))
+    copy = open_run(shutil.copytree(hopeless.path, tmp_path / "run"))
     log = "(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room"
     (copy.path / "server.log").write_text(log)
     told = answer_of(open_run(copy.path), hopeless.summary)
@@ -396,7 +396,7 @@ def test_a_figure_that_fails_leaves_a_note_and_the_page_is_written(lossy, tmp_pa
     folder = shutil.copytree(lossy.path, tmp_path / "run")
     monkeypatch.setattr(drawing, "escape", escape)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
-    write_report(RunDir(folder))
+    write_report(open_run(folder))
     html = (folder / "report.html").read_text("utf-8")
     notes = " ".join(re.findall(r'<text y="\d+">(.*?)</text>', html))
     why = "RuntimeError: Failed to process &lt;string&gt; with tex"
@@ -441,9 +441,10 @@ def test_a_run_that_was_stopped_at_any_moment_has_a_page(n_done, tmp_path):
     rows = done.record_table
     ended = ["ok"] * n_done + ["cancelled"] * min(15, 100 - n_done) + ["not_sent"] * (85 - n_done)
     k = rows.schema.get_field_index("outcome")
-    folder = RunDir(done.path)
-    folder.save_records(rows.set_column(k, rows.schema.field(k), pa.array(ended, rows.schema.field(k).type)))
-    folder.finish("interrupted")
+    folder = open_run(done.path)
+    field = rows.schema.field(k)
+    folder.save("records.parquet", [rows.set_column(k, field, pa.array(ended, field.type))])
+    folder.save_manifest(replace(folder.manifest, status="interrupted"))
     write_json(done.path / "summary.json", summarize_run(open_run(done.path)).to_json())
     stopped = open_run(done.path)
     html, told = page_of(stopped), answer_of(stopped, stopped.summary).sentence

@@ -12,7 +12,7 @@ from burstline.errors import RooflineError
 from burstline.machine.catalogue import path_of
 from burstline.roofline.calibrate.measurements import calibrate, levels_of
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
-from burstline.roofline.device.calibration import device_toml, load_calibration
+from burstline.roofline.device.calibration import device_toml, read_device_file
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import bundled_config, load_model
 from burstline.roofline.model.ops import Step, ops
@@ -153,7 +153,7 @@ def test_the_device_file_holds_all_that_was_measured(tmp_path):
     again = load_device(str(path))
     assert again.peaks["fp32"] == pytest.approx(device.peaks["fp32"], rel=1e-3)
     assert [level.name for level in again.levels] == ["cache 1", "memory"]
-    assert load_calibration(str(path)).shapes[0].seconds == pytest.approx(
+    assert read_device_file(path.read_bytes(), path)[1].shapes[0].seconds == pytest.approx(
         calibration.shapes[0].seconds, rel=1e-3
     )
 
@@ -227,4 +227,4 @@ def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
     out = tmp_path / "d.toml"
     calibrate_pinned(config, out, "cpu", 1, quick=True)
     assert load_device(str(out)).peaks["fp32"] > 1e8
-    assert load_calibration(str(out)).measured_spread is not None
+    assert read_device_file(out.read_bytes(), out)[1].measured_spread is not None

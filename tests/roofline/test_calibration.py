@@ -7,12 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burstline.errors import RooflineError
+from burstline.machine.catalogue import device_text
 from burstline.roofline.device.calibration import (
     Conditions,
     Constants,
     ShapeTimes,
     device_toml,
     load_calibration,
+    read_calibration,
+    read_device_file,
     shared,
     stack_host,
     with_host,
@@ -136,18 +139,20 @@ def test_a_calibration_survives_its_file(tmp_path):
     )
     path = tmp_path / "device.toml"
     path.write_text(device_toml(device, before))
-    assert load_calibration(str(path)) == before
+    assert read_device_file(path.read_bytes(), path)[1] == before
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [('name = "x"\n', "burstline calibrate"), ("[calibration]\ntier = 2\n", "is not a calibration")],
-)
-def test_a_file_without_a_calibration_says_how_to_make_one(tmp_path, text, says):
+def test_a_file_that_is_no_calibration_is_refused_and_of_a_device_alone_the_constants_are_shared(tmp_path):
+    with pytest.raises(RooflineError, match="is damaged"):
+        read_device_file('name = "x"\n', "device.toml")
+    with pytest.raises(RooflineError, match="is not a calibration"):
+        read_calibration({"tier": 2}, "device.toml")
     path = tmp_path / "device.toml"
-    path.write_text(text)
-    with pytest.raises(RooflineError, match=says):
-        load_calibration(str(path))
+    device = replace(load_device("a100-sxm4-80g"), id="mine", arch="none of ours")
+    whole = device_toml(device, replace(load_calibration(device), name="measured here"))
+    for text, name in ((whole, "measured here"), (whole[: whole.index("[calibration]")], "mine")):
+        path.write_text(text)
+        assert read_device_file(device_text(str(path)), path)[1].name == name
 
 
 @pytest.mark.parametrize("name", ["h100", "a100", "l40s", "rtx4090", "rtx-pro-6000-server", "b200"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from burstline.errors import RooflineError
-from burstline.roofline.device.calibration import load_calibration
+from burstline.machine.catalogue import device_text
 from burstline.roofline.device.device import bundled_devices, load_device, read_device
 from burstline.roofline.model.shapes import ELEMENT_BYTES
 
@@ -130,7 +130,7 @@ def test_a_users_file_with_a_mistake_is_refused(tmp_path, old, new, says):
 def test_a_users_file_of_other_bytes_is_refused(tmp_path):
     path = tmp_path / "laptop.toml"
     path.write_bytes(b"\xff\xfe\x00")
-    for read in (load_device, load_calibration):
+    for read in (load_device, device_text):
         with pytest.raises(RooflineError, match="is not TOML"):
             read(str(path))
 

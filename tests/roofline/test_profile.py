@@ -13,7 +13,7 @@ import pytest
 from burstline.errors import RooflineError
 from burstline.reports.blocks import Note
 from burstline.reports.page.roofline_section import profiled
-from burstline.roofline.device.calibration import load_calibration
+from burstline.roofline.device.calibration import load_calibration, read_device_file
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import load_model
 from burstline.roofline.model.shapes import QUANTS, Parallel
@@ -27,6 +27,7 @@ MODEL = load_model("reference")[0]
 H100 = load_device("h100")
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
 RECORDED = Path("tests/golden/profile")
+CPU = RECORDED / "cpu.toml"
 
 
 @pytest.mark.parametrize(
@@ -64,10 +65,8 @@ def test_every_product_of_a_recorded_step_is_attributed(engine, prompts, layers,
 
 def test_a_profile_says_what_is_lost_where_and_what_ran_in_another_type():
     profile = profile_of(RECORDED / "vllm.json.gz", MODEL, Parallel())
-    cpu = load_device("tests/golden/profile/cpu.toml")
-    setup = Setup(
-        Deployment(MODEL, QUANTS["fp32"], Parallel(), cpu), load_calibration(str(RECORDED / "cpu.toml"))
-    )
+    cpu, own = read_device_file(CPU.read_bytes(), CPU)
+    setup = Setup(Deployment(MODEL, QUANTS["fp32"], Parallel(), cpu), own)
     found = compare(profile, setup, 0.0)
     prefill, decode = found.phases
     for phase, steps in ((prefill, profile.steps[:2]), (decode, profile.steps[2:])):
@@ -135,7 +134,7 @@ class Gpu:
 @pytest.mark.parametrize("faster", [False, True])
 def test_a_product_of_a_profile_above_its_ceiling_is_marked(faster):
     profile = profile_of(RECORDED / "vllm.json.gz", MODEL, Parallel())
-    own, cpu = load_calibration(str(RECORDED / "cpu.toml")), load_device(str(RECORDED / "cpu.toml"))
+    cpu, own = read_device_file(CPU.read_bytes(), CPU)
     if faster:
         cpu = replace(cpu, peaks={dtype: peak / 100 for dtype, peak in cpu.peaks.items()})
     found = compare(profile, Setup(Deployment(MODEL, QUANTS["fp32"], Parallel(), cpu), own), 0.0)

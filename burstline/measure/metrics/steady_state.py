@@ -378,7 +378,7 @@ def cold_start(
     queue. In a closed loop the first wave is left out, whose prompts are all computed at once. Of sessions
     only the `opening` turns are alike.
     """
-    use = (c.ok if opening is None else c.ok & opening) & ~np.isnan(c.text_s)
+    use = c.has_text if opening is None else c.has_text & opening
     due_s = c.due_s if opening is None else c.due_s[opening]
     if concurrency is None and (not len(due_s) or not np.ptp(due_s)):
         return None

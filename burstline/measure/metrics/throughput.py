@@ -393,7 +393,7 @@ def _plateau(c: Columns) -> Figure:
 
 
 def _drain_slope(c: Columns) -> Figure:
-    waits_s = np.sort(ttft(c)[c.ok & ~np.isnan(c.text_s)])
+    waits_s = np.sort(ttft(c)[c.has_text])
     n = len(waits_s)
     if n < 11:
         return Absent(f"a slope along the queue needs 11 requests that succeeded, there are {n}")

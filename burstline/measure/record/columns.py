@@ -101,6 +101,11 @@ class Columns:
         """When the first text arrived; NaN where the server sent none."""
         return np.where(self.having("split", [NO_TEXT]), np.nan, self.first_s)
 
+    @property
+    def has_text(self) -> NDArray[np.bool_]:
+        """Which requests succeeded and brought text."""
+        return self.ok & ~np.isnan(self.text_s)
+
     def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(values, self.n_events)
 

@@ -10,10 +10,10 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pyarrow as pa
@@ -21,12 +21,15 @@ import pyarrow.parquet as pq
 
 from burstline.errors import read_small
 from burstline.loadgen.capture.files import disk_errors, renamed, write_json
-from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock, Status
+from burstline.measure.record.manifest import SCHEMA, Manifest, RunClock
 from burstline.measure.record.typed_json import MismatchError
 from burstline.servers.redact import without_secrets
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
 from burstline.workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    from burstline.roofline.predict.forecast import Forecast, NoForecast
 
 MOST_BYTES: Final = 64 << 20  # of a file of a run that is read whole
 FORECAST: Final = "forecast.json"
@@ -42,15 +45,18 @@ READINGS: Final = "audit/readings.json"
 _MANIFEST: Final = "manifest.json"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunDir:
-    """A run being written. Every method raises OSError, with path and free bytes, where the disk is full.
+    """A run's facts, and its folder. Methods raise OSError, with path and free bytes, if the disk is full.
 
-    No other process writes its manifest, which is read once, where it was not made here.
+    `save_manifest` is called when the run begins, when its plan is sealed (before its first request, and once
+    more after a warm-up), when the load ends or the run fails, and when all else has ended.
     """
 
     path: Path
-    _row: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    manifest: Manifest
+    telemetry_table: pa.Table | None = None
+    forecast: Forecast | NoForecast | None = None
 
     @classmethod
     def create(cls, parent: Path, manifest: Manifest) -> RunDir:
@@ -62,31 +68,22 @@ class RunDir:
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()  # noqa: TID251
         utc = datetime.fromtimestamp(wall_ns / 1e9, UTC)
         words = f"{_slug(manifest.engine)}-{_slug(manifest.workload)}"
-        run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
+        run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}", manifest)
         clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
-        begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
-        run._row = without_secrets(begun.to_json())
+        run.note(replace(manifest, status="running", pid=os.getpid(), clock=clock))
         with disk_errors(run.path), renamed(run.path) as partial:
             partial.mkdir(parents=True)
-            write_json(partial / _MANIFEST, run._row)
+            write_json(partial / _MANIFEST, run.manifest.to_json())
         return run
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest as it is on disk."""
-        if not self._row:
-            read_manifest(self.path)
-            self._row = json_of(self.path / _MANIFEST)
-        return Manifest.from_json(self._row)
+    def note(self, manifest: Manifest) -> None:
+        """Keep the manifest in memory, without secrets: a report shows what the folder will hold."""
+        self.manifest = Manifest.from_json(without_secrets(manifest.to_json()))
 
-    def save_manifest(self, manifest: Manifest) -> None:
-        """Write the sections that changed, secrets taken out; what else the file holds is kept as it is."""
-        old, new = self.manifest.to_json(), without_secrets(manifest.to_json())
-        self._row |= {name: value for name, value in new.items() if value != old.get(name)}
-        write_json(self.path / _MANIFEST, self._row)
-
-    def finish(self, status: Status) -> None:
-        self.save_manifest(replace(self.manifest, status=status))
+    def save_manifest(self, manifest: Manifest | None = None) -> None:
+        """Write all that was noted, and `manifest`, if there is one."""
+        self.note(manifest or self.manifest)
+        write_json(self.path / _MANIFEST, self.manifest.to_json())
 
     @property
     def captures(self) -> Path:
@@ -100,11 +97,8 @@ class RunDir:
         self.save("plan.parquet", plan_tables(plan))
         pa.default_memory_pool().release_unused()  # 20 MB that the load would find taken
 
-    def save_records(self, records: pa.Table) -> None:
-        self.save("records.parquet", [records])
-
     def save(self, name: str, parts: Iterable[pa.Table]) -> None:
-        """Write one of the tables: `counts.parquet`, `warmup.parquet`, `steps.parquet` and so on."""
+        """Write one of the tables: `records.parquet`, `counts.parquet`, `steps.parquet` and so on."""
         with disk_errors(self.path / name), renamed(self.path / name) as partial:
             parts = iter(parts)
             first = next(parts)

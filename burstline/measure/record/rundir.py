@@ -1,6 +1,6 @@
 """A run on disk: one folder with the plan, the captures and everything computed from them.
 
-`RunDir` (`run_writer.py`) writes it; `Run` reads it, also where the run was killed half-way.
+`RunDir` (`run_writer.py`) writes it; `Run` adds what is read of it, also if the run was killed half-way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from burstline.measure.record.columns import Columns, columns_of, joined_columns
 from burstline.measure.record.decode import decode_run
 from burstline.measure.record.manifest import Manifest, Status
-from burstline.measure.record.run_writer import MOST_BYTES, json_of, read_manifest
+from burstline.measure.record.run_writer import MOST_BYTES, RunDir, json_of, read_manifest
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import ADDED, COUNTS, PER_REQUEST, RECORDS, TELEMETRY
 from burstline.measure.record.telemetry import Telemetry
@@ -39,12 +39,16 @@ _MOST_RATIO: Final = 200
 _PIDS: Final = 2**31
 
 
-class Run:
-    """A run read back; every part is loaded when first asked for. A part that was never written is None."""
+class Run(RunDir):
+    """A run with its parts, each read when first needed if it is not in memory; None if it was never written.
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path = path
-        self.manifest = manifest
+    A run that has just ended reads back its plan (the load needed the memory), its records (in memory they
+    take twice their size while they become columns), and the few readings of an audit or a profile.
+    """
+
+    @classmethod
+    def of(cls, run: RunDir) -> Run:
+        return cls(run.path, run.manifest, run.telemetry_table, run.forecast)
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ class Run:
     @cached_property
     def watched(self) -> Telemetry:
         """The watcher's telemetry as arrays; empty without a watcher."""
-        table = self._read("telemetry.parquet")
+        table = self.telemetry_table or self._read("telemetry.parquet")
         return Telemetry.empty() if table is None else Telemetry.of(table)
 
     @cached_property

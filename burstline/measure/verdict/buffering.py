@@ -92,13 +92,12 @@ def _slope(x: Ints, y_s: Floats) -> tuple[float, float]:
 
 def came_at_once(c: Columns) -> NDArray[np.bool_]:
     """Whether one event brought all text of a reply, or nearly all."""
-    has_text = c.ok & ~np.isnan(c.text_s)
-    return has_text & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
+    return c.has_text & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
 
 
 def in_one_event(c: Columns) -> Reason | None:
     """The replies of which one event brought all text, or nearly all: their TTFT is of the whole reply."""
-    has_text, is_one = c.ok & ~np.isnan(c.text_s), came_at_once(c)
+    has_text, is_one = c.has_text, came_at_once(c)
     if not (n_one := np.count_nonzero(is_one)):
         return None
     without = ""

@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from burstline.errors import RooflineError, parse_toml, read_toml, tables_beside
+from burstline.errors import RooflineError, parse_toml, tables_beside
 from burstline.roofline.device.device import Device, read_device
 from burstline.roofline.model.ops import Step
 
@@ -193,16 +192,8 @@ def shared() -> Calibration:
     return Calibration("shared", Constants(**values), "docs/roofline.md", spread=spread)
 
 
-def load_calibration(device: Device | str) -> Calibration:
-    """The constants of a device: the shared ones, and its own, its architecture's or its memory's over them.
-
-    A string is the path of a device file that `burstline calibrate` wrote.
-    """
-    if isinstance(device, str):
-        table = read_toml(Path(device)).get("calibration")
-        if table is None:
-            raise RooflineError(f"{device} has no [calibration] table; make one with `burstline calibrate`")
-        return read_calibration(table, device)
+def load_calibration(device: Device) -> Calibration:
+    """The constants of a device: the shared ones, and its own, its architecture's or its memory's over it."""
     own: dict[str, float] = {}
     for key in (device.memory.name, device.arch, device.id):
         own |= shipped()["of"].get(key, {})
@@ -280,7 +271,7 @@ def read_device_file(data: str | bytes, path: object) -> tuple[Device, Calibrati
 
 
 def device_toml(device: Device, calibration: Calibration) -> str:
-    """Both as one file, which `load_device` and `load_calibration` read; what is not known is left out."""
+    """Both as one file, which `read_device_file` reads; what is not known is left out."""
     names = ("id", "name", "vendor", "arch", "source", "assurance", "note", "n_units", "tdp_w")
     head = {name: value for name in (*names, "usd_per_hour") if (value := getattr(device, name))}
     own = {name: getattr(calibration, name) for name in ("name", "source", "own", "measured_spread")}
