@@ -20,7 +20,7 @@ from burstline.servers.host.interrupt import terminable
 from burstline.servers.redact import learn_from
 from burstline.verbs import VERBS
 from burstline.wording import hint, of_others, others
-from burstline.workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError, not_a_run
 
 N_BETWEEN_COLLECTIONS = 20_000
 """New objects from one collection of the youngest to the next; Python's own 700 suit programs that last."""
@@ -122,6 +122,9 @@ def _run_verb(name: str, argv: list[str]) -> int:
     for place in filter(None, (getattr(args, "out", None), getattr(args, "to", None))):
         if not getattr(args, "dry_run", False) and (why := memory_limits.lost_with_container(place)):
             return _fail(why, exit_codes.USAGE)
+    for run in getattr(args, "runs", None) or filter(None, [getattr(args, "run", None)]):
+        if not run.exists():
+            return _fail(str(not_a_run(run)), exit_codes.USAGE)
     try:
         verb = importlib.import_module(f"burstline.verbs.{name.replace('-', '_')}")
         return int(verb.run(args))

@@ -9,6 +9,10 @@ class WorkloadError(ValueError):
     """The user asked for a workload that cannot be made: what was wrong, expected, and worth trying."""
 
 
+def not_a_run(path: object, why: str = "no such folder") -> WorkloadError:
+    return WorkloadError(f"{path} is not a run: {why}; expected a folder that `burstline run` wrote")
+
+
 class RequestKind(StrEnum):
     """The kind of a request: generate text, embed, or rank documents."""
 

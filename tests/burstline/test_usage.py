@@ -35,6 +35,9 @@ SLIPS = (
     "run --tokenizer /nonsense",
     "run --max-failures 2",
     "run --requests 0 --url http://127.0.0.1:9",
+    "report nonsense",
+    "verify nonsense",
+    "compare nonsense",
 )
 
 

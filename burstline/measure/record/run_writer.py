@@ -26,7 +26,7 @@ from burstline.measure.record.typed_json import MismatchError
 from burstline.servers.redact import without_secrets
 from burstline.workloads.plan import Plan
 from burstline.workloads.plan_table import plan_tables
-from burstline.workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError, not_a_run
 
 if TYPE_CHECKING:
     from burstline.roofline.predict.forecast import Forecast, NoForecast
@@ -112,8 +112,7 @@ def read_manifest(run: Path) -> Manifest:
     """The manifest in a run's folder, every type checked; WorkloadError, in one line, where one is wrong."""
     path = run / _MANIFEST
     if not path.is_file():
-        what = "no such folder" if not run.exists() else f"it has no {_MANIFEST}"
-        raise WorkloadError(f"{run} is not a run: {what}; expected a folder that `burstline run` wrote")
+        raise not_a_run(run, f"it has no {_MANIFEST}") if run.exists() else not_a_run(run)
     row = json_of(path)
     said = row if isinstance(row, dict) else {}
     if (schema := said.get("schema")) != SCHEMA:
