@@ -127,7 +127,9 @@ def _full(t: Told) -> bool:
     )
     rate, per_s = t.most("throughput", "requests_per_s"), t.most("throughput", "input_tok_per_s")
     small = tok is not None and rate > 0 and (1 - kv) * tok < per_s / rate
-    return kv >= 0.85 or (kv > 0 and small) or t.most("memory", "preemptions") > 0
+    running = t.most("concurrency", "server_running_max")
+    no_other = running > 0 and kv + kv / running > 1
+    return kv >= 0.85 or no_other or (kv > 0 and small) or t.most("memory", "preemptions") > 0
 
 
 def _has_kv_room(t: Told) -> bool:

@@ -35,10 +35,8 @@ LOW: Final = 0.05
 """A KV cache that was used less says too little of how many requests have room in it."""
 BUSY: Final = 0.8
 """Users who pause and have a smaller share of their requests in flight could send more."""
-SAMPLED: Final = 0.9
-"""Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
-KEPT_UP: Final = 0.9
-"""A server that served a smaller share of the requests, or of the rate, did not keep up, or may not have."""
+NEARLY: Final = 0.9
+"""So large a share counts as all: of requests by gauges read every so often, of replies, of a rate."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
@@ -119,7 +117,7 @@ def limited_by(
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
     kept = 1 - sum(failed(summary.counts).values()) / (summary.counts["planned"] or 1)
     rate = manifest.asked.rate
-    level = level and kept >= KEPT_UP and summary.verdict.state != State.NOT_STATIONARY
+    level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
     if at_a_time is None and level:
         arrivals = ARRIVALS[manifest.asked.pattern].title
         load = f"{arrivals} at {rate:g} req/s" if rate else arrivals
@@ -149,7 +147,7 @@ def limited_by(
         "waits": waits if waiting.point >= 0.05 else "",
     }
     served = finite(summary.throughput.requests_per_s)
-    if served and rate and served < KEPT_UP * rate * kept:  # too few requests for a trend of those in flight
+    if served and rate and served < NEARLY * rate * kept:  # too few requests for a trend of those in flight
         return "limit.unsure", {"served": f"{served:.3g}", "rate": f"{rate:g}"}
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
     return "limit.concurrency" if is_all else alone, values
@@ -162,7 +160,7 @@ def _is_queued(summary: Summary, identity: Identity | None, in_flight: float) ->
     if slots and waiting and slots <= running < in_flight and waiting >= QUEUED * (in_flight - slots):
         return True
     many = max(1.0, QUEUED * (finite(gauges.mean) or in_flight))
-    return waiting is not None and waiting >= many and running < SAMPLED * in_flight
+    return waiting is not None and waiting >= many and running < NEARLY * in_flight
 
 
 def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str, dict[str, object]]:
@@ -295,6 +293,7 @@ def _next_of(case: Case) -> str:
 def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
     code = limited_by(view.summary, view.manifest)[0]
+    code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         slo, seen = found
@@ -309,7 +308,7 @@ def next_by(view: View, who: str = "") -> str:
 
 def _raise(flags: str, code: str, views: Sequence[View]) -> str:
     """To raise a limit; one of the batch only as far as each server's KV cache and the load allow."""
-    if code not in ("limit.batch", "limit.own-batch"):
+    if not code.endswith("batch"):
         return say("next.raise", flags=flags)
     in_flight = min(finite(view.summary.concurrency.max) or math.inf for view in views)
     room = min(map(_room, views))
@@ -323,7 +322,8 @@ def _room(view: View) -> float:
     """About how many requests have room in the KV cache at once; 0: no more than ran; infinite: not known."""
     summary = view.summary
     running, kv = finite(summary.concurrency.server_running_max), finite(summary.memory.kv_peak_fraction)
-    return math.inf if not running or not kv or kv <= LOW else running / kv if kv < FULL else 0.0
+    room = running / kv if running and kv and kv > LOW else math.inf
+    return room if (kv or 0) < FULL and room >= (running or 0) + 1 else 0.0
 
 
 def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
