@@ -166,7 +166,8 @@ OF_REASONS: Final[Mapping[str, Predicate]] = {
     "slow-client": lambda t: t.most("instrument", "unread_fraction") > 0.05,
     "read-lag.rates": lambda t: t.most("throughput", "read_error_fraction") > 0.05,
     "read-lag.median": lambda t: any(
-        _point(each.instrument_error) > _point(each.p50) > 0 for each in t.summary.metrics.values()
+        isinstance(each.p50, Estimate) and _point(each.instrument_error) > each.p50.point
+        for each in t.summary.metrics.values()
     ),
     "read-lag": lambda t: t.unreliable(sent=False, unknown=False),
     "read-unknown": lambda t: t.unreliable(unknown=True),
