@@ -192,8 +192,9 @@ def said_by(banner: Banner) -> Iterator[tuple[str, Mapping[str, str]]]:
     meanings = {f"states.{code}": text for code, (_, _, text) in sentences.STATES.items()}
     meanings |= {f"meant_by.{code}": text for code, text in sentences.MEANT_BY.items()}
     own = [code for code, text in meanings.items() if banner.sentence.startswith(text)]
-    first = banner.reasons[0].code if banner.reasons else ""
-    own.sort(key=lambda code: not code.endswith(f".{first}"))
+    codes = [reason.code for reason in banner.reasons]
+    of = {code: code.rpartition(".")[2] for code in own}  # several may have the same words
+    own.sort(key=lambda code: codes.index(of[code]) if of[code] in codes else len(codes))
     yield from ((code, {}) for code in own[:1])
     for reason in banner.reasons:
         names = [name for name in REASONS if name.partition(".")[0] == reason.code]
@@ -273,5 +274,6 @@ def false_in(folder: Path) -> list[str]:
 
 def _reasons(summary: Summary | None) -> list[str]:
     """The codes of a verdict but for what an audit and the hardware add to it."""
-    reasons = summary.verdict.reasons if summary else ()
-    return [each.code for each in reasons if each.code not in ("misread", "beats-the-ceiling")]
+    reasons = (*summary.verdict.reasons, *summary.verdict.warnings) if summary else ()
+    others = ("misread", "beats-the-ceiling", "replies-differ")
+    return [each.code for each in reasons if each.code not in others]
