@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -174,6 +174,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _laid_out(figure: Any, file: Any, **_: Any) -> None:
     empty = '<svg><metadata></metadata><g id="figure"></g></svg>'
     file.write(empty) if hasattr(file, "write") else Path(file).write_text(empty)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pages_say_what_is_so(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each sentence of cause, limit and advice on the page of a run that any test made holds of that run."""
+    yield
+    folders = [summary.parent for summary in tmp_path_factory.getbasetemp().rglob("summary.json")]
+    if folders:
+        from tests.reports.said import false_in  # most sessions of few tests make no run
+
+        false = {str(folder): wrong for folder in folders if (wrong := false_in(folder))}
+        assert not false, "\n".join(f"{folder}: {'; '.join(wrong)}" for folder, wrong in false.items())
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ SHADES: Final = {"good": "32", "warn": "33", "bad": "31"}
 
 
 def show(blocks: Sequence[Block]) -> None:
-    """Print blocks; what is no terminal gets whole lines, and no colour."""
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
+    """Print blocks; what is no terminal gets lines of 120 letters at most, as logs show, and no colour."""
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 120
     shown = text(blocks, width, getattr(sys.stdout, "signs", None))
-    if width is None:
+    if not sys.stdout.isatty():
         print(shown, flush=True)  # a page may take seconds more
         return
     shown = "\n" + printable(without_known(shown))

@@ -20,6 +20,10 @@ from tests.browser.looking import (
 )
 
 pytestmark = pytest.mark.browser
+TWO_SCREENS = 2 * 844
+"""Of a phone, in CSS pixels."""
+A4 = (688, 1017)
+"""The width between the margins, upright and on its side, in CSS pixels."""
 
 
 @pytest.mark.parametrize("kind", [*RUNS, *COMPARISONS, *SUITES, *DECISIONS])
@@ -266,6 +270,27 @@ def test_paper_is_light_whatever_the_theme(browser, pages):
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
+@pytest.mark.parametrize(
+    "kind", ["burst", "slo", "lossy", "three", "sweep", "suite", "gate", "limit", "certificate"]
+)
+@pytest.mark.parametrize("width", A4)
+def test_paper_cuts_nothing_off(browser, pages, kind, width):
+    open_page(browser, pages[kind], width)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert width_needed(browser) <= width
+        beyond = browser.execute_script("""
+            const width = document.documentElement.clientWidth;
+            const box = (e) => e.getBoundingClientRect();
+            const cut = (e) => box(e).height && box(e).right > width + 1;
+            const found = [...document.querySelectorAll("body *")].filter(cut);
+            return found.map((e) => e.textContent.slice(0, 40));
+        """)
+        assert beyond == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 @pytest.mark.parametrize("kind", ["burst", "tail", "eight", "interrupted", "slo"])
 def test_a_runs_page_answers_on_its_first_screen(browser, pages, kind):
     """Before anything is unfolded."""
@@ -278,4 +303,4 @@ def test_a_runs_page_answers_on_its_first_screen(browser, pages, kind):
     assert whole <= 1300
     assert words <= 450
     open_page(browser, pages[kind], 390)
-    assert browser.execute_script("return document.querySelector('header').scrollHeight") <= 2000
+    assert browser.execute_script("return document.querySelector('header').scrollHeight") <= TWO_SCREENS

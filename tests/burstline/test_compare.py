@@ -295,7 +295,7 @@ def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_run
     for which, flags in enumerate((("--tp", "1"), ("--tp", "2", "--mlock"))):
         server = ServerFacts(model="m", attached=False, argv=("server", *flags))
         change(which, engine="sglang", server=server)
-    out = compare(capsys, folders)[1]
+    out = " ".join(compare(capsys, folders)[1].split())
     assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel-size." in out
     assert "Restart sglang without --mlock, or add --vary mlock." in out
 
@@ -451,7 +451,7 @@ def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
 def test_one_run_each_is_inconclusive_and_says_how_to_decide(repeated, capsys):
     code, out, _ = compare(capsys, [repeated["vllm"][0], repeated["tgi"][0]])
     assert code == 0
-    assert "not significant, since one run each does not show the noise" in out
+    assert "not significant, since one run each does not show the noise" in " ".join(out.split())
     assert "--repeats 3" in out
     assert "A/A noise" not in out
 

@@ -15,7 +15,7 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
-from burstline.measure.record.summary import Summary
+from burstline.measure.record.summary import Stationarity, Summary
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Result, measured
@@ -249,6 +249,16 @@ def test_an_open_loops_warm_up_and_drain_are_greyed_and_a_bursts_are_not(lossy, 
     timeline, *_ = sections.when(view_of(lossy))
     assert "drain</text>" not in texts(timeline)
     assert "last first token</text>" in texts(timeline)
+
+
+def test_a_drift_of_tpot_is_not_one_of_ttft(steady):
+    """A run that is NOT-STATIONARY for another reason than its TTFT."""
+    drifting = Reason.of("drifting", metric="TPOT", change=0.4, at_s=None)
+    figures = {"ttft_trend_p": 0.8, "ttft_change_fraction": -0.003, "tpot_trend_p": 1e-4}
+    steadiness = Stationarity(**{name: measured(value, "1", "") for name, value in figures.items()})
+    verdict = Verdict(State.NOT_STATIONARY, (drifting,))
+    view = replace(view_of(steady), summary=replace(steady.summary, verdict=verdict, stationarity=steadiness))
+    assert first_screen._trend(view, "TTFT") == "TTFT shows no drift during the run."
 
 
 def texts(plot) -> set[str]:

@@ -2,11 +2,13 @@ import re
 import shutil
 
 from burstline.console.stdout import SIGNS
+from burstline.console.terminal import show
 from burstline.measure.record.rundir import open_run
 from burstline.reports.blocks import table
 from burstline.reports.formats.text import columns, text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest, headline
+from burstline.reports.page.files import written
 
 
 def test_columns_align_words_left_and_numbers_right():
@@ -54,6 +56,12 @@ def test_nothing_is_wider_than_the_terminal_and_no_cell_is_lost(lossy, burst):
         narrow = text(blocks, 100)
         assert max(map(len, narrow.splitlines())) <= 100
         assert set(text(blocks).split()) == set(narrow.split())
+
+
+def test_what_no_terminal_shows_has_lines_of_120_letters_at_most(lossy, capsys):
+    show(digest(alone(view_of(lossy))))
+    for shown in (capsys.readouterr().out, written("text", alone(view_of(lossy)))):
+        assert 100 < max(map(len, shown.splitlines())) <= 120
 
 
 def test_a_wide_table_goes_on_below_behind_its_first_words():

@@ -185,15 +185,15 @@ def is_watched(summary: Summary, manifest: Manifest) -> bool:
 def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
     """Others took CPU time that client or server needed, or heat slowed a GPU."""
     client, reasons = summary.instrument, []
-    others, waited, throttled = map(
-        known, (client.others_cpu_fraction, client.client_cpu_wait_fraction, client.throttled_fraction)
-    )
+    others, waited = known(client.others_cpu_fraction), _point(client.client_cpu_wait_fraction)
     if is_watched(summary, manifest) and others is not None and others > BUSY:
         reasons.append(Reason.of("busy-machine", share=others))
-    if waited is not None and waited > WAITING:
+    if waited > WAITING:
         has_one_core = manifest.host.cores_allowed == 1 and manifest.on_this_machine
-        reasons.append(Reason.of("one-core" if has_one_core else "cpu-wait", share=waited))
-    if throttled is not None and throttled > THROTTLED:
+        is_server = manifest.server_here and others is not None and others <= STOLEN
+        name = "one-core" if has_one_core else "cpu-wait.server" if is_server else "cpu-wait"
+        reasons.append(Reason.of(name, share=waited))
+    if (throttled := _point(client.throttled_fraction)) > THROTTLED:
         reasons.append(Reason.of("throttled", share=throttled))
     slowed = known(client.gpu_slowed_fraction) if manifest.on_this_machine else None
     if slowed is not None and slowed > SLOWED:  # another run would be as fast only in the same heat

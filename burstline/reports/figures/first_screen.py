@@ -67,7 +67,7 @@ def over_time(
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, panels = look.canvas(
-            width, (88 if width == look.NARROW else 104) * len(values) + 92, len(values)
+            width, (72 if width == look.NARROW else 104) * len(values) + 92, len(values)
         )
         for k, (panel, (name, each)) in enumerate(zip(panels, values.items(), strict=True)):
             scale, slos = scales[name], bounds.get(name, {})

@@ -24,7 +24,7 @@ from burstline.roofline.reconcile.reconciliation import (
     largest_gap,
 )
 
-HEAD, FOOT = 52, 46
+HEAD, FOOT = 46, 46
 LETTER = 6.4
 """About how many CSS pixels a letter of a label takes."""
 
@@ -80,7 +80,7 @@ def overview(found: Reconciliation) -> Plot:
     at = "; ".join(f"{dot.name} at {number(dot.intensity)} FLOP per byte" for dot in dots)
     finding = f"{at[:1].upper()}{at[1:]}. {device.name}, {device.known_by} ceilings."
     numbers = f"bounds-{found.phases[-1].phase}"
-    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 330)
+    return _under_roofs("limit", "Against the machine's limit", finding, dots, device, numbers, 264)
 
 
 def _under_roofs(
@@ -107,13 +107,13 @@ def _under_roofs(
         panel.set_yscale("log")
         panel.set_xlim(x0, x1)
         names_px = 8 + 13 * sum(level.bytes_per_s is not None for level in device.levels)
-        panel.set_ylim(floor, top * (top / floor) ** (names_px / (height - HEAD - 24 - FOOT - names_px)))
+        panel.set_ylim(floor, top * (top / floor) ** (names_px / (height - HEAD - FOOT - names_px)))
         _draw_ceilings(panel, device, scale, (x0, x1))
         _draw_dots(panel, dots, rows, scale, floor)
         _log_axes(panel, low)
         panel.set_xlabel("intensity (FLOP per byte of memory traffic)", loc="right")
         look.head(panel, f"{scale.unit}, log axes")
-        look.margins(figure, top=HEAD + (24 if width < look.WIDE else 0), bottom=FOOT, right=28)
+        look.margins(figure, top=HEAD, bottom=FOOT, right=28)
         return look.drawn(figure, drawing, panel, "")
 
     is_narrow = wide == look.NARROW

@@ -10,9 +10,9 @@ from typing import Final
 from burstline.measure.metrics.definitions import METRICS
 from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.record import OVERLOADED, lost_a_part
+from burstline.measure.record.record import OVERLOADED, failed, lost_a_part
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import QUEUE_GREW, State, Use, withheld
+from burstline.measure.record.verdict import QUEUE_GREW, SLOW_CLIENT, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
@@ -35,14 +35,13 @@ LOW: Final = 0.05
 """A KV cache that was used less says too little of how many requests have room in it."""
 BUSY: Final = 0.8
 """Users who pause and have a smaller share of their requests in flight could send more."""
-SAMPLED: Final = 0.9
-"""Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
-KEPT_UP: Final = 0.9
-"""A server that served a smaller share of the rate may have fallen behind."""
+NEARLY: Final = 0.9
+"""So large a share counts as all: of requests by gauges read every so often, of replies, of a rate."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
 """The limits that another load would move: what a search has done already."""
+BY_USERS: Final = ("limit.concurrency", "limit.pauses", "limit.one-in-flight")
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
     "limit.own-batch": "max_num_seqs",
@@ -103,7 +102,7 @@ def limited_by(
     Returns the code of the sentence with its values; "" where not even the requests in flight are known.
     `refusals` says whether requests that the server refused count as a limit.
     """
-    if summary.verdict.state == State.CLIENT_BOUND:
+    if summary.verdict.state == State.CLIENT_BOUND or summary.verdict.has(SLOW_CLIENT):
         return "limit.client", {}
     most = finite(summary.concurrency.max)
     if most is None:
@@ -116,18 +115,20 @@ def limited_by(
     if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    if at_a_time is None and level and summary.verdict.state != State.NOT_STATIONARY:
-        rate = manifest.asked.rate
+    kept = 1 - sum(failed(summary.counts).values()) / (summary.counts["planned"] or 1)
+    rate = manifest.asked.rate
+    level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
+    if at_a_time is None and level:
         arrivals = ARRIVALS[manifest.asked.pattern].title
         load = f"{arrivals} at {rate:g} req/s" if rate else arrivals
         return "limit.load", {"load": load, "most": counted(most, "request")}
+    # A request that is sent as another's reply closes may overlap with it for a moment.
+    in_flight = min(most, at_a_time or most)
+    if _is_queued(summary, manifest.identity, in_flight) or finite(summary.memory.preemptions):
+        return _batch(summary, manifest, in_flight)
     mean = finite(summary.concurrency.mean)
     if at_a_time and manifest.asked.think_s and mean is not None and mean < BUSY * at_a_time:
         return "limit.pauses", {"mean": f"{mean:.1f}", "n": counted(at_a_time, "user")}
-    # A request that is sent as another's reply closes may overlap with it for a moment.
-    in_flight = min(most, at_a_time or most)
-    if _is_queued(summary, manifest.identity, in_flight):
-        return _batch(summary, manifest, in_flight)
     n, is_all = counted(in_flight, "request"), in_flight == at_a_time
     if in_flight <= 1 and not is_all:
         return "limit.one-in-flight", {}
@@ -145,8 +146,8 @@ def limited_by(
         "all": "all" if not waiting.point or running >= in_flight else "nearly all",
         "waits": waits if waiting.point >= 0.05 else "",
     }
-    served, rate = finite(summary.throughput.requests_per_s), manifest.asked.rate
-    if served and rate and served < KEPT_UP * rate:  # too few requests for a trend of those in flight
+    served = finite(summary.throughput.requests_per_s)
+    if served and rate and served < NEARLY * rate * kept:  # too few requests for a trend of those in flight
         return "limit.unsure", {"served": f"{served:.3g}", "rate": f"{rate:g}"}
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
     return "limit.concurrency" if is_all else alone, values
@@ -159,7 +160,7 @@ def _is_queued(summary: Summary, identity: Identity | None, in_flight: float) ->
     if slots and waiting and slots <= running < in_flight and waiting >= QUEUED * (in_flight - slots):
         return True
     many = max(1.0, QUEUED * (finite(gauges.mean) or in_flight))
-    return waiting is not None and waiting >= many and running < SAMPLED * in_flight
+    return waiting is not None and waiting >= many and running < NEARLY * in_flight
 
 
 def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str, dict[str, object]]:
@@ -172,7 +173,7 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
     running = finite(summary.concurrency.server_running_max)
     kv, preempted = finite(summary.memory.kv_peak_fraction), finite(summary.memory.preemptions) or 0
     slots, budget = identity.max_num_seqs, identity.max_num_batched_tokens
-    if running and slots and running >= slots:
+    if running and slots and running >= slots and not preempted:
         code = "limit.batch"
     elif preempted or (kv is not None and not _has_room(summary, kv, identity.kv_tok)):
         code = "limit.kv-cache"
@@ -185,7 +186,9 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
         below = f", below the batch limit of {slots:,}," if slots and code == "limit.queue" else ""
         # Those that failed may never have been in the queue.
         asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
-        ran = f"at most {count(running)} of {count(asked)} requests ran at once{below} and the rest waited"
+        is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)
+        rest = f"{below} and the rest waited" * bool(is_rest)
+        ran = f"at most {count(running)} of {count(asked)} requests ran at once{rest}"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None and kv >= 0.005 else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
     limits = {"slots": counted(slots or 0, "request"), "budget": f"{budget or 0:,}"}
@@ -290,15 +293,14 @@ def _next_of(case: Case) -> str:
 def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
     code = limited_by(view.summary, view.manifest)[0]
+    code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         slo, seen = found
         title, most = METRICS[slo.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
         step = say("next.looser", slo=slo_words(slo), metric=title, least=seen["min"], most=most)
-    elif code.startswith(("limit.concurrency", "limit.pauses")) and any(
-        slo.op == "<=" for slo in _missed(view.summary)
-    ):
-        step = say("next.lower")
+    elif code.startswith(BY_USERS) and any(slo.op == "<=" for slo in _missed(view.summary)):
+        step = say("next.lower") if (finite(view.summary.concurrency.max) or 0) > 1 else NEXT["limit.steps"]
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])
     return say_next(step)
@@ -306,20 +308,22 @@ def next_by(view: View, who: str = "") -> str:
 
 def _raise(flags: str, code: str, views: Sequence[View]) -> str:
     """To raise a limit; one of the batch only as far as each server's KV cache and the load allow."""
-    if code not in ("limit.batch", "limit.own-batch"):
+    if not code.endswith("batch"):
         return say("next.raise", flags=flags)
     in_flight = min(finite(view.summary.concurrency.max) or math.inf for view in views)
     room = min(map(_room, views))
     if room < in_flight:
-        return say("next.room", flags=flags, n=f"{float(f'{room:.2g}'):,.0f}")
+        n = f"{float(f'{room:.2g}'):,.0f}"
+        return say("next.room", flags=flags, n=n) if room else NEXT["limit.kv-cache"]
     return say("next.all" if in_flight < math.inf else "next.raise", flags=flags, n=count(in_flight))
 
 
 def _room(view: View) -> float:
-    """About how many requests have room in the KV cache at once; infinite where that is not known."""
+    """About how many requests have room in the KV cache at once; 0: no more than ran; infinite: not known."""
     summary = view.summary
     running, kv = finite(summary.concurrency.server_running_max), finite(summary.memory.kv_peak_fraction)
-    return running / kv if running and kv and LOW < kv < FULL else math.inf
+    room = running / kv if running and kv and kv > LOW else math.inf
+    return room if (kv or 0) < FULL and room >= (running or 0) + 1 else 0.0
 
 
 def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
@@ -328,12 +332,11 @@ def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
     With it the metric's `min` and, where it is finite, `max`, with their unit.
     """
     summary = view.summary
-    if limited_by(summary, view.manifest)[0] not in ("limit.load", "limit.one-in-flight"):
+    if limited_by(summary, view.manifest)[0] != "limit.load" and (finite(summary.concurrency.max) or 0) > 1:
         return None
     for slo in _missed(summary):
         ends = {end: summary.figure("metrics", slo.metric, end) for end in ("min", "max")}
-        least = finite(ends["min"])
-        if slo.statistic is not None and slo.op == "<=" and least is not None and least > slo.bound:
+        if slo.statistic is not None and slo.op == "<=" and (finite(ends["min"]) or 0.0) > slo.bound:
             seen = {end: with_unit(f) for end, f in ends.items() if isinstance(f, Estimate) and finite(f)}
             return slo, seen
     return None

@@ -72,17 +72,18 @@ def run_banner(summary: Summary) -> Banner:
         if state == State.VALID and any(reason.code == code for reason in reasons):
             state = instead
             reasons = tuple(reason for reason in reasons if reason.code != code)
-    tone, mark, sentence = STATES[state]
-    if state in (State.FAILED, State.CLIENT_BOUND):  # its own reason comes first
-        sentence = next((MEANT_BY[r.code] for r in verdict.reasons if r.code in MEANT_BY), sentence)
-    elif state == State.VALID:
+    warned = (f"warned.{warning.code}" for warning in verdict.warnings if state == State.VALID)
+    own = (*(reason.code for reason in verdict.reasons[:1]), *warned)  # the state's own reason comes first
+    meant = next((MEANT_BY[code] for code in own if code in MEANT_BY), "")
+    tone, mark, sentence = *STATES[state][:2], meant or STATES[state][2]
+    if state == State.VALID:
         others = summary.instrument.others_cpu_fraction
         results = [target.result for target in summary.targets]
         if {*results} - {Result.PASS}:
             state = f"{state}, SLO {'MISSED' if Result.FAIL in results else 'INCONCLUSIVE'}"
             words = {Result.PASS: "met", Result.FAIL: "missed", Result.INCONCLUSIVE: "inconclusive"}
             of_each = ", ".join(f"{results.count(r)} {word}" for r, word in words.items() if r in results)
-            tone, mark, sentence = "warn", "!", f"The numbers can be used. SLOs: {of_each}."
+            tone, mark, sentence = "warn", "!", f"{meant or 'The numbers can be used.'} SLOs: {of_each}."
         if isinstance(others, Estimate) and others.point >= NOTABLE_CPU:
             used = f"{others.point:.0%} of this machine's CPU"
             sentence = f"{sentence} Processes that Burstline did not start used {used}."

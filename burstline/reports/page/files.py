@@ -46,7 +46,7 @@ def written(shape: str, comparison: Comparison) -> str:
     if shape == "json":
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         return orjson.dumps(comparison_json(comparison), option=options).decode()
-    return {"markdown": markdown, "text": text}[shape](digest(comparison))
+    return markdown(digest(comparison)) if shape == "markdown" else text(digest(comparison), 120)
 
 
 def write_all(comparison: Comparison, folder: Path) -> Path:

@@ -11,7 +11,6 @@ import numpy as np
 
 from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, Floats, Ints
-from burstline.measure.record.verdict import State
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, known
 from burstline.measure.verdict.buffering import came_at_once
@@ -144,12 +143,9 @@ def _limit(view: View) -> Tile:
 
 def _next(view: View) -> Tile:
     """The first step: after a valid run by what limited it, else what the verdict advises."""
-    verdict = view.summary.verdict
-    if verdict.state == State.VALID:
-        step = next_by(view)
-    else:
-        step = next((reason.advice for reason in verdict.reasons if reason.advice), "")
-    if len(step) > LONG and verdict.state == State.FAILED:
+    first = next((reason for reason in view.summary.verdict.reasons if reason.advice), None)
+    step = first.advice if first else next_by(view)
+    if first and len(step) > LONG and first.code in FAILURES:
         return Tile("What next?", "Find out why requests failed", step)
     return next_tile(step)
 
@@ -231,7 +227,7 @@ def _trend(view: View, name: str) -> str:
     p, change = known(steady.ttft_trend_p), known(steady.ttft_change_fraction)
     if p is None or change is None:
         return ""
-    if view.summary.verdict.state == State.NOT_STATIONARY or (p < 0.01 and abs(change) > 0.1):
+    if p < 0.05 and abs(change) > 0.1:
         return f"{name} {'rose' if change > 0 else 'fell'} during the run."
     return f"{name} shows no drift during the run."
 
