@@ -94,13 +94,21 @@ VALUE = r"(–[⁰¹²³⁴⁵⁶⁷⁸⁹]*|∞|−?[\d,]+(?:\.\d+)?)(?:\s+\(\d
 
 
 def latency_rows(lines: list[str], columns: list[str]) -> Shown:
-    """Rows such as `TTFT ↓  s  13.7  [13.2, 14.1]  25.7 ...`, whatever stands between the cells."""
+    """Rows such as `TTFT ↓  s  13.7  [13.2, 14.1]  25.7 ...`, whatever stands between the cells.
+
+    A table wider than 120 letters stands in parts, each with its own line of titles.
+    """
     found: Shown = {}
+    titles: list[str] = []
     for line in lines:
+        if re.match(r"\|? ?Latency\b", line):
+            titles = re.findall(r"\bp\d+\b|mean|SD|min|max", line)
         for title in (*LATENCIES, "E2E interactivity"):
             if match := re.match(rf"\|?\s*{title}(?:\u00a0|\s)*[↓↑]\s*\|?\s+(s|ms|µs|tok/s)\s+\|?(.*)", line):
                 values = re.findall(VALUE, match[2].replace("|", " "))
-                for column, (value, interval) in zip(columns, values, strict=False):
+                for column, (value, interval) in zip(titles, values, strict=False):
+                    if column not in columns:
+                        continue
                     found[title, column] = (value[:1] if value[0] == "–" else value, match[1], interval)
     return found
 
@@ -271,7 +279,8 @@ def test_a_comparisons_numbers_are_the_same_in_every_format(compared):
     assert len(body) >= 8
     for row in body:
         title, unit = row[0][0], row[1][0]
-        (line,) = (line for line in lines if re.match(rf"{re.escape(title)}\s+[↑↓]", line))
+        # A table wider than 120 letters stands in parts, each with the titles of its rows.
+        line = " ".join(line for line in lines if re.match(rf"{re.escape(title)}\s+[↑↓]", line))
         for (label, _), (value, interval) in zip(head[2:], row[2:], strict=True):
             if label in cell["numbers"][title]:
                 check(
