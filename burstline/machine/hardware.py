@@ -209,8 +209,8 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
     computes = FLOATS.get(str(identity.dtype), dtype)
     if computes in ("bf16", "fp16"):
         raise RooflineError(
-            f"{computes} products on a CPU are not measured: serve the model in fp32 "
-            "(`burstline make-model --dtype float32` makes one), or pass a device file with --device"
+            f"{computes} products on a CPU are not measured: serve in fp32 (--dtype float32, or "
+            "a model that `burstline make-model --dtype float32` made), or pass a device file with --device"
         )
     if server is None or not started:
         return 1

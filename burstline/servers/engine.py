@@ -225,14 +225,12 @@ class Engine:
         """Notices about this load at this server, printed before it is sent."""
         slots = None if self.capabilities.queue_depth else identity.max_num_seqs
         told = _TABLES["limits"]
-        limits = (
-            (identity.admission_limit, told["refused"], self.admission_flag),
-            (slots, told["queued"], self.slots_flag),
-        )
+        refused = (identity.admission_limit, told["refused"], self.admission_flag)
+        queued = (slots, told["queued"], self.slots_flag)
         return tuple(
-            f"{self.title} {text.format(most=most, n=n_at_once, beyond=n_at_once - most)}. Pass "
+            f"{self.title} {text.format(most=most)}. Pass "
             f"--concurrency {most}, or raise the server's limit{f' ({flag})' if flag else ''}"
-            for most, text, flag in limits
+            for most, text, flag in (refused, queued)
             if most is not None and n_at_once > most
         )
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 from burstline.console.flags import USAGES, add_flags, add_options, completed
@@ -27,7 +26,13 @@ def add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
     if verb in USAGES:
         parser.usage = USAGES[verb]
     parser.set_defaults(engine_args=())
-    _ADD.get(verb, partial(add_flags, table=verb))(parser)
+    for part in PARTS.get(verb, (verb,)):
+        if isinstance(part, str):
+            add_flags(parser, part)
+        elif isinstance(part, type):
+            add_options(parser, part)
+        else:
+            part(parser)
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -64,25 +69,12 @@ def _certify(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "certify")
 
 
-def _gate(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, "gate")
-    add_options(parser, GateOptions)
-    add_flags(parser, "gate-output")
-
-
 def _serve(parser: argparse.ArgumentParser) -> None:
     name = parser.add_argument("name", nargs="?", metavar="ENGINE", help=f"the engine: {', '.join(ENGINES)}")
     completed(name, "engines")
     add_options(parser, ServerOptions, "engine", "model", *START)
     add_settings(parser)
     add_flags(parser, "serve")
-
-
-def _report(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, "report")
-    add_options(parser, Hints)
-    add_options(parser, Stated)
-    add_flags(parser, "report-page")
 
 
 def _bound(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +95,9 @@ def _study(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "study")
 
 
-_ADD: Final[Mapping[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "run": _run, "limit": _limit, "certify": _certify, "gate": _gate, "serve": _serve, "report": _report,
-    "bound": _bound, "study": _study,
+PARTS: Final[Mapping[str, tuple[str | type | Callable[[argparse.ArgumentParser], None], ...]]] = {
+    "run": (_run,), "limit": (_limit,), "certify": (_certify,), "serve": (_serve,), "bound": (_bound,),
+    "study": (_study,), "gate": ("gate", GateOptions, "gate-output"),
+    "report": ("report", Hints, Stated, "report-page"),
 }  # fmt: skip
-"""The commands with more than a table of their name in `flags.toml`."""
+"""What a command has but a table of its name in `flags.toml`: other tables, options, or flags in groups."""

@@ -44,9 +44,7 @@ class BoundOptions:
     ep: int = option("expert-parallel size (1)", 1, parse=int)
     dp: int = option("data-parallel size (1)", 1, parse=int)
     quant: str | None = option("format of the weights (the checkpoint's)", choices=tuple(QUANTS))
-    network_gb_per_s: float | None = option(
-        "network between nodes, in GB/s per device and direction", parse=float
-    )
+    network_gb_per_s: float | None = option("GB/s between nodes, per device and direction", parse=float)
     utilisation: float = option("share of the device's memory that the engine uses (0.9)", 0.9, parse=float)
     max_num_batched_tokens: int = option("tokens per step (2048)", 2048, parse=int)
     constant: tuple[str, ...] = option(

@@ -14,7 +14,6 @@ from burstline.servers.messages import EngineError, Target
 from burstline.servers.registry import ENGINES, engine_at
 from burstline.workloads.request import WorkloadError
 
-HOST = "127.0.0.1"
 TIMEOUT_S = 3.0
 COLUMNS = ("engine", "installed", "answers at", "container image")
 
@@ -36,7 +35,7 @@ def rows(ports: Iterable[int]) -> list[tuple[Engine, str, list[str]]]:
 
     Installed is its version here, "yes" where it tells none, "no" where it is not, "-" where it never is.
     """
-    urls = [f"http://{HOST}:{port}" for port in ports]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     getters = [getter(Target(url, ""), timeout_s=TIMEOUT_S) for url in urls]
     with ThreadPoolExecutor(16) as pool:
         answering = pool.map(engine_at, getters)

@@ -260,11 +260,7 @@ GATED: Final = (
 class GateOptions:
     """What is judged, by which rule, and when to stop; flags of the command and arguments in Python."""
 
-    history: Path | None = option(
-        "compare the newest run in FOLDER, or the candidate, with the older ones",
-        parse=Path,
-        metavar="FOLDER",
-    )
+    history: Path | None = option(_HELP["history"], parse=Path, metavar="FOLDER")
     metric: tuple[str, ...] = option("number to compare (e2e.p50); repeatable", (), many=True, choices=GATED)
     margin: float = option("less is called the same (5)", 5.0, parse=float, metavar="PERCENT")
     max_runs: int = option("maximum runs of both contenders (20)", 20, parse=int, metavar="N")

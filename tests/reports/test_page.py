@@ -21,6 +21,7 @@ from burstline.measure.record.verdict import Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Result, measured
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.judge import caveats
+from burstline.reports.blocks import Note
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import first_screen, sections
@@ -424,7 +425,25 @@ def test_a_burst_that_no_request_waited_in_has_no_queue(tmp_path):
         first_screen.pictures(view_of(synthetic.finished_run(tmp_path / name, rows)))[0].finding
         for name, rows in (("even", even), ("late", late))
     ]
-    assert findings == ["", "TTFT rises along the queue: the server admits requests one after another."]
+    assert findings == ["", "TTFT rises along the queue: later requests waited for earlier ones."]
+
+
+@pytest.mark.parametrize("kind", ["for a time", "interrupted"])
+def test_requests_that_were_not_needed_or_left_unsent_are_no_failures(tmp_path, kind):
+    """Of 40, the load needed 30; or Ctrl-C came after them."""
+    nothing = {name: [] for name in ("token_ns", "token_n", "read_lag_ns", "read_error_ns")} | dict.fromkeys(
+        ("answer_ns", "headers_ns", "sent_ns", "dispatched_ns", "output_tok")
+    )
+    rows = synthetic.records(n=40)
+    unsent = [replace(row, outcome=Outcome.NOT_SENT, **nothing) for row in rows[30:]]
+    run = open_run(synthetic.finished_run(tmp_path, rows[:30] + unsent).path)
+    by_time = replace(run.manifest.asked, concurrency=4, duration_s=12.0)
+    facts = {"asked": by_time} if kind == "for a time" else {"status": "interrupted"}
+    run.save_manifest(replace(run.manifest, **facts))
+    view = view_of(open_run(run.path))
+    assert sections.failures(view)[0] == Note("Nothing failed.")
+    assert len(view.needed) == 30
+    assert "What failed?" not in page_of(open_run(run.path))
 
 
 def test_stalls_are_told_at_the_percentile_where_they_take_most_of_the_time(tmp_path):

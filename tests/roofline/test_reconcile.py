@@ -17,7 +17,7 @@ from burstline.roofline.predict.predict import Deployment, ceilings
 from burstline.roofline.predict.simulate import Asked, Limits, simulate
 from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 from burstline.roofline.reconcile.reconcile import reconcile
-from burstline.roofline.reconcile.reconciliation import Reconciliation
+from burstline.roofline.reconcile.reconciliation import WAITING, Reconciliation
 
 H100 = load_device("h100")
 ON_H100 = Deployment(load_model("llama-2-7b")[0], QUANTS["bf16"], Parallel(), H100)
@@ -236,8 +236,8 @@ def test_the_ceiling_of_a_closed_loop_knows_nothing_of_when_its_requests_were_se
     ]
     ceilings = [reconcile(run, SETUP).ceiling_s for run in runs]
     assert ceilings[0] == ceilings[1] == ceilings[2] < 1
-    paced = reconcile(replace(runs[1], concurrency=None), SETUP)
-    assert paced.ceiling_s > sent[-1].due_s
+    open_loop = reconcile(replace(runs[1], concurrency=None), SETUP)
+    assert open_loop.ceiling_s > sent[-1].due_s
     small = replace(LIMITS, kv_tok=2 * 160)
     names = {
         kv_tok: {bar.name for bar in reconcile(replace(runs[1], limits=limits), SETUP).waterfall}
@@ -245,3 +245,51 @@ def test_the_ceiling_of_a_closed_loop_knows_nothing_of_when_its_requests_were_se
     }
     assert "batching" in names[LIMITS.kv_tok]
     assert "KV waves" in names[small.kv_tok]
+
+
+def alone(n_requests: int, n_tok: int, host_s: float = 0.0) -> MeasuredRun:
+    """Requests that come one a second and never meet: a prefill, then `n_tok` - 1 steps of one token."""
+    clock, steps = SETUP.clock(), []
+    for _ in range(n_requests):
+        of = [Step.prefill(1, 128), *(Step.decode(1, 128 + k) for k in range(1, n_tok))]
+        steps += [StepSeen(step, clock(step) + host_s) for step in of]
+    requests = [Asked(float(k), 128, n_tok) for k in range(n_requests)]
+    return MeasuredRun(requests, float(n_requests), LIMITS, steps, paced=True)
+
+
+@pytest.mark.parametrize("n_tok", [16, 20, 32, 37])
+def test_steps_and_their_time_are_whole_however_often_prompts_come(n_tok):
+    """Of 4,800 to 11,100 steps few are looked at; every nth would meet each prompt, or none."""
+    run = alone(300, n_tok)
+    prefill, decode = (
+        [seen.seconds for seen in run.steps if seen.step.phase == phase] for phase in ("prefill", "decode")
+    )
+    rows = {row.phase: row for row in reconcile(run, SETUP).phases}
+    assert {name: row.n_steps for name, row in rows.items()} == {
+        "prefill": len(prefill), "decode": len(decode),
+    }  # fmt: skip
+    assert rows["prefill"].seconds == pytest.approx(sum(prefill))
+    assert rows["decode"].seconds == pytest.approx(sum(decode))
+
+
+def test_the_bars_of_a_paced_run_are_of_its_steps_and_the_rest_is_waiting():
+    run = alone(40, 16)
+    found = reconcile(run, SETUP)
+    bars = {bar.name: bar.seconds for bar in found.waterfall}
+    busy_s = sum(seen.seconds for seen in run.steps)
+    assert sum(bars.values()) == pytest.approx(run.makespan_s)
+    assert bars[WAITING] == pytest.approx(run.makespan_s - busy_s)
+    assert 0 < bars["ceiling"] < busy_s
+    assert not {"KV waves", "batching"} & bars.keys()
+    assert found.ceiling_s > 39
+
+
+def test_host_time_of_another_engine_that_is_more_than_all_there_is_is_no_bar():
+    run = alone(40, 16)
+    slow = replace(
+        SETUP,
+        calibration=replace(SETUP.calibration, host=HostFit("other", 0.5, 0.0, 0.0, "measured elsewhere")),
+    )
+    bars = {bar.name: bar.seconds for bar in reconcile(run, slow).waterfall}
+    assert "host" not in bars
+    assert sum(bars.values()) == pytest.approx(run.makespan_s)

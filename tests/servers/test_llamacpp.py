@@ -125,7 +125,10 @@ def test_slots_context_and_connections_are_sized_to_the_load() -> None:
     assert room(8, "-c", "4096") == ("-np", "8", "--threads-http", "12", "-c", "4096")
     assert room(8, "--parallel", "4") == ("-c", str(4 * 768), "--threads-http", "12", "--parallel", "4")
     asked = replace(options("m.gguf"), n_concurrent=1000, n_request_tok=576)
-    assert "744 of 1000 requests at a time wait for a slot" in ENGINE.launch(asked).notes[1]
+    assert (
+        ENGINE.launch(asked).notes[1]
+        == "-np 256: of more than 256 requests at a time the others wait for a slot"
+    )
 
 
 def test_settings_are_spelled_in_its_own_flags() -> None:

@@ -40,7 +40,7 @@ from burstline.workloads.arrivals import STEADY_PATTERNS
 LEAST_REQUESTS: Final = 80
 """Eight windows of ten requests are the least a trend is looked for in."""
 ALPHA: Final = 0.01
-NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
+NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up")
 KEPT_FULL: Final = Absent("a closed loop keeps as many requests in flight as it was asked for")
 LEAST_WAVES: Final = 4
 """Requests of a closed loop that run together share their delays: so many times as many as run at a time are

@@ -17,6 +17,7 @@ from burstline.reports.figures.first_screen import stack
 from burstline.reports.number_format import Scale, duration, number, scale_for
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import (
+    WAITING,
     Bar,
     DeviceFacts,
     PhaseRow,
@@ -263,10 +264,12 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
         look.margins(figure, top=40, bottom=FOOT, left=158)
         return look.drawn(figure, name, panel, "y")
 
-    gap = largest_gap(bars)
-    share = gap.seconds / measured_s if measured_s else 0.0
-    ideal, took, most = map(duration, (bars[0].seconds, measured_s, gap.seconds))
-    finding = say("waterfall", ideal=ideal, took=took, gap=gap.name, most=most, share=f"{share:.0%}")
+    gap, is_paced = largest_gap(bars), bars[-1].name == WAITING
+    busy_s = measured_s - bars[-1].seconds * is_paced
+    ideal, busy, took, most = map(duration, (bars[0].seconds, busy_s, measured_s, gap.seconds))
+    finding = say("waterfall.paced" if is_paced else "waterfall", ideal=ideal, took=took, busy=busy)
+    if gap.seconds > 0:
+        finding += say("waterfall.gap", gap=gap.name, most=most, share=f"{gap.seconds / busy_s:.0%}")
     drawings, shown = look.in_both_widths("waterfall", draw), _spans_table(bars, measured_s, scale)
     return Plot("waterfall", "Where the time went", finding, say("figure.waterfall"), drawings, shown)
 

@@ -20,6 +20,7 @@ from burstline.measure.metrics.definitions import METRICS, latencies, samples_of
 from burstline.measure.metrics.sessions import turns_of
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.record import Outcome
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import Reason, widened
@@ -93,6 +94,12 @@ class View:
     @property
     def columns(self) -> Columns:
         return self.run.columns
+
+    @cached_property
+    def needed(self) -> Columns:
+        """The planned requests but for those that a load for a time, or an interrupted one, left unsent."""
+        left = self.manifest.may_end_early or self.run.status == "interrupted"
+        return self.columns.without(Outcome.NOT_SENT) if left else self.columns
 
     @property
     def log_tail(self) -> list[str]:

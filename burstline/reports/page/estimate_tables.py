@@ -81,7 +81,7 @@ def latency_table(caption: str, metrics: Mapping[str, Section], graded: Grades) 
 def _of_intervals(notes: set[str]) -> str:
     """Why figures with these notes have no intervals, or too narrow ones; "" where they have good ones."""
     if ONE_RUN in notes:
-        return "One burst gives no confidence interval; three runs do (--repeats 3)."
+        return "One run of this load gives no confidence intervals; three runs do (--repeats 3)."
     if none := next((note for note in notes if note.startswith("1 run: ")), ""):
         return f"{none.replace('1 run: ', 'No confidence intervals: ')}."
     if any(NARROW in note for note in notes):

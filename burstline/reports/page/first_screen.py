@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from burstline.measure.metrics.definitions import METRICS, latencies
 from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.stats.estimates import early_stopping_floor
@@ -164,11 +165,11 @@ def pictures(view: View) -> list[Plot]:
     found = view.summary.roofline
     held = used(view.summary)
     bounds = bounds_of(view)
-    latencies = {title_of(key): view.latency(key) for key in shown}
-    latencies = {title: each for title, each in latencies.items() if np.isfinite(each).any()}
-    if not latencies:
+    values = {title_of(key): latencies(METRICS[key], view.needed) for key in shown}
+    values = {title: each for title, each in values.items() if np.isfinite(each).any()}
+    if not values:
         return []
-    plots = [_over_time(view, latencies, bounds, MIDDLE if held else WIDE), *_time_split(view)]
+    plots = [_over_time(view, values, bounds, MIDDLE if held else WIDE), *_time_split(view)]
     plots.append(_ranges(view, shown, bounds))
     if held and isinstance(found, Reconciliation):
         shown_at = roofline.overview(found)
@@ -200,7 +201,7 @@ def overtaken(c: Columns) -> int:
 
 
 def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen.Bounds, wide: float) -> Plot:
-    c, n_late = view.columns, 0
+    c, n_late = view.needed, 0
     title, label, x = "Latency over time", "when the request was due (s)", c.due_s
     if is_burst(view):
         title, label = "Latency along the queue", "place in the server's order of first tokens"
@@ -222,7 +223,7 @@ def _trend(view: View, name: str) -> str:
         came_s = came_s[np.isfinite(came_s)]
         # The last of a queue waits for all others; if that is little of its TTFT, there was no queue.
         rises = slope_s is not None and slope_s * len(came_s) > 0.5 * came_s.max(initial=0.0) > 0
-        return f"{name} rises along the queue: the server admits requests one after another." if rises else ""
+        return f"{name} rises along the queue: later requests waited for earlier ones." if rises else ""
     steady = view.summary.stationarity
     p, change = known(steady.ttft_trend_p), known(steady.ttft_change_fraction)
     if p is None or change is None:

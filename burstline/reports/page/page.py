@@ -91,7 +91,7 @@ SECTIONS: Final[tuple[tuple[str, str, str, Blocks, Callable[[View], object]], ..
         lambda v: v.counted.ok.sum() >= FEWEST),
     ("when", "Timeline", "What happened when?", sections.when, bool),
     ("requests", "Requests", "What happened to each request?", sections.requests, bool),
-    ("failures", "Failures", "What failed?", sections.failures, lambda v: not v.columns.ok.all()),
+    ("failures", "Failures", "What failed?", sections.failures, lambda v: not v.needed.ok.all()),
     ("hardware", "Hardware", "How much of the hardware is used?", roofline_section.metal,
         lambda v: v.summary.roofline),
     ("profile", "Profile", "How long does each GEMM take?", roofline_section.profile,

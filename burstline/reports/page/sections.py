@@ -12,7 +12,7 @@ import numpy as np
 
 from burstline.measure.metrics.audit import audit_sentence
 from burstline.measure.record.columns import Floats
-from burstline.measure.record.record import NO_FAILURES, outcome_words
+from burstline.measure.record.record import failed, outcome_words
 from burstline.measure.record.summary import PrefixCache
 from burstline.measure.stats.figure import Absent, Estimate, known
 from burstline.reports.blocks import Block, Cell, Command, Folded, Note, Plot, Row, Side, Table, table
@@ -257,8 +257,9 @@ def nothing(view: View) -> list[Block]:
 
 def failures(view: View) -> list[Block]:
     """Every outcome with its count and its first example."""
-    outcomes, errors = [str(outcome) for outcome in view.words("outcome")], view.words("error")
-    kinds, index = Counter(outcomes), view.columns.table.column("index").to_pylist()
+    records = view.needed.table
+    outcomes, errors, index = (records.column(name).to_pylist() for name in ("outcome", "error", "index"))
+    kinds = Counter(outcomes)
     n = len(outcomes)
     rows: list[list[str | Cell]] = []
     for kind in sorted(kinds, key=lambda kind: (kind != "ok", -kinds[kind], kind)):
@@ -269,7 +270,7 @@ def failures(view: View) -> list[Block]:
             f"{kinds[kind] / n * 100:.1f}%", Cell(f"#{example}", href=view.shown.href(example)),
             Cell(_words(errors[first])[:300], tone="wrap"),
         ])  # fmt: skip
-    lost = sum(k for kind, k in kinds.items() if kind not in NO_FAILURES)
+    lost = sum(failed(kinds, interrupted=view.run.status == "interrupted").values())
     text = f"{lost:,} of {n:,} requests failed." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its error"]
     return [Note(text), table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5))]

@@ -36,13 +36,13 @@ from burstline.roofline.reconcile.reconciliation import (
     largest_gap,
 )
 
-_MOST_STEPS = 400  # looked at op by op; more are sampled evenly
+_MOST_STEPS = 200  # of a phase, looked at op by op; of more, one for each group of equal work
 _NEAREST = 9  # steps around the mean whose median is what an op was measured to take
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looked:
-    """A step as seen and as predicted; `weight` counts the steps it stands for."""
+    """A step as seen and as predicted; `weight` counts the steps it stands for, whose mean time it has."""
 
     seen: StepSeen
     times: StepTimes
@@ -113,12 +113,19 @@ def _load(run: MeasuredRun, limits: Limits) -> PlannedLoad:
 
 
 def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:
-    at = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int))
-    weight = len(steps) / len(at)
-    return [
-        Looked(seen, setup.deployment.predict(seen.step, setup.calibration), weight, measured)
-        for seen in (steps[i] for i in at)
-    ]
+    """Steps op by op: of many, one for each group of equal work. Every nth would miss what is periodic."""
+    of = [seen.step for seen in steps]
+    work = [(step.n_tok - step.n_logits, step.n_tok, int(step.context_tok.sum())) for step in of]
+    order = sorted(range(len(steps)), key=work.__getitem__)
+    n_decode = sum(more == 0 for more, *_ in work)
+    looked = []
+    for part in filter(None, (order[:n_decode], order[n_decode:])):
+        for group in np.array_split(part, min(len(part), _MOST_STEPS)):
+            mean_s = float(np.mean([steps[i].seconds for i in group]))
+            seen = replace(steps[group[len(group) // 2]], seconds=mean_s)
+            times = setup.deployment.predict(seen.step, setup.calibration)
+            looked.append(Looked(seen, times, len(group), measured))
+    return looked
 
 
 def timed_products(row: PhaseRow, looked: Sequence[Looked]) -> Iterator[Check]:
@@ -241,19 +248,19 @@ def _waterfall(
             device_s += one.weight * p.seconds
             for key, seconds in _parts(p, setup.calibration):
                 parts[key] = parts.get(key, 0.0) + one.weight * seconds
-    yield Bar("ceiling", ideal_s, "the roofline's least time, with a KV cache that holds every request")
+    ceiling = ("paced", bound_s) if run.paced else ("ceiling", ideal_s)
+    yield Bar("ceiling", ceiling[1], OTHER_STEPS[ceiling[0]])
     for bar, why in BARS.items():
         of = {name: seconds for (own, name), seconds in parts.items() if own == bar}
         yield Bar(bar, sum(of.values()), why + _by(of, setup.calibration))
     yield from _host_bars(looked, setup, busy_s - device_s)
-    waves_s = bound_s - ideal_s
     rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
-    name = "KV waves" if by_cache else "batching"
-    yield Bar(name, waves_s, OTHER_STEPS[name])
-    what = "queue and idle" if looked[0].measured else "queue and unexplained"
     if run.paced:
         yield Bar(WAITING, rest_s, "requests arrived over the whole run: no loss of the server's")
         return
+    name = "KV waves" if by_cache else "batching"
+    yield Bar(name, bound_s - ideal_s, OTHER_STEPS[name])
+    what = "queue and idle" if looked[0].measured else "queue and unexplained"
     yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
 
 
@@ -277,7 +284,7 @@ def _host_bars(looked: Sequence[Looked], setup: Setup, above_s: float) -> Iterat
         why = f"schedule, sample, deliver: {setup.calibration.host}"
     if not looked[0].measured:
         yield Bar("host", above_s, why)
-    elif host_s:
+    elif 0 < host_s <= above_s:  # more than all that is above the device's part, it is not of this engine
         yield Bar("host", host_s, why)
         yield Bar("unexplained", above_s - host_s, "steps above what kernels and host are predicted to take")
     else:
@@ -340,7 +347,7 @@ def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
 def _sentence(phases: Sequence[PhaseRow], device: DeviceFacts, bars: Sequence[Bar]) -> str:
     uses = [f"{row.phase.capitalize()} is {row.use(device)}." for row in reversed(phases)]
     gap = largest_gap(bars)
-    return " ".join([*uses, f"The largest gap is {gap.name}: {gap.seconds:.3g} s."])
+    return " ".join([*uses, f"The largest gap is {gap.name}: {gap.seconds:.3g} s." * (gap.seconds > 0)])
 
 
 def sensitivity(load: PlannedLoad, base_s: float, setup: Setup) -> Iterator[WhatIf]:

@@ -187,7 +187,7 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         flags += ["-np", str(slots)]
         notes.append(f"-np {slots}: at most {slots} requests at a time")
     if slots is not None and wanted is not None and slots < wanted:
-        notes = [f"-np {slots}: {wanted - slots} of {wanted} requests at a time wait for a slot"]
+        notes = [f"-np {slots}: of more than {slots} requests at a time the others wait for a slot"]
     if slots and options.n_request_tok and not option_of(extra, *_CONTEXT_FLAGS):
         context = -(-(options.n_request_tok + _TEMPLATE_TOK) // _PAD_TOK) * _PAD_TOK
         flags += ["-c", str(slots * context)]
