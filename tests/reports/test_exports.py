@@ -18,11 +18,12 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
 from burstline.measure.record.tables import telemetry_table
+from burstline.measure.record.verdict import Reason, State, Verdict
 from burstline.measure.summarize import summarize
 from burstline.reports.figures.drawing import VARIABLES
 from burstline.reports.formats.text import markdown
 from burstline.reports.model.comparison import alone, view_of
-from burstline.reports.page.digest import digest
+from burstline.reports.page.digest import digest, in_short
 from burstline.reports.page.files import figure_files
 from tests.measure.making import conditions
 from tests.reports import synthetic
@@ -95,6 +96,19 @@ def test_short_markdown_has_answer_verdict_few_latencies_and_the_command(targete
     assert rows == ["| TTFT ↓", "| TPOT ↓", "| E2E ↓"]
     whole = markdown(digest(alone(view_of(targeted))))
     assert len(said.splitlines()) < len(whole.splitlines()) * 0.7
+
+
+def test_short_markdown_says_why_a_run_is_not_valid(targeted, capsys):
+    """With its first reason, whose advice is the one to follow."""
+    reasons = [
+        Reason.of("drifting", metric="TPOT", change=-0.25, at_s=None),
+        Reason.of("warm-up", what="1 s."),
+    ]
+    view = view_of(targeted)
+    view = replace(view, summary=replace(view.summary, verdict=Verdict(State.NOT_STATIONARY, tuple(reasons))))
+    told = markdown(in_short(alone(view), view))
+    assert reasons[0].text in told
+    assert reasons[1].text not in told
 
 
 @pytest.mark.parametrize(
