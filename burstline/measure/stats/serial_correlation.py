@@ -292,22 +292,22 @@ def warm_up_end(series: Floats) -> int | None:
     The cut minimises the squared standard error of what is kept, over means of five. White, "An effective
     truncation heuristic for bias reduction in simulation output", Simulation 69 (1997). A stretch near the
     end that happens to be calm also lowers that error, so a cut past the middle counts only if it lowers it
-    to a quarter and leaves a tenth of the series.
+    to a quarter and leaves a tenth of the series. What begins as it goes on has no warm-up but a spell.
     """
     means = series[: len(series) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
-    n = len(means)
-    if n < 4:
+    if (n := len(means)) < 4:
         return None
     kept = np.arange(n, 0, -1)
     # Sums over the tail that begins at each place.
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     errors = np.maximum(squares - sums**2 / kept, 0) / kept**2
-    cut = int(np.argmin(errors[: n // 2 + 1]))
-    if errors[cut] > WORTH_A_CUT * errors[0]:
+    least = errors[cut := int(np.argmin(errors[: n // 2 + 1]))]
+    is_spell = abs(means[: cut // 4 + 1].mean() - means[cut:].mean()) <= 2 * means[cut:].std()
+    if is_spell or least > WORTH_A_CUT * errors[0]:
         cut = 0
     last = n - max(LEAST_KEPT, math.ceil(n / 10))
     late = errors[n // 2 + 1 : last]
-    return None if len(late) and late.min() < LATE_GAIN * errors[cut] else cut * BATCH
+    return None if len(late) and late.min() < LATE_GAIN * least else cut * BATCH
 
 
 def mann_kendall(series: Floats) -> tuple[float, float] | None:
