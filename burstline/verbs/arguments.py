@@ -23,8 +23,7 @@ BRIEF: Final[Mapping[str, frozenset[str]]] = {
 
 def add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
     """The flags of a command of `VERBS`."""
-    if verb in USAGES:
-        parser.usage = USAGES[verb]
+    parser.usage = USAGES.get(verb)
     parser.set_defaults(engine_args=())
     for part in PARTS.get(verb, (verb,)):
         if isinstance(part, str):

@@ -365,6 +365,7 @@ OF_LIMITS: Final[Mapping[str, Predicate]] = {
 """Of what limited a run. `limit.ran` is the part that counts those who waited."""
 
 OF_STEPS: Final[Mapping[str, Predicate]] = {
+    "NEXT.interrupted": lambda t: t.manifest.status == "interrupted",
     "NEXT.limit.overloaded": lambda t: not t.kept_up,
     "NEXT.limit.load": lambda t: t.is_open and t.kept_up,
     "NEXT.limit.concurrency": lambda t: t.users is not None and not t.missed("<="),

@@ -360,7 +360,7 @@ def test_failed_requests_are_counted_once_in_the_banner(lossy):
 def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
     told = answer_of(metal, metal.summary).details[0]
     used = r"these are \w+-bound: M[FB]U \d+% of the specified (peak|bandwidth), \d+% of what"
-    assert re.search(rf"{used} these shapes reach; most goes to .+%\)\. Next: ", told)
+    assert re.search(rf"{used} these shapes reach; the largest part is .+%\)\. Next: ", told)
     phases = {"steps that include prefill": metal.summary.roofline.phases[0]}
     phases["decode-only steps"] = metal.summary.roofline.phases[1]
     most = max(phases, key=lambda kind: phases[kind].seconds)

@@ -225,7 +225,7 @@ def test_percentiles_of_the_csv_are_those_of_the_page(failing, tmp_path):
 
 
 def test_slos_are_measured_the_same_on_the_page_and_in_the_summary(open_loop):
-    lines = re.findall(r"</b> <code>(.*?)</code> <span[^>]*>(.*?)</span>", page_of(open_loop.path))
+    lines = re.findall(r"</b> <code>(.*?)</code>(?:: )?<span[^>]*>(.*?)</span>", page_of(open_loop.path))
     measured = {slo: words.strip() for slo, words in lines}
     assert in_json(open_loop.path).targets
     for target in in_json(open_loop.path).targets:

@@ -161,7 +161,7 @@ def test_a_ceiling_may_be_exceeded_by_what_its_source_allows_and_no_more(spread,
             "",
         ),
         ({"memory": 1.0}, 1.24, "memory-bound: MBU", ", 24% faster than predicted for these shapes"),
-        ({"memory": 1.0}, None, "memory-bound: MBU 80%", " predicted; most goes to"),
+        ({"memory": 1.0}, None, "memory-bound: MBU 80%", " predicted; the largest part is"),
     ],
 )
 def test_a_phase_is_called_bound_by_what_has_most_of_its_time(shares, measured, begins, says):

@@ -151,12 +151,11 @@ def _interrupted(summary: Summary) -> bool:
 def cut_short(summary: Summary) -> str:
     if not _interrupted(summary):
         return ""
-    ok, planned = summary.counts["ok"], summary.counts["planned"]
-    n_cut = summary.counts.get(Outcome.CANCELLED, 0)
-    is_whole = isinstance(summary.window.warm_up_s, Absent)
-    counts = "count" if is_whole else "count, where they were due in the counted window,"
+    ok, planned, n_cut = (summary.counts.get(name, 0) for name in ("ok", "planned", Outcome.CANCELLED))
+    is_part = isinstance(summary.window.warm_up_s, Estimate)
+    counts = f"count{', if due in the counted window,' * is_part}"
     late = f"; the {n_cut:,} that it cut off {counts} as infinitely late" if n_cut else ""
-    return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
+    return f"The run was interrupted after {ok:,} of {planned:,} requests{late}."
 
 
 def failures(view: View) -> str:
@@ -298,7 +297,7 @@ def pair_words(pair: Pair, contrasts: Contrasts, *, others: bool = True) -> str:
     e2e = contrasts.get(E2E.path)
     if not isinstance(e2e, Contrast) or e2e.noise is not None:
         return text
-    return f"{text}: {say('open.one-run')}"
+    return f"{text}; {say('open.one-run')}"
 
 
 def contrary(contrasts: Contrasts) -> list[Path]:

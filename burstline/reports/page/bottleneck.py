@@ -294,6 +294,8 @@ def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
     code = limited_by(view.summary, view.manifest)[0]
     code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
+    if view.manifest.status == "interrupted":
+        return say_next(NEXT["interrupted"])
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         slo, seen = found

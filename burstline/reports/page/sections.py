@@ -257,8 +257,7 @@ def nothing(view: View) -> list[Block]:
 
 def failures(view: View) -> list[Block]:
     """Every outcome with its count and its first example."""
-    records = view.needed.table
-    outcomes, errors, index = (records.column(name).to_pylist() for name in ("outcome", "error", "index"))
+    outcomes, errors, index = (view.needed.table.column(k).to_pylist() for k in ("outcome", "error", "index"))
     kinds = Counter(outcomes)
     n = len(outcomes)
     rows: list[list[str | Cell]] = []

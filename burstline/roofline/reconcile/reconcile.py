@@ -114,8 +114,7 @@ def _load(run: MeasuredRun, limits: Limits) -> PlannedLoad:
 
 def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:
     """Steps op by op: of many, one for each group of equal work. Every nth would miss what is periodic."""
-    of = [seen.step for seen in steps]
-    work = [(step.n_tok - step.n_logits, step.n_tok, int(step.context_tok.sum())) for step in of]
+    work = [(s.n_tok - s.n_logits, s.n_tok, int(s.context_tok.sum())) for s in (one.step for one in steps)]
     order = sorted(range(len(steps)), key=work.__getitem__)
     n_decode = sum(more == 0 for more, *_ in work)
     looked = []
@@ -347,7 +346,8 @@ def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
 def _sentence(phases: Sequence[PhaseRow], device: DeviceFacts, bars: Sequence[Bar]) -> str:
     uses = [f"{row.phase.capitalize()} is {row.use(device)}." for row in reversed(phases)]
     gap = largest_gap(bars)
-    return " ".join([*uses, f"The largest gap is {gap.name}: {gap.seconds:.3g} s." * (gap.seconds > 0)])
+    told = f"The largest gap is {gap.name}: {gap.seconds:.3g} s." if gap.seconds > 0 else ""
+    return " ".join(filter(None, [*uses, told]))
 
 
 def sensitivity(load: PlannedLoad, base_s: float, setup: Setup) -> Iterator[WhatIf]:

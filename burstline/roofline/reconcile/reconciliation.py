@@ -111,7 +111,7 @@ class PhaseRow:
             ("MFU", "peak", self.mfu) if self.limit == "compute" else ("MBU", "bandwidth", self.mbu)
         )
         share = each.reachable if each.measured is None else each.measured
-        told = f"{name} {share:.0%} of the {device.known_by} {of}"
+        told = f"{name} {share:.0%} of the {device.known_by} {of}" + ", as caches help" * (share > 1)
         if self.reached is None:
             told += " predicted"
         elif self.reached > 1:
@@ -119,7 +119,7 @@ class PhaseRow:
         else:
             told += f", {self.reached:.0%} of what these shapes reach"
         largest = max(self.ops, key=lambda op: op.share)
-        return f"{self._bound()}: {told}; most goes to {largest.label} ({largest.share:.0%})"
+        return f"{self._bound()}: {told}; the largest part is {largest.label} ({largest.share:.0%})"
 
     def _bound(self) -> str:
         """`memory-bound`, or how the time divides where no limit has most of it."""
