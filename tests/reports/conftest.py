@@ -7,7 +7,7 @@ import pytest
 from burstline.bench.conclusion import write_report
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from burstline.measure.record.rundir import Run
+from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.figures import drawing
 from tests.reports import synthetic
 
@@ -53,4 +53,4 @@ def metal(tmp_path_factory: pytest.TempPathFactory) -> Run:
     note_hardware(run, Hints("h100-sxm5-80g", "llama-2-7b"))
     run.save_manifest()
     write_report(run)
-    return run
+    return open_run(run.path)
