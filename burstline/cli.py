@@ -122,10 +122,10 @@ def _run_verb(name: str, argv: list[str]) -> int:
     for place in filter(None, (getattr(args, "out", None), getattr(args, "to", None))):
         if not getattr(args, "dry_run", False) and (why := memory_limits.lost_with_container(place)):
             return _fail(why, exit_codes.USAGE)
-    for run in getattr(args, "runs", None) or filter(None, [getattr(args, "run", None)]):
-        if not run.exists():
-            return _fail(str(not_a_run(run)), exit_codes.USAGE)
     try:
+        for run in getattr(args, "runs", None) or filter(None, [getattr(args, "run", None)]):
+            if not run.exists():
+                raise not_a_run(run)
         verb = importlib.import_module(f"burstline.verbs.{name.replace('-', '_')}")
         return int(verb.run(args))
     except Exception as error:

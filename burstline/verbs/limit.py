@@ -16,7 +16,6 @@ def run(args: argparse.Namespace) -> int:
     where, goals, hints = server_of(args), read_options(Goals, args), read_options(Hints, args)
     options = read_options(LimitOptions, args)
     load = checked_load(check_limit(read_options(LoadSpec, args), goals, options), goals, where)
-    argv = tuple(sys.argv[1:])
-    calibrate = not args.no_calibrate
+    argv, calibrate = tuple(sys.argv[1:]), not args.no_calibrate
     settings = Settings(where, load, goals, args.out, args.quiet, calibrate=calibrate, hints=hints, argv=argv)
     return run_limit(settings, options)

@@ -64,23 +64,25 @@ def run(args: argparse.Namespace) -> int:
         return _in_other_formats(args.run, args.format or tuple(FILES), args.to)
     if args.profile is not None and not args.profile.exists():
         raise WorkloadError(f"--profile {args.profile}: No such file or folder; expected a PyTorch trace")
+    if args.usd_per_hour is not None and not 0 < args.usd_per_hour < math.inf:
+        raise WorkloadError(f"--usd-per-hour {args.usd_per_hour:g}: expected US dollars above 0")
     run = open_run(args.run, check_records=not args.decode)
     before = run.manifest
     if args.decode or not (run.path / "records.parquet").exists():
         run.save("records.parquet", [_decoded(run)])
         run.note(replace(before, status="complete" if run.status == "complete" else "interrupted"))
-    if args.usd_per_hour is not None and not 0 < args.usd_per_hour < math.inf:
-        raise WorkloadError(f"--usd-per-hour {args.usd_per_hour:g}: expected US dollars above 0")
     hints = read_options(Hints, args, stated=read_options(Stated, args))
-    if hints.device or hints.model_config or hints.stated.to_json():
-        check_hints(hints)
-        note_hardware(run, hints, force=args.force, needed=hints.device is not None)
-    if args.profile is not None:
-        keep_profile(run, args.profile)
-    if args.usd_per_hour is not None:  # it outweighs the device's own
-        run.note(replace(run.manifest, usd_per_hour=args.usd_per_hour))
-    if run.manifest != before:
-        run.save_manifest()
+    try:
+        if hints.device or hints.model_config or hints.stated.to_json():
+            check_hints(hints)
+            note_hardware(run, hints, force=args.force, needed=hints.device is not None)
+        if args.profile is not None:
+            keep_profile(run, args.profile)
+        if args.usd_per_hour is not None:  # it outweighs the device's own
+            run.note(replace(run.manifest, usd_per_hour=args.usd_per_hour))
+    finally:  # what was written before a wrong hint goes with it
+        if run.manifest != before:
+            run.save_manifest()
     write_report(run)
     print(f"Report: {run.report}")
     return exit_codes.DONE

@@ -19,8 +19,7 @@ from burstline.workloads.request import WorkloadError
 
 Times = NDArray[np.float64]
 
-OPEN_S: Final = 10.0
-"""Assumed time in flight of a request in an open loop: before the run it is unknown."""
+OPEN_S: Final = 10.0  # assumed time in flight of a request in an open loop: before the run it is unknown
 
 
 def burst(_rate: float | None, n: int, _rng: np.random.Generator, _: object = None) -> Times:

@@ -253,7 +253,6 @@ GATED: Final = (
     "output_tok_per_s", "input_tok_per_s", "requests_per_s", "usd_per_million_output_tok",
     "usd_per_million_input_tok", "joules_per_output_tok", "server_peak_bytes", "device_peak_bytes",
 )  # fmt: skip
-"""The numbers of a summary that a gate can judge (`reports/model/gated.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ SLIPS = (
     "report nonsense",
     "verify nonsense",
     "compare nonsense",
+    f"report {'x' * 300}",
 )
 
 

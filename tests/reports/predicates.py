@@ -190,7 +190,7 @@ OF_REASONS: Final[Mapping[str, Predicate]] = {
         and t.most("instrument", "client_cpu_wait_fraction") > 0.05
     ),
     "cpu-wait": _share("instrument", "client_cpu_wait_fraction", 0.05),
-    "cpu-wait.server": lambda t: (
+    "server-cpu": lambda t: (
         t.most("instrument", "client_cpu_wait_fraction") > 0.05
         and t.manifest.server_here
         and t.most("instrument", "others_cpu_fraction") < 0.1
@@ -365,7 +365,7 @@ OF_LIMITS: Final[Mapping[str, Predicate]] = {
 """Of what limited a run. `limit.ran` is the part that counts those who waited."""
 
 OF_STEPS: Final[Mapping[str, Predicate]] = {
-    "NEXT.interrupted": lambda t: t.manifest.status == "interrupted",
+    "NEXT.interrupted": lambda t: t.manifest.status in ("interrupted", "running"),
     "NEXT.limit.overloaded": lambda t: not t.kept_up,
     "NEXT.limit.load": lambda t: t.is_open and t.kept_up,
     "NEXT.limit.concurrency": lambda t: t.users is not None and not t.missed("<="),

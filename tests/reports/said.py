@@ -69,7 +69,7 @@ CONTRARY: Final[Mapping[str, Sequence[frozenset[str]]]] = {
                    "throttled", "gpu-throttled", "lossy-network", "too-short", "interrupted"}),
     ),
     "who took the CPU": (
-        frozenset({"cpu-wait.server"}),
+        frozenset({"server-cpu"}),
         frozenset({"advice.stop-others", "busy-machine", "busy-machine.unwatched", "one-core"}),
     ),
     "what the KV cache holds": (

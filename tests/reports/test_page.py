@@ -25,7 +25,7 @@ from burstline.reports.blocks import Note
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page import first_screen, sections
-from burstline.reports.page.bottleneck import next_by
+from burstline.reports.page.bottleneck import limited_by, next_by
 from burstline.reports.page.digest import instrument_error, run_banner
 from burstline.reports.page.files import figure_files
 from burstline.reports.page.page import _json_in_html, coded
@@ -444,6 +444,17 @@ def test_requests_that_were_not_needed_or_left_unsent_are_no_failures(tmp_path, 
     assert sections.failures(view)[0] == Note("Nothing failed.")
     assert len(view.needed) == 30
     assert "What failed?" not in page_of(open_run(run.path))
+
+
+def test_what_an_interruption_left_unsent_takes_no_limit_away(tmp_path):
+    """A server that kept up with an open loop did so until Ctrl-C, too."""
+    view = view_of(finished_run(tmp_path, "vllm", 150, rate=20))
+    assert limited_by(view.summary, view.manifest)[0] == "limit.load"
+    told = replace(view.summary.verdict, warnings=(Reason("interrupted", "The run was interrupted."),))
+    cut = replace(view.summary, counts={"planned": 400, "ok": 150, "not_sent": 250}, verdict=told)
+    assert limited_by(cut, view.manifest)[0] == "limit.load"
+    lost = replace(view.summary, counts={"planned": 400, "ok": 150, "not_sent": 250})
+    assert limited_by(lost, view.manifest)[0] != "limit.load"
 
 
 def test_stalls_are_told_at_the_percentile_where_they_take_most_of_the_time(tmp_path):

@@ -4,7 +4,7 @@ import shutil
 from burstline.console.stdout import SIGNS
 from burstline.console.terminal import show
 from burstline.measure.record.rundir import open_run
-from burstline.reports.blocks import table
+from burstline.reports.blocks import Command, table
 from burstline.reports.formats.text import columns, text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import digest, headline
@@ -81,3 +81,9 @@ def test_plain_signs_stand_under_their_titles_as_ours_do(lossy):
     (title,) = (line for line in lines.values() if "p50" in line and "p99" in line)
     ttft = next(line for name, line in lines.items() if name.startswith("TTFT"))
     assert re.search(r"\S$", ttft[: title.index("p50") + 3]), (title, ttft)
+
+
+def test_a_command_stays_whole_however_long_it_is():
+    """Broken it would be two commands."""
+    command = f"burstline run {'--requests 1000 ' * 12}--salt 5eed"
+    assert command in text([Command("Reproduce this run", command)], 60)

@@ -192,7 +192,7 @@ def widened(figure: Figure, moved: float | None) -> Figure:
     """The number with its interval widened by what late reading may have moved it, if that matters."""
     if moved is None or isinstance(figure, Absent):
         return figure
-    if moved <= min(tolerance_s(figure.point), MOST_SHARE * figure.point):
+    if moved <= max(1e-5, min(tolerance_s(figure.point), MOST_SHARE * figure.point)):
         return figure
     low = None if figure.low is None else max(figure.low - moved, 0.0)
     return replace(figure, low=low, high=None if figure.high is None else figure.high + moved)

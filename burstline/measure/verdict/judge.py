@@ -191,7 +191,7 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
     if waited > WAITING:
         has_one_core = manifest.host.cores_allowed == 1 and manifest.on_this_machine
         is_server = manifest.server_here and others is not None and others <= STOLEN
-        name = "one-core" if has_one_core else "cpu-wait.server" if is_server else "cpu-wait"
+        name = "one-core" if has_one_core else "server-cpu" if is_server else "cpu-wait"
         reasons.append(Reason.of(name, share=waited))
     if (throttled := _point(client.throttled_fraction)) > THROTTLED:
         reasons.append(Reason.of("throttled", share=throttled))

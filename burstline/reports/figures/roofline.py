@@ -244,7 +244,7 @@ def modules(phase: PhaseRow) -> Plot:
     return Plot(name, title, finding, say("figure.modules"), look.in_both_widths(name, draw), numbers)
 
 
-def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
+def waterfall(bars: Sequence[Bar], measured_s: float, *, seen: bool) -> Plot:
     """From the ceiling to what was measured, one bar for each thing between."""
     ends = np.cumsum([bar.seconds for bar in bars])
     scale = scale_for("s", [float(max(ends.max(), measured_s))])
@@ -267,7 +267,8 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
     gap, is_paced = largest_gap(bars), bars[-1].name == WAITING
     busy_s = measured_s - bars[-1].seconds * is_paced
     ideal, busy, took, most = map(duration, (bars[0].seconds, busy_s, measured_s, gap.seconds))
-    finding = say("waterfall.paced" if is_paced else "waterfall", ideal=ideal, took=took, busy=busy)
+    steps = {"ideal": ideal, "took": took, "busy": busy + " (predicted)" * (not seen)}
+    finding = say("waterfall.paced" if is_paced else "waterfall", **steps)
     if gap.seconds > 0:
         finding += say("waterfall.gap", gap=gap.name, most=most, share=f"{gap.seconds / busy_s:.0%}")
     drawings, shown = look.in_both_widths("waterfall", draw), _spans_table(bars, measured_s, scale)

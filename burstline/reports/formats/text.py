@@ -31,8 +31,9 @@ def text(blocks: Iterable[Block], width: int | None = None, signs: Mapping[int, 
     Within a `width` sentences break, and a table goes on below with the columns that are left. `signs` are
     those to be replaced, as for `str.translate`.
     """
-    shown = (_block(block, width, signs or {}).translate(signs or {}) for block in blocks)
-    return "\n\n".join(_wrapped(each, width) if width else each for each in shown if each)
+    shown = ((each, _block(each, width, signs or {}).translate(signs or {})) for each in blocks)
+    is_whole = Command if width else object  # a command that breaks is another one
+    return "\n\n".join(t if isinstance(each, is_whole) else _wrapped(t, width or 0) for each, t in shown if t)
 
 
 def _wrapped(shown: str, width: int) -> str:

@@ -94,6 +94,10 @@ def _flag(code: str, manifest: Manifest) -> str:
     return spelling.flags[-1] if spelling and spelling.flags else ""
 
 
+def is_interrupted(summary: Summary) -> bool:
+    return any(warning.code == "interrupted" for warning in summary.verdict.warnings)
+
+
 def limited_by(
     summary: Summary, manifest: Manifest, *, refusals: bool = True
 ) -> tuple[str, dict[str, object]]:
@@ -115,7 +119,8 @@ def limited_by(
     if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    kept = 1 - sum(failed(summary.counts).values()) / (summary.counts["planned"] or 1)
+    lost = failed(summary.counts, interrupted=is_interrupted(summary))
+    kept = 1 - sum(lost.values()) / (summary.counts["planned"] or 1)
     rate = manifest.asked.rate
     level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
     if at_a_time is None and level:
@@ -294,7 +299,7 @@ def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
     code = limited_by(view.summary, view.manifest)[0]
     code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
-    if view.manifest.status == "interrupted":
+    if view.run.status == "interrupted":
         return say_next(NEXT["interrupted"])
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
@@ -334,7 +339,8 @@ def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
     With it the metric's `min` and, where it is finite, `max`, with their unit.
     """
     summary = view.summary
-    if limited_by(summary, view.manifest)[0] != "limit.load" and (finite(summary.concurrency.max) or 0) > 1:
+    is_alone = (finite(summary.concurrency.max) or 0) <= 1
+    if limited_by(summary, view.manifest)[0] not in ("limit.load", *BY_USERS * is_alone):
         return None
     for slo in _missed(summary):
         ends = {end: summary.figure("metrics", slo.metric, end) for end in ("min", "max")}

@@ -279,9 +279,7 @@ def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
     n = known(summary.window.n_warm_up)  # until the load is as full as it gets: no latency counts it
-    late = isinstance(summary.window.warm_up_s, Absent)
-    until = "the middle: they never settled" if late else "load and latencies had settled"
-    left_out = f"; no latency counts the first {n:,.0f}, due before {until}" if n else ""
+    left_out = f"; no latency counts the first {n:,.0f}, due while load or latencies settled" if n else ""
     return Note(f"Of {counted(planned, 'request')}: {in_words(counts)}{left_out}")
 
 

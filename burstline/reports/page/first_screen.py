@@ -162,7 +162,6 @@ def next_tile(step: str) -> Tile:
 def pictures(view: View) -> list[Plot]:
     """Latency over time, where a request's time goes, the percentiles, the hardware's limit where known."""
     shown = [key for key in ("ttft", "tpot", "e2e") if key in view.headline]
-    found = view.summary.roofline
     held = used(view.summary)
     bounds = bounds_of(view)
     values = {title_of(key): latencies(METRICS[key], view.needed) for key in shown}
@@ -171,7 +170,7 @@ def pictures(view: View) -> list[Plot]:
         return []
     plots = [_over_time(view, values, bounds, MIDDLE if held else WIDE), *_time_split(view)]
     plots.append(_ranges(view, shown, bounds))
-    if held and isinstance(found, Reconciliation):
+    if held and isinstance(found := view.summary.roofline, Reconciliation):
         shown_at = roofline.overview(found)
         plots.append(replace(shown_at, finding=held, explained=shown_at.finding))
     return plots
@@ -208,10 +207,9 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
         sent = sending_order(c)  # what has no first token stands last
         served = sent[np.argsort(c.first_s[sent], kind="stable")]
         x, n_late = np.argsort(served).astype(np.float64) + 1, overtaken(c)
-    late = counted(n_late, "request")
     finding = _trend(view, next(iter(latencies)))
     if n_late:
-        finding = f"Not served in the order of sending: {late} overtook others."
+        finding = f"Not served in the order of sending: {counted(n_late, 'request')} overtook others."
     greyed = [] if is_burst(view) else left_out(view, float(c.due_s.max()))
     return first_screen.over_time(x, label, latencies, bounds, greyed, finding, title=title, wide=wide)
 

@@ -35,7 +35,7 @@ def metal(view: View) -> list[Block]:
         Note(found.sentence),
         *[Note(say("roofline.disturbed"))] * (view.summary.verdict.state == State.DISTURBED),
         *_forecast(view.summary.forecast),
-        roofline.waterfall(found.waterfall, measured_s),
+        roofline.waterfall(found.waterfall, measured_s, seen=found.phases[0].mfu.measured is not None),
         *_rooflines(found.phases, found.device),
         Folded("Shares of the peak, and what would help", (_shares(found), _sensitivity(found, measured_s))),
         Folded("What bounds each operation of a step, and for how long", bounds),

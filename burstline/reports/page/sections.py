@@ -272,7 +272,7 @@ def failures(view: View) -> list[Block]:
     lost = sum(failed(kinds, interrupted=view.run.status == "interrupted").values())
     text = f"{lost:,} of {n:,} requests failed." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its error"]
-    return [Note(text), table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5))]
+    return [Note(text), table(f"How {counted(n, 'request')} ended", columns, rows, text=(0, 1, 4, 5))]
 
 
 def served(view: View) -> list[Block]:

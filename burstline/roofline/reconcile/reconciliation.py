@@ -111,10 +111,11 @@ class PhaseRow:
             ("MFU", "peak", self.mfu) if self.limit == "compute" else ("MBU", "bandwidth", self.mbu)
         )
         share = each.reachable if each.measured is None else each.measured
-        told = f"{name} {share:.0%} of the {device.known_by} {of}" + ", as caches help" * (share > 1)
+        told = f"{name} {share:.0%} of the {device.known_by} {of}"
         if self.reached is None:
             told += " predicted"
         elif self.reached > 1:
+            told += ", as caches help" * (share > 1)
             told += f", {self.reached - 1:.0%} faster than predicted for these shapes"
         else:
             told += f", {self.reached:.0%} of what these shapes reach"
