@@ -76,7 +76,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
 
 MACHINE = (
     (r" Processes that Burstline did not start used [^.]*\.", ""),
-    (r"The run cannot be compared with its hardware: [^\n]*\n", ""),
+    (r"The run cannot be compared with its hardware: [^\n]*\n(?:  [^\n]*\n)*", ""),
     (r"(?s) \d+% of the engine's time went .*? \(\d+%\)\.", ""),  # where the CPU is calibrated
     (r"[✓✕?] (pass|fail|inconclusive)|SLOs: [^.]*|\((the whole|one run) [^)]*\)|below |Report: \S+", ""),
     (r"[\[(][−\d][^\])]*[\])]", ""),  # an interval, which a run on an unsteady machine may lack
