@@ -321,6 +321,7 @@ OF_MEANINGS: Final[Mapping[str, Predicate]] = {
                      "send-lag", "contradiction", "misread", "throttled", "gpu-throttled", "lossy-network")
     },
     **{f"meant_by.warned.{code}": OF_REASONS[code] for code in ("canary-lost", *HELD)},
+    "meant_by.server-cpu": OF_REASONS["server-cpu"],
     "meant_by.warned.busy-machine": OF_REASONS["busy-machine.unwatched"],
     "meant_by.read-lag": lambda t: t.unreliable(sent=False)
     or OF_REASONS["read-lag.rates"](t)

@@ -450,7 +450,7 @@ def test_what_an_interruption_left_unsent_takes_no_limit_away(tmp_path):
     """A server that kept up with an open loop did so until Ctrl-C, too."""
     view = view_of(finished_run(tmp_path, "vllm", 150, rate=20))
     assert limited_by(view.summary, view.manifest)[0] == "limit.load"
-    told = replace(view.summary.verdict, warnings=(Reason("interrupted", "The run was interrupted."),))
+    told = replace(view.summary.verdict, warnings=(Reason("interrupted", "The run was interrupted.", ""),))
     cut = replace(view.summary, counts={"planned": 400, "ok": 150, "not_sent": 250}, verdict=told)
     assert limited_by(cut, view.manifest)[0] == "limit.load"
     lost = replace(view.summary, counts={"planned": 400, "ok": 150, "not_sent": 250})

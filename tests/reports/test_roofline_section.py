@@ -136,7 +136,7 @@ def test_a_phase_without_products_has_no_roofline(view):
 @pytest.mark.drawn
 def test_the_waterfall_goes_back_where_a_part_was_faster_than_predicted():
     bars = [Bar("ceiling", 2.0, ""), Bar("kernels", 1.0, ""), Bar("host", -0.5, "")]
-    plot = waterfall(bars, 2.5)
+    plot = waterfall(bars, 2.5, seen=True)
     assert "largest part of the difference is kernels" in plot.finding
     assert [row.cells[1].text for row in plot.table.rows] == ["2.00", "1.00", "−0.500", "2.50"]
     assert "var(--bad)" in plot.drawings[0].body

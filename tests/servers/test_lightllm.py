@@ -150,8 +150,8 @@ def test_the_text_none_is_no_data_type_of_the_kv_cache() -> None:
 def test_requests_beyond_its_slots_are_told_before_the_load() -> None:
     (note,) = ENGINE.before_load(ENGINE.identify(recorded, ""), 40, 64)
     assert note == (
-        "LightLLM has 8 slots: of 40 requests at once up to 32 wait in a queue that none of its metrics "
-        "shows. Pass --concurrency 8, or raise the server's limit (--running_max_req_size)"
+        "LightLLM has 8 slots: other requests wait in a queue that none of its metrics shows. Pass "
+        "--concurrency 8, or raise the server's limit (--running_max_req_size)"
     )
     assert ENGINE.before_load(ENGINE.identify(recorded, ""), 8, 64) == ()
 

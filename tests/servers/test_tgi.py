@@ -198,8 +198,8 @@ def test_what_exceeds_its_admission_limit_is_told_before_the_load() -> None:
     identity = ENGINE.identify(lambda path: golden_reply("tgi/info.http"), "")
     (note,) = ENGINE.before_load(identity, 200, 64)
     assert note == (
-        "TGI admits 4 requests at once: of 200 it will refuse up to 196. Pass --concurrency 4, or raise the "
-        "server's limit (--max-concurrent-requests)"
+        "TGI admits 4 requests at once and refuses others. Pass --concurrency 4, or raise the server's limit "
+        "(--max-concurrent-requests)"
     )
     assert ENGINE.before_load(identity, 4, 1024) == ()
     (rounds,) = ENGINE.before_load(identity, 4, 1500)

@@ -10,7 +10,7 @@ from typing import Final
 from burstline.measure.metrics.definitions import METRICS
 from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.record import OVERLOADED, failed, lost_a_part
+from burstline.measure.record.record import OVERLOADED, Outcome, lost_a_part
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, SLOW_CLIENT, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
@@ -119,8 +119,8 @@ def limited_by(
     if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    lost = failed(summary.counts, interrupted=is_interrupted(summary))
-    kept = 1 - sum(lost.values()) / (summary.counts["planned"] or 1)
+    sent = summary.counts["planned"] - summary.counts.get(Outcome.NOT_SENT, 0) * is_interrupted(summary)
+    kept = sum(summary.counts.get(kind, 0) for kind in ("ok", Outcome.ABANDONED)) / (sent or 1)
     rate = manifest.asked.rate
     level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
     if at_a_time is None and level:
