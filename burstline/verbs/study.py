@@ -23,7 +23,6 @@ from burstline.roofline.training.recipe import KERNELS, Recipe, Sharding, three_
 from burstline.roofline.training.step import TrainingStep, training_memory, training_step
 from burstline.workloads.options import flag_of
 
-SHARDINGS = ("0", "1", "2", "3", "++", "++16", "three-level")
 _RING = {"regather": True, "flat_ring": True}
 _TABLES = tables_beside(__file__, "study.toml")
 RECIPES: dict[str, dict[str, Any]] = _TABLES["recipes"]

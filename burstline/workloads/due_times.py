@@ -18,7 +18,6 @@ from burstline.workloads.arrivals import Arrivals
 from burstline.workloads.request import WorkloadError
 
 Times = NDArray[np.float64]
-
 OPEN_S: Final = 10.0  # assumed time in flight of a request in an open loop: before the run it is unknown
 
 

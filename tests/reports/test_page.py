@@ -440,6 +440,7 @@ def test_requests_that_were_not_needed_or_left_unsent_are_no_failures(tmp_path, 
     by_time = replace(run.manifest.asked, concurrency=4, duration_s=12.0)
     facts = {"asked": by_time} if kind == "for a time" else {"status": "interrupted"}
     run.save_manifest(replace(run.manifest, **facts))
+    write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     view = view_of(open_run(run.path))
     assert sections.failures(view)[0] == Note("Nothing failed.")
     assert len(view.needed) == 30

@@ -57,7 +57,7 @@ class View:
     """As much of a view as a number needs."""
 
     def __init__(self, number) -> None:
-        self.run = self.manifest = Manifest(engine="x", workload="x")
+        self.manifest = Manifest(engine="x", workload="x")
         throughput = Throughput(requests_per_s=number)
         self.summary = Summary(counts={}, metrics={}, verdict=Verdict(State.VALID), throughput=throughput)
 

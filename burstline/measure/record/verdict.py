@@ -13,6 +13,7 @@ from typing import Final
 from burstline.measure.record.typed_json import OPTIONAL
 from burstline.measure.stats.figure import Absent, Figure, Result
 
+LEAST_S: Final = 1e-5  # no smaller effect is told, whatever share of a latency it is
 FLOOR_S: Final = 1e-3
 SHARE: Final = 0.01
 """Errors of the instrument up to 1 ms or 1% of a percentile are not mentioned, unless above 5% of it."""
@@ -80,6 +81,10 @@ class Verdict:
 
     def has(self, code: str) -> bool:
         return any(reason.code == code for reason in self.reasons)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return any(warning.code == "interrupted" for warning in self.warnings)
 
     def spoils(self, graded: PercentileGrade | None, *, is_late: bool) -> str:
         """What makes a number of the run, `graded` so, unreliable, in words; "" where nothing does."""
@@ -192,7 +197,7 @@ def widened(figure: Figure, moved: float | None) -> Figure:
     """The number with its interval widened by what late reading may have moved it, if that matters."""
     if moved is None or isinstance(figure, Absent):
         return figure
-    if moved <= max(1e-5, min(tolerance_s(figure.point), MOST_SHARE * figure.point)):
+    if moved <= max(LEAST_S, min(tolerance_s(figure.point), MOST_SHARE * figure.point)):
         return figure
     low = None if figure.low is None else max(figure.low - moved, 0.0)
     return replace(figure, low=low, high=None if figure.high is None else figure.high + moved)

@@ -267,8 +267,8 @@ def waterfall(bars: Sequence[Bar], measured_s: float, *, seen: bool) -> Plot:
     gap, is_paced = largest_gap(bars), bars[-1].name == WAITING
     busy_s = measured_s - bars[-1].seconds * is_paced
     ideal, busy, took, most = map(duration, (bars[0].seconds, busy_s, measured_s, gap.seconds))
-    steps = {"ideal": ideal, "took": took, "busy": busy + " (predicted)" * (not seen)}
-    finding = say("waterfall.paced" if is_paced else "waterfall", **steps)
+    busy += "" if seen else " (predicted)"
+    finding = say("waterfall.paced" if is_paced else "waterfall", ideal=ideal, took=took, busy=busy)
     if gap.seconds > 0:
         finding += say("waterfall.gap", gap=gap.name, most=most, share=f"{gap.seconds / busy_s:.0%}")
     drawings, shown = look.in_both_widths("waterfall", draw), _spans_table(bars, measured_s, scale)

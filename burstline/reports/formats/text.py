@@ -32,12 +32,13 @@ def text(blocks: Iterable[Block], width: int | None = None, signs: Mapping[int, 
     those to be replaced, as for `str.translate`.
     """
     shown = ((each, _block(each, width, signs or {}).translate(signs or {})) for each in blocks)
-    is_whole = Command if width else object  # a command that breaks is another one
-    return "\n\n".join(t if isinstance(each, is_whole) else _wrapped(t, width or 0) for each, t in shown if t)
+    return "\n\n".join(_wrapped(each, told, width) for each, told in shown if told)
 
 
-def _wrapped(shown: str, width: int) -> str:
-    """Longer lines broken between words, the rest indented."""
+def _wrapped(block: Block, shown: str, width: int | None) -> str:
+    """Longer lines broken between words, the rest indented. A command stays whole: broken it is another."""
+    if width is None or isinstance(block, Command):
+        return shown
     lines = []
     for line in shown.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 2)

@@ -98,7 +98,7 @@ class View:
     @cached_property
     def needed(self) -> Columns:
         """The planned requests but for those that a load for a time, or an interrupted one, left unsent."""
-        left = self.manifest.may_end_early or self.run.status == "interrupted"
+        left = self.manifest.may_end_early or self.summary.verdict.is_interrupted
         return self.columns.without(Outcome.NOT_SENT) if left else self.columns
 
     @property

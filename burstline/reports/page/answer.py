@@ -34,7 +34,6 @@ from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.number_format import duration, number, point, scale_of, with_unit
 from burstline.reports.page.bottleneck import (
     finite,
-    is_interrupted,
     limit_of,
     limits_at_the_top,
     limits_of,
@@ -131,7 +130,7 @@ def cause(view: View) -> str:
     if not outcomes:
         return "the plan has no requests."
     words = next((error for error in view.words("error") if error), "")
-    if is_interrupted(view.summary) and set(outcomes) <= CUT_OFF:
+    if view.summary.verdict.is_interrupted and set(outcomes) <= CUT_OFF:
         return "the run was interrupted before a request had ended."
     in_log = f"the server's log says {view.log_cause.rstrip('.')}; " if view.log_cause else ""
     n = len(view.columns)
@@ -146,7 +145,7 @@ def cause(view: View) -> str:
 
 
 def cut_short(summary: Summary) -> str:
-    if not is_interrupted(summary):
+    if not summary.verdict.is_interrupted:
         return ""
     ok, planned, n_cut = (summary.counts.get(name, 0) for name in ("ok", "planned", Outcome.CANCELLED))
     is_part = isinstance(summary.window.warm_up_s, Estimate)
@@ -164,7 +163,7 @@ def failures(view: View) -> str:
 
 
 def _failed(summary: Summary) -> str:
-    kinds = Counter(failed(summary.counts, interrupted=is_interrupted(summary)))
+    kinds = Counter(failed(summary.counts, interrupted=summary.verdict.is_interrupted))
     if not kinds:
         return ""
     listed = in_words(dict(kinds.most_common(3)))

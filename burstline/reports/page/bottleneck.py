@@ -94,10 +94,6 @@ def _flag(code: str, manifest: Manifest) -> str:
     return spelling.flags[-1] if spelling and spelling.flags else ""
 
 
-def is_interrupted(summary: Summary) -> bool:
-    return any(warning.code == "interrupted" for warning in summary.verdict.warnings)
-
-
 def limited_by(
     summary: Summary, manifest: Manifest, *, refusals: bool = True
 ) -> tuple[str, dict[str, object]]:
@@ -119,8 +115,9 @@ def limited_by(
     if summary.verdict.has(QUEUE_GREW):
         return "limit.overloaded", {}
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    sent = summary.counts["planned"] - summary.counts.get(Outcome.NOT_SENT, 0) * is_interrupted(summary)
-    kept = sum(summary.counts.get(kind, 0) for kind in ("ok", Outcome.ABANDONED)) / (sent or 1)
+    counts, is_cut = summary.counts, summary.verdict.is_interrupted
+    sent = counts["planned"] - counts.get(Outcome.NOT_SENT, 0) * is_cut
+    kept = sum(counts.get(kind, 0) for kind in ("ok", Outcome.ABANDONED)) / (sent or 1)
     rate = manifest.asked.rate
     level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
     if at_a_time is None and level:
@@ -297,10 +294,10 @@ def _next_of(case: Case) -> str:
 
 def next_by(view: View, who: str = "") -> str:
     """What to try next, by what limited the run; `who` names the server of several."""
+    if view.summary.verdict.is_interrupted:
+        return say_next(NEXT["interrupted"])
     code = limited_by(view.summary, view.manifest)[0]
     code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
-    if view.run.status == "interrupted":
-        return say_next(NEXT["interrupted"])
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     if (found := hopeless(view)) is not None:
         slo, seen = found

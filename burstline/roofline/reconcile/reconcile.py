@@ -247,8 +247,8 @@ def _waterfall(
             device_s += one.weight * p.seconds
             for key, seconds in _parts(p, setup.calibration):
                 parts[key] = parts.get(key, 0.0) + one.weight * seconds
-    ceiling = ("paced", bound_s) if run.paced else ("ceiling", ideal_s)
-    yield Bar("ceiling", ceiling[1], OTHER_STEPS[ceiling[0]])
+    why, least_s = ("paced", bound_s) if run.paced else ("ceiling", ideal_s)
+    yield Bar("ceiling", least_s, OTHER_STEPS[why])
     for bar, why in BARS.items():
         of = {name: seconds for (own, name), seconds in parts.items() if own == bar}
         yield Bar(bar, sum(of.values()), why + _by(of, setup.calibration))
