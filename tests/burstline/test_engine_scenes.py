@@ -25,7 +25,7 @@ from tests.truth.script import Script
 
 
 def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
-    """What a whole run printed, what it told meanwhile, and its folder."""
+    """What a whole run printed, what it told meanwhile (both in one line each), and its folder."""
     argv = [sys.executable, "-m", "burstline", "run", "--out", str(out)]
     environment = os.environ | {"XDG_CACHE_HOME": str(out.with_name("cache"))}
     done = subprocess.run([*argv, *words], env=environment, capture_output=True, text=True, timeout=100)
@@ -33,7 +33,7 @@ def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
     assert "Traceback" not in done.stderr, done.stderr
     runs = list(out.iterdir()) if out.exists() else []
     assert runs, done.stdout + done.stderr
-    return done.stdout, done.stderr, open_run(runs[0])
+    return " ".join(done.stdout.split()), " ".join(done.stderr.split()), open_run(runs[0])
 
 
 def counts(run: Run) -> dict[str, int]:
@@ -97,8 +97,8 @@ def test_streams_that_end_with_a_dead_shards_error_are_told_in_the_servers_words
         where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
         stdout, _, run = burstline(tmp_path / "runs", *where, *load)
     assert counts(run) == {"planned": 20, "error_event": 20}
-    assert "20 failed inside the reply" in " ".join(stdout.split())
-    assert words in " ".join(stdout.split())
+    assert "20 failed inside the reply" in stdout
+    assert words in stdout
     assert run.summary is not None
     assert run.summary.verdict.state == "FAILED"
 
@@ -134,7 +134,7 @@ def test_a_shard_that_is_killed_in_the_load_is_told_with_when_why_and_what_it_to
     assert (verdict["state"], verdict["reasons"][0]["code"]) == ("FAILED", "died")
     told = r"TGI died \d+\.\d s into the load with 30 open requests, .+; Shard 0 crashed: .*transport error"
     assert re.search(told, verdict["reasons"][0]["text"])
-    assert re.search(told, " ".join(stdout.split()))
+    assert re.search(told, stdout)
 
 
 LIGHTLLM = ("--engine", "lightllm", "--vocab-size", "1000", "--requests", "60", "--output-tokens", "8")
