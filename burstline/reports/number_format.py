@@ -115,11 +115,9 @@ def point(figure: Figure, scale: Scale) -> str:
 
 def interval(figure: Figure, scale: Scale) -> str:
     """The interval as "[low, high]" in the scale's unit, ∞ where no bound exists; "" where there is none."""
-    if isinstance(figure, Absent):
+    if isinstance(figure, Absent) or figure.low is figure.high is None:
         return ""
     low, high = figure.low, figure.high
-    if low is None and high is None:
-        return ""
     half = _half_width(figure, scale)
     below = "(−∞" if low is None else f"[{number(low / scale.divisor, half)}"
     above = "∞)" if high is None else f"{number(high / scale.divisor, half)}]"

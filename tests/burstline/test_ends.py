@@ -25,8 +25,8 @@ CODES = {"SAME": 0, "BETTER": 0, "WORSE": 3, "UNDECIDED": 4}
 LIMITS = {
     "confirmed": (0, "CONFIRMED", r"^\S.* up to (?P<low>.+), but not at (?P<high>.+);"),
     "none": (3, "NO LOAD HOLDS", r" misses .+ even at (?P<high>.+?), the lowest load"),
-    "open": (4, "NOT CONFIRMED", r"not confirmed\.|No load probed met all SLOs|is unknown"),
-    "lost": (4, "NOT CONFIRMED", r"not confirmed\.|No load probed met all SLOs|is unknown"),
+    "open": (4, "NOT CONFIRMED", r"not confirmed[.;]|No load probed met all SLOs|is unknown"),
+    "lost": (4, "NOT CONFIRMED", r"not confirmed[.;]|No load probed met all SLOs|is unknown"),
 }
 """By the state of a search: its exit code, its page's verdict, and what its sentence looks like."""
 

@@ -143,7 +143,10 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
     found = replace(FOUND, high=None, more_requests=5000)
     result = replace(result, found=found, more_s=90.0)
     shown = text(limit_blocks(result))
-    assert "The limit of vLLM is between 2 req/s (holds) and 4 req/s (misses), not confirmed." in shown
+    between = "The limit of vLLM is between 2 req/s (holds) and 4 req/s (misses), not confirmed"
+    assert f"{between}; that 2 req/s holds is confirmed." in " ".join(shown.split())
+    half = replace(result, found=replace(found, low=None))
+    assert f"{between}." in text(limit_blocks(half))
     assert "--budget-s 690; about 5,000 more requests (90.0 s)" in shown
     assert CODES[result.state] == 4
 

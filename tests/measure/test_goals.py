@@ -162,6 +162,23 @@ def test_a_run_that_cannot_be_believed_passes_nothing(state, code, results):
     assert tuple(found) == results
 
 
+def test_a_latency_beyond_its_slo_in_a_growing_queue_misses_it_however_long_the_run():
+    grew = Verdict(State.NOT_STATIONARY, (Reason("overloaded", "", ""),))
+    open_above = Estimate(5.9, 0.0, None, 0.95, 225, "s", "1 run")
+    judged = judged_of("ttft.p90<=100ms", open_above, verdict=grew)
+    assert (judged.result, judged.reason) == (
+        Result.FAIL,
+        "the queue kept growing: a longer run misses it by more",
+    )
+    below = judged_of("ttft.p90<=10s", open_above, verdict=grew)
+    assert (below.result, below.reason) == (
+        Result.INCONCLUSIVE,
+        "the queue kept growing: a longer run may miss it",
+    )
+    assert judged_of("tpot.p90<=4s", open_above, verdict=grew).result == Result.INCONCLUSIVE
+    assert judged_of("ttft.p90<=4s", open_above).result == Result.INCONCLUSIVE
+
+
 def mixed():
     fast = [ok(i, 0.1, [0.01] * 3) for i in range(70)]
     slow = [ok(70 + i, 3.0, [0.01] * 3) for i in range(20)]

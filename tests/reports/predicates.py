@@ -332,6 +332,12 @@ OF_MEANINGS: Final[Mapping[str, Predicate]] = {
 OF_LIMITS: Final[Mapping[str, Predicate]] = {
     "limit.client": lambda t: not t.as_asked,
     "limit.overloaded": lambda t: t.is_open and t.has("overloaded"),
+    "limit.overloaded-batch": lambda t: (
+        t.is_open
+        and t.has("overloaded")
+        and t.slots is not None
+        and t.most("concurrency", "server_running_max") >= t.slots
+    ),
     "limit.refused": _has_failed("refused", "http_429", "http_503"),
     "limit.lost": lambda t: t.n("http_503") > 0 and t.n("reset", "truncated", "error_event") > 0,
     "limit.others": lambda t: 0 < t.n("ok") < t.n("planned"),
@@ -368,6 +374,7 @@ OF_LIMITS: Final[Mapping[str, Predicate]] = {
 OF_STEPS: Final[Mapping[str, Predicate]] = {
     "NEXT.interrupted": lambda t: t.manifest.status in ("interrupted", "running"),
     "NEXT.limit.overloaded": lambda t: not t.kept_up,
+    "NEXT.limit.overloaded-batch": lambda t: not t.kept_up and t.slots is not None and _has_kv_room(t),
     "NEXT.limit.load": lambda t: t.is_open and t.kept_up,
     "NEXT.limit.concurrency": lambda t: t.users is not None and not t.missed("<="),
     "NEXT.limit.one-in-flight": lambda t: t.in_flight <= 1 and not t.missed("<="),

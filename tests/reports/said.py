@@ -41,8 +41,8 @@ REFUSED_USE: Final = frozenset(
      *CLIENTS}
 )  # fmt: skip
 WAITED: Final = frozenset(
-    {"limit.overloaded", "limit.batch", "limit.kv-cache", "limit.token-budget", "limit.own-batch",
-     "limit.queue", "limit.streams", "limit.listen-queue"}
+    {"limit.overloaded", "limit.overloaded-batch", "limit.batch", "limit.kv-cache", "limit.token-budget",
+     "limit.own-batch", "limit.queue", "limit.streams", "limit.listen-queue"}
 )  # fmt: skip
 HAD_ROOM: Final = frozenset(
     {"limit.load", "limit.concurrency", "limit.steps", "limit.gaps", "limit.pauses", "limit.one-in-flight",
@@ -52,8 +52,8 @@ NOT_KNOWN: Final = frozenset({"limit.client", "limit.too-short", "limit.unsure",
 CONTRARY: Final[Mapping[str, Sequence[frozenset[str]]]] = {
     "the load should be": (
         frozenset({"NEXT.limit.concurrency", "NEXT.limit.one-in-flight"}),
-        frozenset({"next.lower", "NEXT.limit.overloaded", "advice.lower-load", "overloaded",
-                   "overloaded.waiting", "died"}),
+        frozenset({"next.lower", "NEXT.limit.overloaded", "NEXT.limit.overloaded-batch",
+                   "advice.lower-load", "overloaded", "overloaded.waiting", "died"}),
     ),
     "the limit": (WAITED, HAD_ROOM, NOT_KNOWN),
     "which limit": tuple(frozenset({code}) for code in sorted({*WAITED, *HAD_ROOM, *NOT_KNOWN})),

@@ -65,6 +65,7 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
             "": known(gauges.max) is None,
             "limit.client": summary.verdict.state == State.CLIENT_BOUND,
             "limit.overloaded": summary.verdict.has(QUEUE_GREW),
+            "limit.overloaded-batch": summary.verdict.has(QUEUE_GREW) and (running or 0) >= slots,
             "limit.load": manifest.asked.concurrency is None and not summary.verdict.has(QUEUE_GREW),
             "limit.batch": queued and (running or 0) >= manifest.identity.max_num_seqs,
             "limit.kv-cache": queued and (bool(preempted) or (kv or 0) >= 0.9),
@@ -88,6 +89,26 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
         shown = limit_of(summary, manifest)
         assert not ("room for all" in shown and "Limited by" in shown), shown
     assert len(seen) >= 9
+
+
+@pytest.mark.parametrize(("slots", "code"), [(4, "limit.overloaded-batch"), (8, "limit.overloaded")])
+def test_a_queue_that_grew_for_want_of_slots_is_the_batch_limits(slots: int, code: str) -> None:
+    gauges = {
+        "mean": measured(40.0, "requests", ""),
+        "max": measured(90.0, "requests", ""),
+        "server_waiting_mean": measured(36.0, "requests", ""),
+        "server_running_max": measured(4.0, "requests", ""),
+    }
+    verdict = Verdict(State.NOT_STATIONARY, (Reason.of(QUEUE_GREW, share=2.0),))
+    summary = Summary({"planned": 80, "ok": 80}, {}, verdict, concurrency=Concurrency(**gauges))
+    identity = Identity("vllm", max_num_seqs=slots)
+    asked = LoadSpec(80, rate=40.0)
+    manifest = Manifest(engine="vllm", workload="load", asked=asked, identity=identity)
+    assert limited_by(summary, manifest)[0] == code
+    if slots == 4:
+        assert limit_of(summary, manifest).startswith(
+            "Limited by the batch limit of 4 requests (--max-num-seqs)"
+        )
 
 
 @pytest.mark.parametrize(("waiting", "code"), [(0.88, "limit.batch"), (0.1, "limit.concurrency")])

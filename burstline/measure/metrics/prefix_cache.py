@@ -222,9 +222,8 @@ def uses_of(run: Run) -> tuple[CacheUse, ...]:
     """
     c, block_tok = run.columns, run.manifest.block_tok
     load, n_tok = run.manifest.load, int(c.planned_prompt_tok.sum())
-    if load is not None and load.expected_cached_fraction == 0:
-        return ()
-    if run.plan_columns("index") is None or n_tok > MOST_IDS or n_tok // block_tok > MOST_BLOCKS:
+    many = n_tok > MOST_IDS or n_tok // block_tok > MOST_BLOCKS
+    if (load and load.expected_cached_fraction == 0) or run.plan_columns("index") is None or many:
         return ()
     stages = [request for stage in run.plan.stages for request in stage.requests]
     starts = np.arange(-len(stages), 0.0)  # one after another: they are drained before the load

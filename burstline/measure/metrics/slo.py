@@ -19,7 +19,7 @@ from burstline.measure.metrics.definitions import METRICS, PERCENTILES, QUANTILE
 from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import Grade, SloResult, State, Use, withheld
+from burstline.measure.record.verdict import QUEUE_GREW, Grade, SloResult, State, Use, withheld
 from burstline.measure.stats.estimates import clopper_pearson, label, order_statistic_ranks
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, measured, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
@@ -190,10 +190,9 @@ def _missed_below(slo: Slo, summary: Summary, c: Columns) -> str:
     for p in PERCENTILES[: PERCENTILES.index(slo.statistic)]:
         figure = summary.figure("metrics", slo.metric, p)
         if _held_against(replace(slo, statistic=p), figure, c)[0] == Result.FAIL:
-            if not isinstance(figure, Estimate):
-                return f"too few requests to tell {slo.statistic}, but {p} misses it already"
-            value = time_text(figure.point) if figure.unit == "s" else f"{figure.point:.3g} {figure.unit}"
-            return f"too few requests to tell {slo.statistic}, but {p} is already {value}"
+            value = figure.point if isinstance(figure, Estimate) else None
+            how = f"is already {time_text(value)}" if value else "misses it already"
+            return f"too few requests to tell {slo.statistic}, but {p} {how}"
     return ""
 
 
@@ -210,6 +209,12 @@ def _judge(
     result, reason = _held_against(slo, figure, c, misses)
     if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(slo, runs[0], c)):
         result, reason = Result.FAIL, lower
+    waits = slo.metric.startswith(("ttft", "e2e")) and any(run.verdict.has(QUEUE_GREW) for run in runs)
+    if waits and result == Result.INCONCLUSIVE and isinstance(figure, Estimate):
+        result, how = (
+            (Result.FAIL, "misses it by more") if figure.point > slo.bound else (result, "may miss it")
+        )
+        reason = f"the queue kept growing: a longer run {how}"
     doubts = () if result == Result.INCONCLUSIVE else (_doubt(slo, result, figure, run) for run in runs)
     doubt = next(filter(None, doubts), None)
     return SloResult(slo.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)

@@ -147,9 +147,8 @@ class Telemetry:
         if not len(at_s):
             return None
         first_s, last_s = max(start_s, at_s[0]), min(end_s, at_s[-1])
-        if end_s - last_s > LATEST_S:  # the device was lost: it may have drawn anything since
-            return None
-        if last_s - first_s < max(0.5 * (end_s - max(start_s, at_s[0])), LEAST_READ_S):
+        # Of a device that was lost before the end: it may have drawn anything since.
+        if end_s - last_s > LATEST_S or last_s - first_s < max(0.5 * (end_s - first_s), LEAST_READ_S):
             return None
         before, after = np.interp([first_s, last_s], at_s, joules)
         return float((after - before) / (last_s - first_s))

@@ -44,6 +44,7 @@ BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight"
 BY_USERS: Final = ("limit.concurrency", "limit.pauses", "limit.one-in-flight")
 SET_BY: Final[Mapping[str, str]] = {
     "limit.batch": "max_num_seqs",
+    "limit.overloaded-batch": "max_num_seqs",
     "limit.own-batch": "max_num_seqs",
     "limit.token-budget": "max_num_batched_tokens",
 }
@@ -113,7 +114,8 @@ def limited_by(
         return code, {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
     if summary.verdict.has(QUEUE_GREW):
-        return "limit.overloaded", {}
+        by = _batch(summary, manifest, most)
+        return ("limit.overloaded-batch", by[1]) if by[0] == "limit.batch" else ("limit.overloaded", {})
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
     counts, is_cut = summary.counts, summary.verdict.is_interrupted
     sent = counts["planned"] - counts.get(Outcome.NOT_SENT, 0) * is_cut
@@ -222,8 +224,7 @@ def limits_of(cases: Sequence[Case], *, brief: bool = False) -> list[str]:
     for case in (case for case in cases if case.gate.comparable or case.is_alone):
         for contender in case.contenders:
             view = contender.views[0]
-            limit = limit_of(view.summary, view.manifest, [""], brief=brief)
-            if limit:
+            if limit := limit_of(view.summary, view.manifest, [""], brief=brief):
                 who.setdefault(limit, []).append(contender)
     lines = []
     for own in who.values():

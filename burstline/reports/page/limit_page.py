@@ -135,12 +135,12 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         slos = slos_words(bound.text for bound in found.bounds)
         sentence = say("highest.found", who=who, slos=slos, error=f"{100 * found.error:.3g}%", **loads)
     else:
-        between = "highest.unknown"
-        if held and missed and held < missed:
-            between = "highest.between"
-        elif not (held and missed):
-            between = "highest.above" if held else "highest.below" if missed else between
-        sentence, then = say("highest.open", who=who, known=say(between, **loads)), result.why
+        between = "highest.above" if held else "highest.below" if missed else "highest.unknown"
+        if held and missed:
+            between = "highest.between" if held < missed else "highest.unknown"
+        sure = say("highest.sure", **loads) if "low" in loads else ""
+        known, then = say(between, **loads), result.why
+        sentence = say("highest.open", who=who, known=known, sure=sure)
         if not then and result.more_s is not None:
             budget_s = math.ceil((result.budget_s + result.more_s) / 10) * 10
             more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}

@@ -183,10 +183,8 @@ def _why_not(at: Point) -> str:
         return f"misses {slos_words(at.missed)}"
     if at.doubts:
         return f"is not reliable ({', '.join(at.doubts)})"
-    if not at.unsure:
-        return "was not judged"
     why = (f"{slos_words([target])} ({reason})" for target, reason in at.unsure)
-    return f"is inconclusive for {' and '.join(why)}"
+    return f"is inconclusive for {' and '.join(why)}" if at.unsure else "was not judged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,11 +243,10 @@ _GENERATION = "generation_config.json"
 
 def _checkpoint_dtype(options: LaunchOptions) -> tuple[str, ...]:
     """`--dtype` of the checkpoint: by default TGI serves bfloat16 weights in float16, and does not say so."""
-    if option_of(options.extra_args, "--dtype", "--quantize"):
+    path = Path(options.model) / "config.json"
+    if option_of(options.extra_args, "--dtype", "--quantize") or not path.is_file():
         return ()
-    if not (Path(options.model) / "config.json").is_file():
-        return ()
-    config = read_json(Path(options.model) / "config.json")
+    config = read_json(path)
     stored = str(config.get("torch_dtype") or config.get("dtype") or "").removeprefix("torch.")
     return ("--dtype", stored if stored in ("float16", "bfloat16") else "bfloat16")
 
