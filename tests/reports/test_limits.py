@@ -91,6 +91,24 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
     assert len(seen) >= 9
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("send-lag", "limit.client"), ("slow-client", "limit.client"), ("read-lag", "limit.load")],
+)
+def test_a_load_that_a_busy_machine_made_another_one_has_no_known_limit(reason: str, code: str) -> None:
+    """DISTURBED, as others made the client late: the load was another one all the same."""
+    values = {"name": "TTFT p90", "effect": "2 s", "names": "TTFT p90", "share": 0.2, "effect_ms": 2.0}
+    reasons = (Reason.of("busy-machine", share=0.5), Reason.of(reason, **values))
+    verdict = Verdict(State.DISTURBED, reasons)
+    gauges = {"mean": measured(2.0, "requests", ""), "max": measured(5.0, "requests", "")}
+    trend = Stationarity(in_flight_trend_p=measured(0.5, "1", ""))
+    summary = Summary(
+        {"planned": 80, "ok": 80}, {}, verdict, concurrency=Concurrency(**gauges), stationarity=trend
+    )
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(80, rate=40.0))
+    assert limited_by(summary, manifest)[0] == code
+
+
 @pytest.mark.parametrize(("slots", "code"), [(4, "limit.overloaded-batch"), (8, "limit.overloaded")])
 def test_a_queue_that_grew_for_want_of_slots_is_the_batch_limits(slots: int, code: str) -> None:
     gauges = {

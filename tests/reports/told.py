@@ -101,7 +101,7 @@ class Told:
     @property
     def as_asked(self) -> bool:
         """Whether the load that was sent was the one that was asked for."""
-        return not self.has("slow-client") and self.summary.verdict.state != "CLIENT-BOUND"
+        return not self.has("slow-client", "send-lag") and self.summary.verdict.state != "CLIENT-BOUND"
 
     def unreliable(self, *, sent: bool | None = None, unknown: bool | None = None) -> bool:
         """Whether a percentile is graded unreliable: by late sends or late reads, by an unknown amount."""

@@ -302,7 +302,7 @@ def warm_up_end(series: Floats) -> int | None:
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     errors = np.maximum(squares - sums**2 / kept, 0) / kept**2
     least = errors[cut := int(np.argmin(errors[: n // 2 + 1]))]
-    is_spell = abs(means[: cut // 4 + 1].mean() - means[cut:].mean()) <= 2 * means[cut:].std()
+    is_spell = abs(np.median(means[: cut // 4 + 1]) - means[cut:].mean()) <= 2 * means[cut:].std()
     if is_spell or least > WORTH_A_CUT * errors[0]:
         cut = 0
     last = n - max(LEAST_KEPT, math.ceil(n / 10))

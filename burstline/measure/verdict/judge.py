@@ -173,7 +173,9 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
     return [Reason.of("read-lag", **told)]
 
 
-LATE: Final = ("read-lag", "send-lag", SLOW_CLIENT)
+ANOTHER_LOAD: Final = ("send-lag", SLOW_CLIENT)
+"""Why the load that was sent is not the one that was asked for."""
+LATE: Final = ("read-lag", *ANOTHER_LOAD)
 
 
 def is_watched(summary: Summary, manifest: Manifest) -> bool:

@@ -12,11 +12,11 @@ from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import OVERLOADED, Outcome, lost_a_part
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import QUEUE_GREW, SLOW_CLIENT, State, Use, withheld
+from burstline.measure.record.verdict import QUEUE_GREW, State, Use, withheld
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
-from burstline.measure.verdict.judge import LISTEN_QUEUE
+from burstline.measure.verdict.judge import ANOTHER_LOAD, LISTEN_QUEUE
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.number_format import count, with_unit
 from burstline.reports.page.sweep_words import slo_words
@@ -63,8 +63,7 @@ def limit_of(
 
     `Limited by the batch limit of 64 requests (--max-num-seqs): at most 64 of 120 ran at once.`
     `who` names the servers where a page has several; `brief` leaves out how the limit shows, `hardware` adds
-    what bounds the engine's steps.
-    "" where not even the requests in flight are known.
+    what bounds the engine's steps. "" where not even the requests in flight are known.
     """
     code, values = limited_by(summary, manifest)
     if not code:
@@ -103,7 +102,8 @@ def limited_by(
     Returns the code of the sentence with its values; "" where not even the requests in flight are known.
     `refusals` says whether requests that the server refused count as a limit.
     """
-    if summary.verdict.state == State.CLIENT_BOUND or summary.verdict.has(SLOW_CLIENT):
+    verdict = summary.verdict
+    if verdict.state == State.CLIENT_BOUND or any(map(verdict.has, ANOTHER_LOAD)):
         return "limit.client", {}
     most = finite(summary.concurrency.max)
     if most is None:

@@ -91,11 +91,8 @@ class LimitResult:
 
 
 class _Words(NamedTuple):
-    """What a search says: its answer and what that rests on, what limited the lowest load that misses, and
-    what to do next.
-
-    What limited it is told in two or three words, and in a sentence.
-    """
+    """What a search says: its answer and what that rests on, what limited the lowest load that misses (in two
+    or three words, and in a sentence), and what to do next."""
 
     sentence: str
     basis: str
