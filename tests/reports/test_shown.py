@@ -1,13 +1,18 @@
 """A page stays small however many requests a run has, says what it leaves out, and keeps its promises."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from burstline.measure.record.summary import CacheSize, PrefixCache
+from burstline.measure.stats.figure import measured
+from burstline.reports.blocks import Table
 from burstline.reports.figures import first_screen, run_figures
 from burstline.reports.model import comparison
 from burstline.reports.model.comparison import shown_of
+from burstline.reports.page import sections
 from tests.reports import synthetic
 from tests.reports.pages import page_of
 from tests.reports.test_page import Page
@@ -36,6 +41,18 @@ def test_the_outline_of_many_points_keeps_both_ends_of_each_few():
         inside = set(part.tolist()) & set(kept.tolist())
         assert {int(part[y[part].argmin()]), int(part[y[part].argmax()])} <= inside
     assert run_figures.outline(y[:2000], 2000).tolist() == list(range(2000))
+
+
+@pytest.mark.parametrize(("hits", "n"), [([662] * 5, 1), ([200, 400, 662, 662, 662], 5)])
+def test_a_cache_curve_that_is_flat_is_one_row(burst, hits, n):
+    view = comparison.view_of(burst)
+    sizes = tuple(CacheSize(blocks=2**k, hit_tok=measured(h, "tok", "")) for k, h in enumerate(hits))
+    tokens = {"prompt_tok": measured(1000, "tok", ""), "infinite_tok": measured(662, "tok", "")}
+    summary = replace(view.summary, prefix_cache=PrefixCache(**tokens, by_size=sizes))
+    tables = [each for each in sections.served(replace(view, summary=summary)) if isinstance(each, Table)]
+    rows = [str(row.cells[0].text) for row in tables[-1].rows if row.cells[0].text.startswith("Curve")]
+    assert len(rows) == n
+    assert "4 × the engine's cache" in rows[-1]
 
 
 @pytest.fixture(scope="module")

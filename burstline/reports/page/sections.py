@@ -302,10 +302,11 @@ def _prefix_cache(cache: PrefixCache | None) -> list[Block]:
     """Prefix-cache hits as expected and as counted; folded where the plan shares nothing."""
     if cache is None or not (known(cache.infinite_tok) or known(cache.served_tok)):
         return [Note("The plan shares no prefix, and no prompt token is known to have come from a cache.")]
-    total_tok, n_blocks = known(cache.prompt_tok) or 0.0, {0.25: "¼", 0.5: "½", 1: "1", 2: "2", 4: "4"}
+    total_tok, sizes = known(cache.prompt_tok) or 0.0, zip("¼½124", cache.by_size, strict=False)
     lines = [(each.title, each.figure) for each in cache.rows() if each.name != "restarted_s"]
-    sizes = zip(n_blocks.values(), cache.by_size, strict=False)
-    lines += [(f"Curve: {x} × the engine's cache ({s.blocks:,} blocks)", s.hit_tok) for x, s in sizes]
+    curve = [(f"Curve: {x} × the engine's cache ({s.blocks:,} blocks)", s.hit_tok) for x, s in sizes]
+    flat = len({known(hits) for _, hits in curve}) == 1 < len(curve)
+    lines += [("Curve: ¼ to 4 × the engine's cache", curve[0][1])] if flat else curve
     shown = table(
         "Prefix cache",
         ["Prompt tokens", "Tokens", "Share"],
