@@ -33,7 +33,7 @@ N = int(os.environ.get("CAUSE_DRAWS", "9"))
 """New draws each time, each cause in turn; `make thorough` draws 200."""
 AT_ONCE = 3
 LOAD = ("--prompt-tokens", "16", "--output-tokens", "16", "--vocab-size", "32000")
-UNKNOWN = frozenset({"limit.unknown", "limit.too-short", ""})
+UNKNOWN = frozenset({"limit.unknown", "limit.too-short", "limit.client", ""})
 LENGTH_S = 5.0
 """A load is at least so long: gauges are read once a second."""
 

@@ -124,7 +124,8 @@ def _table(judged: Judged) -> Table:
     ]
     both = [BASELINE.title(), CANDIDATE.title()] if judged.case is not None else ["Newest run"]
     columns = ["Number", *both, "Change [95% CI]", "Verdict"]
-    return table("", columns, rows, text=(0, len(columns) - 1))
+    remark = say("gate.pairs") * (judged.is_paired and judged.case is not None)
+    return table("", columns, rows, text=(0, len(columns) - 1), remark=remark)
 
 
 def _speeds(judged: Judged, number: Number) -> list[str]:
