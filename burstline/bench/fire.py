@@ -157,6 +157,7 @@ class _DriverControl:
                         first_tokens=totals["begun"],
                         done=totals["done"],
                         failed=totals["failed"],
+                        unsent=totals["unsent"],
                         n_bytes=totals["bytes"],
                         elapsed_s=max(0.0, (time.monotonic_ns() - self._t0_ns) / 1e9),
                     )

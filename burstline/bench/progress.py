@@ -23,7 +23,7 @@ class Snapshot:
     """Where a run stands. `tok`, `tok_per_s` and `memory_bytes` are None until the watcher has seen them.
 
     `planned_tok` are the output tokens of all requests, 0 where that is not known. `spare`: the plan has more
-    than are needed; `until_s`: none starts later. `failed` counts those too that were never sent.
+    than are needed; `until_s`: none starts later. `unsent` were given up before.
     """
 
     planned: int
@@ -39,17 +39,14 @@ class Snapshot:
     memory_bytes: float | None = None
     spare: bool = False
     until_s: float | None = None
-
-    @property
-    def unsent(self) -> int:
-        return max(0, self.done + self.failed - self.sent)
+    unsent: int = 0
 
     @property
     def share(self) -> float:
         """How much of the load is served: by its time, its output tokens where counted, or its requests."""
         if self.until_s is not None:
             return min(self.elapsed_s / self.until_s, 1.0)
-        requests = (self.done + self.failed) / self.planned if self.planned else 0.0
+        requests = (self.done + self.failed + self.unsent) / self.planned if self.planned else 0.0
         tokens = (self.tok or 0.0) / self.planned_tok if self.planned_tok else 0.0
         return min(max(requests, tokens), 1.0)
 
@@ -64,7 +61,7 @@ class Snapshot:
         """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""
         sent = f"{self.sent}" if self.spare else f"{self.sent}/{self.planned}"
         facts = [f"{sent} sent", f"{self.first_tokens} first tokens", f"{self.done} done"]
-        facts.append(f"{self.failed - self.unsent} failed")
+        facts.append(f"{self.failed} failed")
         if self.unsent:
             facts.append(f"{self.unsent} not {'needed' if self.spare else 'sent'}")
         memory_gb = None if self.memory_bytes is None else self.memory_bytes / 1e9

@@ -26,15 +26,15 @@ def test_a_load_by_time_says_when_it_ends_and_what_was_not_needed():
     timed = Snapshot(6503, 208, 208, 200, 0, 45.0, until_s=60.0, spare=True)
     assert str(timed) == "208 sent, 208 first tokens, 200 done, 0 failed, 15 s left"
     assert timed.share == 0.75
-    over = replace(timed, done=206, failed=6297, elapsed_s=61.0)
+    over = replace(timed, done=206, failed=2, unsent=6295, elapsed_s=61.0)
     assert str(over) == "208 sent, 208 first tokens, 206 done, 2 failed, 6295 not needed, 0 s left"
 
 
 def test_a_probe_of_a_search_claims_no_time_and_an_interrupted_load_names_what_was_not_sent():
-    probe = Snapshot(3000, 300, 300, 300, 2612, 20.0, spare=True)
+    probe = Snapshot(3000, 300, 300, 300, 0, 20.0, spare=True, unsent=2612)
     assert str(probe) == "300 sent, 300 first tokens, 300 done, 0 failed, 2612 not needed"
     assert "30/100 sent, 30 first tokens, 28 done, 2 failed, 70 not sent" in str(
-        Snapshot(100, 30, 30, 28, 72, 5.0)
+        Snapshot(100, 30, 30, 28, 2, 5.0, unsent=70)
     )
 
 

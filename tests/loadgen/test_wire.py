@@ -77,7 +77,8 @@ async def fire_at(
     if server is not None and server.first_byte_ns is not None:
         assert server.first_byte_ns >= t0_ns
     assert client.wire.error is None
-    assert client.wire.traffic.n_done + client.wire.traffic.n_failed == len(exchanges)
+    traffic = client.wire.traffic
+    assert traffic.n_done + traffic.n_failed + traffic.n_unsent == len(exchanges)
     return [e.capture(t0_ns, client.wire.offsets) for e in exchanges]
 
 

@@ -127,9 +127,11 @@ class Done:
     report: DriveReport
 
 
-NAMES: Final = ("prepared", "connected", "sent", "begun", "done", "failed", "reads", "bytes", "beats")
+NAMES: Final = (
+    "prepared", "connected", "sent", "begun", "done", "failed", "unsent", "reads", "bytes", "beats",
+)  # fmt: skip
 """Requests built, connections open, requests written, replies whose body has begun, replies whole and
-failed, reads, bytes read, and signs of life: at least one a second."""
+failed, requests given up before, reads, bytes read, and signs of life: at least one a second."""
 
 _ROW_BYTES = 8 * len(NAMES)
 

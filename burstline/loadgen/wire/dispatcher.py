@@ -100,7 +100,7 @@ class Dispatcher:
         until_s: float | None = None,
     ) -> None:
         self.n_dispatched = self.n_sent = self.n_begun = 0
-        self.n_done = self.n_failed = self.n_resent = 0
+        self.n_done = self.n_failed = self.n_unsent = self.n_resent = 0
         self.over = False
         self.next_due_ns = NEVER
         self._poller, self._reader, self._pool = poller, reader, pool
@@ -313,14 +313,15 @@ class Dispatcher:
     def fail(self, exchange: Exchange, failure: str, detail: str | None) -> None:
         """End it with what came so far."""
         exchange.failure, exchange.detail = failure, detail
-        if failure != "not_sent":
-            exchange.closed_ns = now()
+        if failure == "not_sent":
+            self.n_unsent += 1
+        else:
+            self.n_failed, exchange.closed_ns = self.n_failed + 1, now()
         connection = self._in_flight.pop(exchange, None)
         if connection is not None and connection.is_open:
             self._part(connection)
             self._pool.drop(connection)
         self._ended.append(exchange)
-        self.n_failed += 1
         self._plan_ahead()
 
     def break_off(self, connection: Connection, error: Exception) -> None:

@@ -207,7 +207,7 @@ class Wire:
             cells = (len(self.pool.by_fd), traffic.n_sent, traffic.n_begun, traffic.n_done, traffic.n_failed)
             # The canary goes on where the server has fallen silent: its bytes are none of the load's.
             n_bytes = reader.n_bytes - self._canary_said.n_bytes
-            for i, cell in enumerate((*cells, reader.n_reads, n_bytes)):
+            for i, cell in enumerate((*cells, traffic.n_unsent, reader.n_reads, n_bytes)):
                 self._counters[i] = cell
 
     def _hand_over(self) -> None:
