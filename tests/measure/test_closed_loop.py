@@ -189,6 +189,18 @@ def test_a_server_that_does_not_change_is_rarely_called_unsteady_in_a_closed_loo
     assert told(30, 8, 30.0, correlation_s=correlation_s) <= 0.1
 
 
+def test_a_loop_that_drains_is_no_server_that_changes():
+    """The last requests run beside fewer and fewer others, so each token takes less time."""
+    n_told = 0
+    for seed in range(10):
+        due, first, last, n_tok = closed_loop(16, 6.0, np.random.default_rng(seed))
+        ends_later = last > due.max()
+        faster = np.maximum(first + 0.4 * (last - first), due.max() + 1e-3)
+        columns = columns_of(table(due, first, np.where(ends_later, faster, last), n_tok))
+        n_told += bool(plateau(columns, Lives.of(columns), 16).reasons)
+    assert n_told <= 1
+
+
 def test_a_step_says_how_large_it_is_and_when_it_came():
     columns = columns_of(table(*closed_loop(8, 30.0, np.random.default_rng(0), shape=step(1.5))))
     (reason,) = plateau(columns, Lives.of(columns), 8).reasons

@@ -95,8 +95,9 @@ def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
     if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None
     counts_until_s = None if lives.session is None else last_s
-    counted = later & (c.due_s <= (counts_until_s or math.inf))
-    series = {name: _logs(c, counted, values) for name, values in (("ttft", ttft(c)), ("tpot", tpot(c)))}
+    # What ends later ran beside fewer and fewer others: it was faster, and no drift.
+    full = later & (c.closed_s <= last_s)
+    series = {name: _logs(c, full, values) for name, values in (("ttft", ttft(c)), ("tpot", tpot(c)))}
     tests = [_shifted(name, *each, concurrency) for name, each in series.items()]
     n_ended = int(((lives.end_s > window.start_s) & (lives.start_s <= last_s)).sum())
     n_cosines, too_short = _n_cosines([logs for logs, _ in series.values()], n_ended / concurrency, window)
