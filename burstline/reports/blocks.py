@@ -79,13 +79,12 @@ def table(
     return Table(
         caption,
         tuple(Column(title, k not in text) for k, title in enumerate(columns)),
-        tuple(row if isinstance(row, Row) else Row(tuple(map(_cell, row))) for row in rows),
+        tuple(
+            row if isinstance(row, Row) else Row(tuple(c if isinstance(c, Cell) else Cell(c) for c in row))
+            for row in rows
+        ),
         **more,
     )
-
-
-def _cell(cell: str | Cell) -> Cell:
-    return cell if isinstance(cell, Cell) else Cell(cell)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
@@ -46,7 +45,8 @@ def template_of(folder: Path) -> Template | None:
         template = environment.from_string(_TRAINED.sub(r"\1with", source))
     except TemplateError as error:
         raise WorkloadError(f"{folder}'s chat template is not Jinja: {error}") from None
-    special = {name: _text(config[name]) for name in _SPECIAL if config.get(name)}
+    tokens = {name: config[name] for name in _SPECIAL if config.get(name)}
+    special = {name: str(t.get("content", "") if isinstance(t, dict) else t) for name, t in tokens.items()}
 
     def rendered(messages: Sequence[Message]) -> str:
         try:
@@ -61,7 +61,3 @@ def template_of(folder: Path) -> Template | None:
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
-
-
-def _text(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

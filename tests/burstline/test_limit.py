@@ -257,7 +257,7 @@ def test_a_search_says_whether_its_probes_are_valid(result, burst_run):
     assert "in all; each is VALID." in text(limit_blocks(replace(result, verdicts=("VALID", "VALID")), runs))
     result = replace(result, found=replace(FOUND, probes=(*PROBES, *LOST)), verdicts=("DISTURBED", "VALID"))
     shown = text(limit_blocks(result, runs))
-    assert "2 probes with 900 requests in all; 3 others (DISTURBED) cannot decide it." in shown
+    assert "2 probes with 900 judged requests in all; 3 others (DISTURBED) cannot decide it." in shown
 
 
 def replace_probe(probe: LoadProbe, number: int, load: float) -> LoadProbe:

@@ -352,7 +352,9 @@ OF_LIMITS: Final[Mapping[str, Predicate]] = {
         and t.as_asked
     ),
     "limit.one-in-flight": lambda t: t.in_flight <= 1 and t.as_asked,
-    "limit.too-short": lambda t: not t.is_watched,
+    "limit.too-short": lambda t: (
+        not t.is_watched or (t.is_open and t.value("throughput", "requests_per_s") is None)
+    ),
     "limit.unsure": lambda t: t.most("throughput", "requests_per_s") < (t.manifest.asked.rate or 0),
     "limit.unknown": lambda t: not t.is_watched,
     "limit.listen-queue": lambda t: not t.is_watched and t.most("instrument", "network_retransmits") > 0,
@@ -391,7 +393,7 @@ OF_STEPS: Final[Mapping[str, Predicate]] = {
     "next.room": lambda t: t.waits and (t.slots or 0) < _raised(t) <= 1.1 * _kv_room(t),
     "next.all": lambda t: t.waits and (t.slots or 0) < _raised(t) <= 1.1 * _kv_room(t),
     "next.raise": lambda t: t.waits,
-    "next.lower": lambda t: t.missed("<=") and (t.users or 0) > 1,
+    "next.lower": lambda t: t.missed("<=") and t.in_flight > 1 and t.manifest.asked.kind != "burst",
 }
 """Of what to try next."""
 

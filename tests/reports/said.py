@@ -122,7 +122,7 @@ LINES: Final[Mapping[str, str]] = {
     "limit.ran": r"at most (?P<running>[\d,]+) of (?P<of>[\d,]+) requests ran at once.*the rest waited",
     "trend.rose": r"rose during the run",
     "trend.fell": r"fell during the run",
-    "trend.none": r"shows no drift during the run",
+    "trend.none": r"shows no drift (during the run|after the warm-up)",
     "queue.rises": r"rises along the queue",
 }
 """How to know the sentences that have no template."""

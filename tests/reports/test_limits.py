@@ -1,15 +1,16 @@
 """The sentence about what limited a run is true of its summary, for any summary."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.summary import Concurrency, Memory, Stationarity, Summary, Throughput
-from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
-from burstline.measure.stats.figure import Absent, known, measured
-from burstline.reports.page.bottleneck import limit_of, limited_by
+from burstline.measure.record.verdict import QUEUE_GREW, Reason, SloResult, State, Verdict
+from burstline.measure.stats.figure import Absent, Figure, Result, known, measured
+from burstline.reports.page.bottleneck import limit_of, limited_by, next_by
 from burstline.reports.sentences import LIMITS, NEXT
 from burstline.servers.identity import Identity
 from burstline.workloads.arrivals import parse_arrival
@@ -67,6 +68,7 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
             "limit.overloaded": summary.verdict.has(QUEUE_GREW),
             "limit.overloaded-batch": summary.verdict.has(QUEUE_GREW) and (running or 0) >= slots,
             "limit.load": manifest.asked.concurrency is None and not summary.verdict.has(QUEUE_GREW),
+            "limit.too-short": manifest.asked.concurrency is None and (waiting is None or waiting >= 1),
             "limit.batch": queued and (running or 0) >= manifest.identity.max_num_seqs,
             "limit.kv-cache": queued and (bool(preempted) or (kv or 0) >= 0.9),
             "limit.own-batch": queued,
@@ -103,10 +105,52 @@ def test_a_load_that_a_busy_machine_made_another_one_has_no_known_limit(reason: 
     gauges = {"mean": measured(2.0, "requests", ""), "max": measured(5.0, "requests", "")}
     trend = Stationarity(in_flight_trend_p=measured(0.5, "1", ""))
     summary = Summary(
-        {"planned": 80, "ok": 80}, {}, verdict, concurrency=Concurrency(**gauges), stationarity=trend
-    )
+        {"planned": 80, "ok": 80}, {}, verdict, concurrency=Concurrency(**gauges), stationarity=trend,
+        throughput=Throughput(requests_per_s=measured(40.0, "1/s", "")),
+    )  # fmt: skip
     manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(80, rate=40.0))
     assert limited_by(summary, manifest)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("slots", "waiting", "served", "code"),
+    [
+        (64, 11.6, None, "limit.batch"),
+        (64, 11.6, 12.1, "limit.batch"),
+        (128, 11.6, None, "limit.too-short"),
+        (128, 11.6, 14.0, "limit.load"),
+        (128, 0.0, None, "limit.load"),
+        (None, None, None, "limit.too-short"),
+        (None, None, 14.0, "limit.load"),
+    ],
+)
+def test_an_open_loop_with_a_queue_or_too_short_for_one_did_not_see_the_server_keep_up(
+    slots: int | None, waiting: float | None, served: float | None, code: str
+) -> None:
+    """Cut to the part after its warm-up, the rising queue of a short run shows no trend."""
+
+    def of(value: float | None, unit: str) -> Figure:
+        return Absent("not known") if value is None else measured(value, unit, "")
+
+    gauges = {
+        "mean": measured(84.0, "requests", ""),
+        "max": measured(92.0, "requests", ""),
+        "server_waiting_mean": of(waiting, "requests"),
+        "server_running_max": of(slots and min(slots, 92.0), "requests"),
+    }
+    trend = Stationarity(in_flight_trend_p=measured(0.39, "1", ""))
+    target = SloResult("ttft.p90<=500ms", Result.FAIL, "", measured(2.3, "s", ""))
+    summary = Summary(
+        {"planned": 240, "ok": 240}, {}, Verdict(State.VALID), concurrency=Concurrency(**gauges),
+        stationarity=trend, throughput=Throughput(requests_per_s=of(served, "1/s")), targets=(target,),
+    )  # fmt: skip
+    asked = LoadSpec(240, rate=14.0)
+    manifest = Manifest(
+        engine="vllm", workload="load", asked=asked, identity=Identity("vllm", max_num_seqs=slots)
+    )
+    assert limited_by(summary, manifest)[0] == code
+    view = SimpleNamespace(summary=summary, manifest=manifest)
+    assert next_by(view).startswith("Next: lower the load until the SLOs hold")
 
 
 @pytest.mark.parametrize(("slots", "code"), [(4, "limit.overloaded-batch"), (8, "limit.overloaded")])

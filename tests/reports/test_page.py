@@ -259,7 +259,7 @@ def test_a_drift_of_tpot_is_not_one_of_ttft(steady):
     steadiness = Stationarity(**{name: measured(value, "1", "") for name, value in figures.items()})
     verdict = Verdict(State.NOT_STATIONARY, (drifting,))
     view = replace(view_of(steady), summary=replace(steady.summary, verdict=verdict, stationarity=steadiness))
-    assert first_screen._trend(view, "TTFT") == "TTFT shows no drift during the run."
+    assert first_screen._trend(view, "TTFT") == "TTFT shows no drift after the warm-up."
 
 
 def texts(plot) -> set[str]:
@@ -328,7 +328,7 @@ def test_where_a_latency_slo_is_missed_no_higher_load_is_advised(code, tmp_path,
     monkeypatch.setattr("burstline.reports.page.bottleneck.limited_by", lambda *_, **__: (code, {}))
     view = view_of(finished_run(tmp_path, "vllm", 200, rate=20, targets=("ttft.p50<=1ms",)))
     assert next_by(view) == (
-        "Next: lower --concurrency until the SLOs hold: `burstline limit` finds the highest that does."
+        "Next: lower the load until the SLOs hold: `burstline limit` finds the highest that does."
     )
     view = replace(view, summary=replace(view.summary, targets=()))
     assert next_by(view).startswith("Next: raise --concurrency")

@@ -8,9 +8,11 @@ import pytest
 
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
+from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.measure.stats.figure import Absent, measured
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.formats.text import markdown, text
+from burstline.reports.model import sweeps
 from burstline.reports.model.comparison import Comparison
 from burstline.reports.model.contenders import comparison_of, differing_factors
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
@@ -115,6 +117,21 @@ def test_a_rate_per_gpu_is_over_all_gpus_that_serve(runs, spread, n_gpus, n):
     seen = replace(manifest, identity=identity, devices=manifest.devices[:1] * n_gpus)
     view = SimpleNamespace(manifest=seen, summary=runs[0].summary)
     assert n_devices(view) == n
+
+
+def test_a_point_whose_median_alone_is_unreliable_cannot_be_relied_on(comparison):
+    """The median is what a sweep tells first."""
+    case, spoilt = (
+        comparison.cases[0],
+        PercentileGrade(Grade.UNRELIABLE, send_effect_s=1.0, read_effect_s=0.0),
+    )
+    (view,) = case.contenders[0].views
+    for p in ("p50", "p95"):
+        late = replace(view, summary=replace(view.summary, grades={"ttft": {p: spoilt}}))
+        contender = replace(case.contenders[0], views=(late,))
+        shown = {"ttft": "p90", "tpot": "p50"}
+        point = sweeps._point(contender, load_of(view.manifest), case, shown, per_device=False)
+        assert ("CLIENT-BOUND" in point.doubts) == (p == "p50")
 
 
 @pytest.mark.drawn

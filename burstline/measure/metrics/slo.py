@@ -21,7 +21,7 @@ from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, Grade, SloResult, State, Use, withheld
 from burstline.measure.stats.estimates import clopper_pearson, label, order_statistic_ranks
-from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, measured, noted
+from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known, measured, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
 from burstline.wording import time_text
 from burstline.workloads.request import WorkloadError
@@ -190,8 +190,7 @@ def _missed_below(slo: Slo, summary: Summary, c: Columns) -> str:
     for p in PERCENTILES[: PERCENTILES.index(slo.statistic)]:
         figure = summary.figure("metrics", slo.metric, p)
         if _held_against(replace(slo, statistic=p), figure, c)[0] == Result.FAIL:
-            value = figure.point if isinstance(figure, Estimate) else None
-            how = f"is already {time_text(value)}" if value else "misses it already"
+            how = f"is already {time_text(value)}" if (value := known(figure)) else "misses it already"
             return f"too few requests to tell {slo.statistic}, but {p} {how}"
     return ""
 

@@ -96,15 +96,11 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
             continue
         if name in _MAY_BE_UNKNOWN and len(known) < 2:
             continue
-        if name == "max-num-seqs" and most_in_flight and _least(known) >= most_in_flight:
+        least = min((int(limit) if limit.isdecimal() else 0 for limit in known), default=0)
+        if name == "max-num-seqs" and most_in_flight and least >= most_in_flight:
             continue
         found[name] = values
     return found
-
-
-def _least(limits: Collection[str]) -> int:
-    """The lowest limit; 0 where one is not known."""
-    return min(int(limit) if limit.isdecimal() else 0 for limit in limits)
 
 
 _OF_THE_HOST: Final = ("governor", "smt", "numa-nodes")

@@ -129,7 +129,7 @@ def _point(
     judged = [row for view in views for row in view.summary.targets]
     results = {row.result for row in judged}
     n = (n_devices(views[0]) or 1) if per_device else 1
-    shown = (OUTPUT.path, *(("metrics", metric, p) for metric, p in percentile.items()))
+    shown = [OUTPUT.path, *(("metrics", m, p) for m, best in percentile.items() for p in (best, "p50"))]
     states: list[str | None] = [withheld(view.summary.verdict, Use.RANKED) for view in views]
     spoilt = filter(None, (view.summary.spoilt_by(*path) for view in views for path in shown))
     states += [by if by == HELD else State.CLIENT_BOUND for by in spoilt]

@@ -26,6 +26,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
+from burstline.workloads.options import flag_of
 
 QUEUED: Final = 0.25
 """Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""
@@ -88,10 +89,11 @@ def limit_of(
 
 
 def _flag(code: str, manifest: Manifest) -> str:
-    """The engine's own flag for this limit; "" where none is known."""
+    """Our flag for this limit where we start the engine, else its own; "" where none is known."""
     engine, setting = ENGINES.get(manifest.engine), SET_BY.get(code, "")
     spelling = engine.settings.get(setting) if engine else None
-    return spelling.flags[-1] if spelling and spelling.flags else ""
+    own = spelling.flags[-1] if spelling and spelling.flags else ""
+    return flag_of(setting) if own and manifest.server and not manifest.server.attached else own
 
 
 def limited_by(
@@ -122,7 +124,10 @@ def limited_by(
     kept = sum(counts.get(kind, 0) for kind in ("ok", Outcome.ABANDONED)) / (sent or 1)
     rate = manifest.asked.rate
     level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
-    if at_a_time is None and level:
+    if at_a_time is None and level and not _is_queued(summary, manifest.identity, most):
+        may_wait = isinstance(waiting, Absent) or waiting.point >= 1
+        if may_wait and isinstance(summary.throughput.requests_per_s, Absent):
+            return "limit.too-short", {}
         arrivals = ARRIVALS[manifest.asked.pattern].title
         load = f"{arrivals} at {rate:g} req/s" if rate else arrivals
         return "limit.load", {"load": load, "most": counted(most, "request")}
@@ -300,12 +305,14 @@ def next_by(view: View, who: str = "") -> str:
     code = limited_by(view.summary, view.manifest)[0]
     code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
+    by_load = code.startswith(BY_USERS) or view.manifest.asked.rate is not None
     if (found := hopeless(view)) is not None:
         slo, seen = found
         title, most = METRICS[slo.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
         step = say("next.looser", slo=slo_words(slo), metric=title, least=seen["min"], most=most)
-    elif code.startswith(BY_USERS) and any(slo.op == "<=" for slo in _missed(view.summary)):
-        step = say("next.lower") if (finite(view.summary.concurrency.max) or 0) > 1 else NEXT["limit.steps"]
+    elif by_load and any(slo.op == "<=" for slo in _missed(view.summary)):
+        is_one = (finite(view.summary.concurrency.max) or 0) <= 1
+        step, flag = NEXT["limit.steps"] if is_one else say("next.lower"), ""
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])
     return say_next(step)

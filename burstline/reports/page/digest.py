@@ -278,8 +278,9 @@ def verdict_line(summary: Summary, n_reasons: int = 0) -> Banner:
 def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
-    n = known(summary.window.n_warm_up)  # until the load is as full as it gets: no latency counts it
-    left_out = f"; no latency counts the first {n:,.0f}, due while load or latencies settled" if n else ""
+    least, is_part = summary.figure("metrics", "e2e", "min"), known(summary.window.n_warm_up)
+    of = least.n if is_part and isinstance(least, Estimate) else 0
+    left_out = f"; latencies are of {of:,}, due while the load was full and steady" if of else ""
     return Note(f"Of {counted(planned, 'request')}: {in_words(counts)}{left_out}")
 
 

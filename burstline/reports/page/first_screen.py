@@ -226,9 +226,9 @@ def _trend(view: View, name: str) -> str:
     p, change = known(steady.ttft_trend_p), known(steady.ttft_change_fraction)
     if p is None or change is None:
         return ""
-    if p < 0.05 and abs(change) > 0.1:
-        return f"{name} {'rose' if change > 0 else 'fell'} during the run."
-    return f"{name} shows no drift during the run."
+    when = "after the warm-up" if known(view.summary.window.n_warm_up) else "during the run"
+    moved = "rose" if change > 0 else "fell"
+    return f"{name} {moved if p < 0.05 and abs(change) > 0.1 else 'shows no drift'} {when}."
 
 
 def left_out(view: View, end_s: float) -> list[Span]:

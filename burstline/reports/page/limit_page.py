@@ -117,7 +117,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
     if lost:
         valid = say("highest.lost", n=counted(lost.total(), "other"), states=", ".join(lost))
-    n = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "request")
+    n = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "judged request")
     probes = counted(len(found.probes) - lost.total(), "probe")
     basis, code, limit, then = say("highest.basis", probes=probes, n=n, valid=valid), "", "", ""
     if probed := _probe_at(missed, result, runs):
@@ -318,8 +318,8 @@ def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def _probes(result: LimitResult) -> Table:
-    shares = [f"Requests beyond {slo_words(parse_slo(bound.text))}" for bound in result.found.bounds]
-    columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", "Requests", *shares)
+    shares = [f"of these beyond {slo_words(parse_slo(bound.text))}" for bound in result.found.bounds]
+    columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", "Requests when judged", *shares)
     rows: list[Sequence[str | Cell]] = []
     for probe, run in zip(result.found.probes, result.runs, strict=False):
         late = [f"{share.beyond:.1%}" for share in probe.last.shares] or ["–"] * len(shares)
