@@ -62,8 +62,7 @@ class Snapshot:
         sent = f"{self.sent}" if self.spare else f"{self.sent}/{self.planned}"
         facts = [f"{sent} sent", f"{self.first_tokens} first tokens", f"{self.done} done"]
         facts.append(f"{self.failed} failed")
-        if self.unsent:
-            facts.append(f"{self.unsent} not {'needed' if self.spare else 'sent'}")
+        facts += [f"{self.unsent} not {'needed' if self.spare else 'sent'}"] * bool(self.unsent)
         memory_gb = None if self.memory_bytes is None else self.memory_bytes / 1e9
         rest = {"{:,.0f} tokens": self.tok, "{:,.0f} tok/s": self.tok_per_s, "{:.2f} GB": memory_gb}
         rest["{:.0f} s left"] = self.left_s

@@ -139,9 +139,8 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         known, then = say(between, **loads), result.why
         sentence = say("highest.open", who=who, known=known, sure=sure)
         if not then and result.more_s is not None:
-            budget_s = math.ceil((result.budget_s + result.more_s) / 10) * 10
             more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
-            then = say("highest.more", budget=budget_s, **more)
+            then = say("highest.more", budget=math.ceil((result.budget_s + result.more_s) / 10) * 10, **more)
     return _Words(sentence, basis, LIMITS.get(code, ""), limit, then)
 
 
