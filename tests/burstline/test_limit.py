@@ -149,6 +149,8 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
     assert f"{between}." in text(limit_blocks(half))
     assert "--budget-s 690; about 5,000 more requests (90.0 s)" in shown
     assert CODES[result.state] == 4
+    far = text(limit_blocks(replace(result, more_s=12_200.0)))
+    assert "Next: take 2 req/s as the limit; to confirm both loads takes about 5,000 more requests" in far
 
 
 def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, monkeypatch, capsys):

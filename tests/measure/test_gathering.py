@@ -120,7 +120,7 @@ def in_one_event(share: float, first_share: float = 1.0) -> Columns:
         (
             0.2,
             1.0,
-            "4 of 20 replies came in one event: their TTFT is of all text; without them TTFT p50 is 0.098 s",
+            "4 of 20 replies came in one event: their TTFT is of all text; without them TTFT p50 is 98 ms",
         ),
         (0.2, 0.95, "4 of 20 replies came in one event"),
         (0.2, 0.5, ""),

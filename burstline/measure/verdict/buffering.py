@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.quantiles import quantile_of
+from burstline.wording import time_text
 
 BUNCHED: Final = "bunched"
 """Code of whole events in groups, which may be the engine's own; the others make TPOT and ITL unreliable."""
@@ -103,6 +104,7 @@ def in_one_event(c: Columns) -> Reason | None:
     without = ""
     rest_s, all_s = ((c.first_s - c.origin_s)[of] for of in (has_text & ~is_one, has_text))
     if len(rest_s):
-        p50_s, p90_s, with_s = quantile_of(rest_s, 0.5), quantile_of(rest_s, 0.9), quantile_of(all_s, 0.9)
-        without = f"; without them TTFT p50 is {p50_s:.3g} s and p90 {p90_s:.3g} s ({with_s:.3g} s with them)"
+        mid, p90, all_90 = (quantile_of(s, p) for s, p in ((rest_s, 0.5), (rest_s, 0.9), (all_s, 0.9)))
+        with_them = f"({time_text(all_90)} with them)"
+        without = f"; without them TTFT p50 is {time_text(mid)} and p90 {time_text(p90)} {with_them}"
     return Reason.of("in-one-event", n=n_one, n_ok=np.count_nonzero(has_text), without=without)

@@ -102,9 +102,8 @@ class _Words(NamedTuple):
 
 
 def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
-    words = _words_of(result, runs)
-    details = (words.basis, words.limit, words.then)
-    return Answer(words.sentence, tuple(filter(None, details)))
+    sentence, basis, _, *rest = _words_of(result, runs)
+    return Answer(sentence, tuple(filter(None, (basis, *rest))))
 
 
 def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
@@ -140,7 +139,8 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         sentence = say("highest.open", who=who, known=known, sure=sure)
         if not then and result.more_s is not None:
             more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
-            then = say("highest.more", budget=math.ceil((result.budget_s + result.more_s) / 10) * 10, **more)
+            step = "highest.far" if held and result.more_s > 10 * result.budget_s else "highest.more"
+            then = say(step, **loads, budget=math.ceil((result.budget_s + result.more_s) / 10) * 10, **more)
     return _Words(sentence, basis, LIMITS.get(code, ""), limit, then)
 
 
@@ -160,10 +160,9 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
     change, is_closed = probe.last.change, runs[probe.number - 1].manifest.asked.concurrency is not None
     if State.NOT_STATIONARY in (verdict.state, *(verdict.also or ())) and not verdict.has(QUEUE_GREW):
         return say("highest.changed", number=probe.number, why=_told(verdict))
-    if not is_closed or abs(change) < NOTABLE:
-        return ""
     why = say("highest.change-by", moved="rose" if change > 0 else "fell", percent=f"{abs(change):.0%}")
-    return say("highest.changed", number=probe.number, why=why)
+    told = say("highest.changed", number=probe.number, why=why)
+    return told if is_closed and abs(change) >= NOTABLE else ""
 
 
 def _told(verdict: Verdict) -> str:
@@ -283,8 +282,7 @@ def _leanings(found: Found) -> tuple[float | None, float | None]:
 
 def _probe_at(load: float | None, result: LimitResult, runs: Sequence[Run]) -> tuple[LoadProbe, Run] | None:
     """The last probe at a load, one that counts if there is any, and its run."""
-    pairs = zip(result.found.probes, runs, strict=False)
-    at = [pair for pair in pairs if pair[0].load == load]
+    at = [pair for pair in zip(result.found.probes, runs, strict=False) if pair[0].load == load]
     return max(at, key=lambda pair: (not pair[0].lost, pair[0].number), default=None)
 
 
