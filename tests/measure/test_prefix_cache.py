@@ -1,12 +1,15 @@
 """Hits that a prefix cache of any size should have: closed forms, a plain LRU, and the stack distances."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burstline.measure.metrics.prefix_cache import CacheUse, simulate, stack_distances
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.summary import PrefixCache, Summary
+from burstline.measure.record.summary import PrefixCache, SessionFigures, Summary
 from burstline.measure.record.tables import telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
@@ -135,6 +138,22 @@ def test_what_a_cache_served_against_its_plan_is_named_by_its_cause():
     assert codes(served_tok=0.0, identity=Identity("vllm", prefix_cache=False)) == ["prefix-off"]
     assert codes(served_tok=200.0, restarted_s=at(2.5)) == ["prefix-restarted"]
     assert codes(served_tok=10.0, simulated_tok=12.0) == [], "a cache too small for the plan is no fault"
+
+
+@pytest.mark.parametrize(("prefix_cache", "said"), [(False, ["prefix-off"]), (True, []), (None, [])])
+def test_sessions_at_a_server_without_a_prefix_cache_are_told_what_it_could_serve(prefix_cache, said):
+    """Each turn computes the whole conversation again, which decides how long it takes."""
+    sessions = replace(
+        SessionFigures.absent(Absent("none")), earlier_fraction=measured(0.571, "1", ""), by_turn=()
+    )
+    cache = PrefixCache(at(1000.0), Absent("by the turns"), Absent("unknown"), replied_tok=at(0.0))
+    summary = Summary(
+        {"planned": 60, "ok": 60}, {}, Verdict(State.VALID), prefix_cache=cache, sessions=sessions
+    )
+    identity = Identity("llamacpp", prefix_cache=prefix_cache)
+    told = list(caveats(summary, Manifest(engine="llamacpp", workload="sessions", identity=identity)))
+    assert [reason.code for reason in told] == said
+    assert all("could serve 57.1% of the prompt tokens" in reason.text for reason in told)
 
 
 def test_a_counter_that_falls_during_the_load_is_a_restart():

@@ -323,9 +323,8 @@ def _cached(
     planned = _point(by_turns.earlier_fraction) if by_turns else _point(cache.infinite_tok) / total_tok
     if isinstance(cache.restarted_s, Estimate):
         # Where one starts again, each of the three counters falls once.
-        is_again = cache.restarted_s.n > 3
-        at_s = cache.restarted_s.point
-        yield Reason.of("prefix-restarted.again" if is_again else "prefix-restarted", at_s=at_s)
+        code = "prefix-restarted.again" if cache.restarted_s.n > 3 else "prefix-restarted"
+        yield Reason.of(code, at_s=cache.restarted_s.point)
         return
     if isinstance(served_tok, Absent):
         if planned > NOTABLE:
@@ -338,9 +337,10 @@ def _cached(
         yield Reason.of("prefix-more", share=share, points=(share - planned) * 100, planned=planned)
     simulated = isinstance(cache.simulated_tok, Estimate)
     expected = _point(cache.simulated_tok) / total_tok if simulated else planned
-    if by_turns or share >= expected - (SIMULATED if simulated else NOTABLE):
+    is_off = identity is not None and identity.prefix_cache is False
+    if (by_turns and not is_off) or share >= expected - (SIMULATED if simulated else NOTABLE):
         return
-    if identity is not None and identity.prefix_cache is False:
+    if is_off:
         yield Reason.of("prefix-off", expected=expected)
     elif share < NONE_OF * expected:
         yield Reason.of(
