@@ -328,7 +328,7 @@ def test_behind_nginx_every_request_is_whole(name: str, trusting: Path, tmp_path
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
 @pytest.mark.parametrize(("option", "codes"), [("", {"held-by-time", "bunched"}), ("http-no-delay", {None})])
 def test_text_that_haproxy_holds_is_named(option: str, codes: set[str | None], tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_text_that_haproxy_holds_is_named(option: str, codes: set[str | None], t
     assert (reason and reason.code) in codes
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @pytest.mark.parametrize(
     ("more", "n_output_tok", "code"),
@@ -418,7 +418,7 @@ def by_beat(upstream: str, beat_s: float) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 @pytest.mark.parametrize(
     ("beat_ms", "gap_ms", "code"),
     [(40, 28, "bunched"), (40, 20, "bunched"), (100, 30, "bunched"), (10, 25, None)],
