@@ -20,6 +20,7 @@ import pytest
 from scipy import stats
 
 from burstline.loadgen.capture.capture import Reads, read_captures
+from burstline.loadgen.driver.job import NAMES
 from burstline.measure.record.rundir import open_run
 from tests import verdicts
 from tests.bench.wire import build
@@ -174,7 +175,7 @@ def interrupted(made: Lab, argv: list[str], after_s: float, what) -> tuple[int, 
 
 def _sent(path: Path) -> bool:
     try:
-        return bool(np.fromfile(path, dtype=np.int64)[2::9].sum())
+        return bool(np.fromfile(path, dtype=np.int64)[NAMES.index("sent") :: len(NAMES)].sum())
     except OSError:
         return False
 
