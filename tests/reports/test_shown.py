@@ -25,9 +25,9 @@ def test_a_small_run_is_shown_whole_and_a_large_one_in_parts():
     assert whole.listed.tolist() == sent[-2000:].tolist()
     part = shown_of(sent, slowest, [17, 18])
     assert not part.all
-    assert len(part.even) == len(part.slowest) == 1000
+    assert len(part.even) == len(part.slowest) == comparison.EACH
     assert (part.even[0], part.even[-1]) == (4999, 0)
-    assert set(np.abs(np.diff(part.even)).tolist()) <= {5, 6}
+    assert set(np.abs(np.diff(part.even)).tolist()) <= {6, 7}
     assert part.listed.tolist() == sorted({*part.even, *part.slowest, 17, 18}, reverse=True)
     assert (part.href(17), part.href(2000)) == ("#r17", "")
 

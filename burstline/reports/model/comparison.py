@@ -413,7 +413,7 @@ def case_of(
 
 
 ALL_UP_TO: Final = 2000
-EACH: Final = 1000
+EACH: Final = 800
 """How many are drawn evenly spaced, and how many of the slowest, where not all are."""
 
 
