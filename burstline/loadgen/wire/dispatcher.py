@@ -316,7 +316,8 @@ class Dispatcher:
         if failure == "not_sent":
             self.n_unsent += 1
         else:
-            self.n_failed, exchange.closed_ns = self.n_failed + 1, now()
+            self.n_failed += 1
+            exchange.closed_ns = now()
         connection = self._in_flight.pop(exchange, None)
         if connection is not None and connection.is_open:
             self._part(connection)

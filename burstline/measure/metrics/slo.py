@@ -210,10 +210,9 @@ def _judge(
         result, reason = Result.FAIL, lower
     waits = slo.metric.startswith(("ttft", "e2e")) and any(run.verdict.has(QUEUE_GREW) for run in runs)
     if waits and result == Result.INCONCLUSIVE and isinstance(figure, Estimate):
-        result, how = (
-            (Result.FAIL, "misses it by more") if figure.point > slo.bound else (result, "may miss it")
-        )
-        reason = f"the queue kept growing: a longer run {how}"
+        is_beyond = figure.point > slo.bound
+        result = Result.FAIL if is_beyond else result
+        reason = f"the queue kept growing: a longer run {'misses it by more' if is_beyond else 'may miss it'}"
     doubts = () if result == Result.INCONCLUSIVE else (_doubt(slo, result, figure, run) for run in runs)
     doubt = next(filter(None, doubts), None)
     return SloResult(slo.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)

@@ -96,8 +96,8 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
             continue
         if name in _MAY_BE_UNKNOWN and len(known) < 2:
             continue
-        least = min((int(limit) if limit.isdecimal() else 0 for limit in known), default=0)
-        if name == "max-num-seqs" and most_in_flight and least >= most_in_flight:
+        most = most_in_flight if name == "max-num-seqs" else None
+        if most and all(limit.isdecimal() and int(limit) >= most for limit in known):
             continue
         found[name] = values
     return found

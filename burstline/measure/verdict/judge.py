@@ -173,7 +173,7 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
     return [Reason.of("read-lag", **told)]
 
 
-ANOTHER_LOAD: Final = ("send-lag", SLOW_CLIENT)  # than the one that was asked for
+ANOTHER_LOAD: Final = ("send-lag", SLOW_CLIENT)  # why the load that was sent is not the one asked for
 LATE: Final = ("read-lag", *ANOTHER_LOAD)
 
 

@@ -115,15 +115,15 @@ def limited_by(
         code = "limit.lost" if lost_a_part(summary.counts) else "limit.refused"
         return code, {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
-    if summary.verdict.has(QUEUE_GREW):
-        by = _batch(summary, manifest, most)
-        return ("limit.overloaded-batch", by[1]) if by[0] == "limit.batch" else ("limit.overloaded", {})
+    if verdict.has(QUEUE_GREW):
+        code, told = _batch(summary, manifest, most)
+        return ("limit.overloaded-batch", told) if code == "limit.batch" else ("limit.overloaded", {})
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    counts, is_cut = summary.counts, summary.verdict.is_interrupted
+    counts, is_cut = summary.counts, verdict.is_interrupted
     sent = counts["planned"] - counts.get(Outcome.NOT_SENT, 0) * is_cut
     kept = sum(counts.get(kind, 0) for kind in ("ok", Outcome.ABANDONED)) / (sent or 1)
     rate = manifest.asked.rate
-    level = level and kept >= NEARLY and summary.verdict.state != State.NOT_STATIONARY
+    level = level and kept >= NEARLY and verdict.state != State.NOT_STATIONARY
     if at_a_time is None and level and not _is_queued(summary, manifest.identity, most):
         may_wait = isinstance(waiting, Absent) or waiting.point >= 1
         if may_wait and isinstance(summary.throughput.requests_per_s, Absent):
@@ -142,7 +142,7 @@ def limited_by(
     if in_flight <= 1 and not is_all:
         return "limit.one-in-flight", {}
     if isinstance(waiting, Absent):
-        if any(each.code == LISTEN_QUEUE for each in summary.verdict.warnings):
+        if any(each.code == LISTEN_QUEUE for each in verdict.warnings):
             return "limit.listen-queue", {"n": n}
         if streams := known(summary.concurrency.streaming_max):
             return "limit.streams", {"n": count(streams), "most": n, "reason": waiting.reason}
