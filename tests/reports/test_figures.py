@@ -5,6 +5,7 @@ import pytest
 
 from burstline.measure.stats.figure import Estimate, measured
 from burstline.measure.stats.quantiles import quantile_of
+from burstline.reports.figures import drawing as look
 from burstline.reports.figures import ecdf, first_screen, run_figures
 from burstline.reports.figures.contenders import Ratio, forest
 from burstline.reports.figures.run_figures import Panel
@@ -140,7 +141,21 @@ def test_two_figures_on_one_page_share_no_id():
 
 def test_every_request_over_time_is_a_visible_stroke():
     paths = re.findall(r'd="([^"]+)"[^>]*--c0', over_time(np.full(40, 0.5)).drawings[0].body)
-    assert max(path.count("L") for path in paths) >= 40
+    assert max(path.count("H") for path in paths) >= 40
+
+
+def test_a_path_keeps_its_points_in_the_short_spelling():
+    figure, (panel,) = look.canvas(300, 200)
+    (line,) = panel.plot([0, 1, 2, 2, 3], [1, 1, 2, 2.5, 2.5], color=look.SERIES[1])
+    body = look.drawn(figure, "short", panel).body
+    x, y = panel.transData.transform(line.get_xydata()).T
+    (path,) = re.findall(r'd="([^"]+)"[^>]*--c1', body)
+    at, points = [], []
+    for command, numbers in re.findall(r"([MLH])([^MLH]+)", path):
+        at = [float(numbers), at[1]] if command == "H" else [float(each) for each in numbers.split()]
+        points.append(at)
+    assert "H" in path
+    np.testing.assert_allclose(points, np.c_[x, 200 - y], atol=0.01)
 
 
 def test_text_in_a_figure_takes_the_font_of_the_page():

@@ -19,7 +19,7 @@ from burstline.reports.number_format import Scale, number, point, scale_for
 
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-MOST_STEPS = 1500
+MOST_STEPS = 500
 LEGEND_LINE = 18
 NO_BOUNDS: Mapping[str, float] = {}
 
