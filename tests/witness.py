@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -28,7 +30,6 @@ class Witness:
     def __init__(self) -> None:
         self._at_s: list[float] = []
         self._foreign: list[float] = []
-        self._began = cpu_time(os.getpid())
         argv = [sys.executable, "-m", __name__, str(os.getpid())]
         self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -53,32 +54,67 @@ class Witness:
 
     def mean(self) -> float:
         """The share that others took since the start."""
-        return self._began.others_until(cpu_time(os.getpid()))
+        return sum(self._foreign) / max(len(self._foreign), 1)
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
 
-def cpu_time(pid: int) -> CpuTime:
-    """The machine's CPU so far; this process takes part, and `pid` with its descendants."""
+class Used(NamedTuple):
+    """A process: its parent, the CPU seconds it used, and those of ended children that it waited for."""
+
+    parent: int
+    own_s: float
+    children_s: float
+
+
+Family = Mapping[int, Used]
+"""A process and all its descendants, by pid."""
+
+
+def family(pid: int) -> Family:
+    found = {}
     process = psutil.Process(pid)
-    family_s = 0.0
     for each in (process, *process.children(recursive=True)):
         if each.pid != os.getpid():
             with suppress(psutil.Error):
-                family_s += sum(each.cpu_times()[:4])  # its own and those of children that it waited for
-    return CpuTime.now(family_s)
+                times = each.cpu_times()
+                found[each.pid] = Used(each.ppid(), sum(times[:2]), sum(times[2:4]))
+    return found
+
+
+def used_between(before: Family, after: Family) -> float:
+    """CPU seconds that a family used between two looks at it.
+
+    A process that ended stands in the children's times of its parent, but for a parent that does not wait for
+    its children (Ray's): there its times are gone, and must not be counted as lost.
+    """
+    known_s: Counter[int] = Counter()
+    for pid in before.keys() - after.keys():
+        heir = before[pid].parent
+        while heir in before and heir not in after:
+            heir = before[heir].parent
+        known_s[heir] += before[pid].own_s + before[pid].children_s
+    none = Used(0, 0.0, 0.0)
+    used_s = 0.0
+    for pid, now in after.items():
+        then = before.get(pid, none)
+        used_s += now.own_s - then.own_s + max(now.children_s - then.children_s - known_s[pid], 0.0)
+    return used_s
 
 
 def main(pid: int) -> None:
     os.nice(19)
-    before = cpu_time(pid)
+    members, ours_s = family(pid), 0.0
+    before = CpuTime.now()
     while psutil.pid_exists(pid) and os.getppid() == pid:
         time.sleep(EVERY_S)
-        after = cpu_time(pid)
+        now = family(pid)
+        ours_s += used_between(members, now)
+        after = CpuTime.now(ours_s)
         print(f"{time.monotonic():.3f} {before.others_until(after):.4f}", flush=True)
-        before = after
+        before, members = after, now
 
 
 if __name__ == "__main__":
