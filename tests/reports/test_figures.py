@@ -144,7 +144,7 @@ def test_every_request_over_time_is_a_visible_stroke():
     assert max(path.count("H") for path in paths) >= 40
 
 
-def test_a_path_keeps_its_points_in_the_short_spelling():
+def test_a_path_keeps_its_points_where_it_is_level():
     figure, (panel,) = look.canvas(300, 200)
     (line,) = panel.plot([0, 1, 2, 2, 3], [1, 1, 2, 2.5, 2.5], color=look.SERIES[1])
     body = look.drawn(figure, "short", panel).body

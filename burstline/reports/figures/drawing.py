@@ -185,11 +185,10 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     body = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
     body = _scoped_ids(body, name)
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
-    # Coordinates stand in tags; a number in a text stays as it is.
+    # Coordinates stand in tags; a number in a text stays as it is. A level line in a path is an H.
     short = partial(re.sub, r"-?\d+\.\d{4,}", lambda at: f"{float(at[0]):.2f}".rstrip("0").rstrip("."))
     body = re.sub(r"<[^>]+>", lambda tag: short(tag[0]), body)
-    level = partial(re.sub, r"( [\d.-]+) L ([\d.-]+)\1(?= )", r"\1 H \2")
-    body = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r" ?([A-Zz]) ?", r"\1", level(path[0])), body)
+    body = re.sub(r"( [\d.-]+) L ([\d.-]+)\1(?= )", r"\1 H \2", body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for colour, variable in VARIABLES.items():
         body = body.replace(colour, f"var(--{variable})")

@@ -107,22 +107,20 @@ def limited_by(
     verdict = summary.verdict
     if verdict.state == State.CLIENT_BOUND or any(map(verdict.has, ANOTHER_LOAD)):
         return "limit.client", {}
-    most = finite(summary.concurrency.max)
+    most, counts, rate = finite(summary.concurrency.max), summary.counts, manifest.asked.rate
     if most is None:
         return "", {}
-    refused = sum(n for kind, n in summary.counts.items() if kind in OVERLOADED)
-    if refusals and refused > REFUSED * summary.counts["planned"]:
-        code = "limit.lost" if lost_a_part(summary.counts) else "limit.refused"
-        return code, {"n": f"{refused:,} of {counted(summary.counts['planned'], 'request')}"}
+    refused = sum(n for kind, n in counts.items() if kind in OVERLOADED)
+    if refusals and refused > REFUSED * counts["planned"]:
+        code = "limit.lost" if lost_a_part(counts) else "limit.refused"
+        return code, {"n": f"{refused:,} of {counted(counts['planned'], 'request')}"}
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
     if verdict.has(QUEUE_GREW):
         code, told = _batch(summary, manifest, most)
         return ("limit.overloaded-batch", told) if code == "limit.batch" else ("limit.overloaded", {})
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    counts, is_cut = summary.counts, verdict.is_interrupted
-    sent = counts["planned"] - counts.get(Outcome.NOT_SENT, 0) * is_cut
+    sent = counts["planned"] - counts.get(Outcome.NOT_SENT, 0) * verdict.is_interrupted
     kept = sum(counts.get(kind, 0) for kind in ("ok", Outcome.ABANDONED)) / (sent or 1)
-    rate = manifest.asked.rate
     level = level and kept >= NEARLY and verdict.state != State.NOT_STATIONARY
     if at_a_time is None and level and not _is_queued(summary, manifest.identity, most):
         may_wait = isinstance(waiting, Absent) or waiting.point >= 1
