@@ -52,10 +52,13 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """By the load's own time, else at the mean pace so far; None before a twentieth is served."""
+        """By the load's own time, else at the present or the mean pace, the faster; from a twentieth on."""
         if self.until_s is not None:
             return max(0.0, self.until_s - self.elapsed_s)
-        return None if self.spare or self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
+        if self.spare or self.share < 0.05:
+            return None
+        mean_s = self.elapsed_s / self.share * (1 - self.share)  # of a burst mostly without tokens at first
+        return min(mean_s, self.planned_tok * (1 - self.share) / (self.tok_per_s or 1e-9) or mean_s)
 
     def __str__(self) -> str:
         """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""

@@ -20,6 +20,8 @@ def test_the_bar_of_a_burst_moves_with_its_tokens():
     burst = Snapshot(1000, 1000, 873, 0, 0, 20.0, planned_tok=64_000, tok=16_000)
     assert (burst.share, burst.left_s) == (0.25, 60.0)
     assert Snapshot(1000, 1000, 0, 0, 0, 20.0, planned_tok=64_000).left_s is None
+    decoding = replace(burst, tok_per_s=4800.0)  # the first 20 s were mostly prefill
+    assert decoding.left_s == 10.0
 
 
 def test_a_load_by_time_says_when_it_ends_and_what_was_not_needed():
