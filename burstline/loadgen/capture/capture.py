@@ -12,7 +12,6 @@ the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 
 from __future__ import annotations
 
-import io
 import mmap
 import queue
 import shutil
@@ -370,14 +369,14 @@ def unpacked(contents: bytes) -> Capture:
         raise ValueError(
             f"expected a capture of schema {_MAGIC!r}, got {magic!r}; was it written by a newer version?"
         )
-    rest = io.BytesIO(contents)
-    rest.seek(_HEADER.size)
-    failure, detail = rest.read(n_failure).decode(), rest.read(n_detail).decode()
-    steps, lags, since = (np.frombuffer(rest.read(8 * n_reads), "<i8", n_reads) for _ in range(3))
-    lengths = np.frombuffer(rest.read(4 * n_reads), "<u4", n_reads)
-    data, at_ns, ends = rest.read(), steps.cumsum(dtype=np.int64), lengths.cumsum(dtype=np.int64)
-    if int(lengths.sum(dtype=np.int64)) != len(data):
+    details = _HEADER.size + n_failure
+    columns = details + n_detail
+    steps, lags, since = np.frombuffer(contents, "<i8", 3 * n_reads, columns).reshape(3, n_reads)
+    ends = np.frombuffer(contents, "<u4", n_reads, columns + 24 * n_reads).cumsum(dtype=np.int64)
+    data, at_ns = contents[columns + 28 * n_reads :], steps.cumsum(dtype=np.int64)
+    if (ends[-1] if n_reads else 0) != len(data):
         raise ValueError("its reads do not add up to its bytes")
+    failure, detail = contents[_HEADER.size : details].decode(), contents[details:columns].decode()
     reads = Reads(at_ns, np.where(lags < 0, NO_STAMP, at_ns - lags), ends, data, since)
     dispatched, connected, sent, closed = (None if m == NO_STAMP else m for m in moments)
     return Capture(index, due_ns, dispatched, connected, sent, closed, reads, failure or None, detail or None)

@@ -239,7 +239,6 @@ def stamps(arrivals: Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int
     token_ns = np.maximum.accumulate(np.where(stamped, kernel_ns, at_ns))
     lag_ns = np.where(stamped, np.maximum(at_ns - kernel_ns, 0), -1)
     since_ns = reads.since_ns[read]
-    error_ns = np.where(stamped, np.maximum(since_ns - lag_ns, 0), since_ns)
-    error_ns = np.where(since_ns < 0, -1, error_ns)
+    error_ns = np.where(since_ns < 0, -1, np.maximum(since_ns - np.maximum(lag_ns, 0), 0))
     error_ns = np.where(stamped & (arrivals.body_ends[read] <= np.asarray(ends)), 0, error_ns)
     return token_ns.tolist(), lag_ns.tolist(), error_ns.tolist()
