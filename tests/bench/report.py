@@ -148,10 +148,11 @@ def reply(n_prompt_tok: int, n_tok: int) -> tuple[bytes, np.ndarray]:
 def telemetry(last_ns: int, rng: np.random.Generator) -> Iterator[Row]:
     names = [("engine", name) for name in GAUGES]
     names += [(source, name) for source in ("server", "client") for name in PROCESS]
-    names += [("gpu0", "memory_used_bytes"), ("gpu0", "power_w"), ("host", "others_cpu_s")]
+    names += [("gpu0", "memory_used_bytes"), ("gpu0", "power_w")]
     for at_ns in range(-1_000_000_000, last_ns + 1_000_000_000, int(EVERY_S * 1e9)):
         for (source, name), value in zip(names, rng.uniform(0, 1e9, len(names)).tolist(), strict=True):
             yield Row(at_ns, source, name, value)
+        yield Row(at_ns, "host", "others_cpu_s", 1 + 1e-11 * at_ns)  # 1% of a core
 
 
 if __name__ == "__main__":
