@@ -143,6 +143,18 @@ def test_sessions_count_while_new_ones_take_the_place_of_those_that_end() -> Non
     assert np.mean(points) == pytest.approx(rate_of_sessions(8)["requests_per_s"], rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("n", "rate", "tpot_s"), [(60, 2.0, 0.08), (60, 2.0, 1.3), (12, 2.0, 0.08), (300, 7.0, 0.4)]
+)
+def test_the_rate_of_evenly_spaced_requests_is_that_of_their_gaps(n: int, rate: float, tpot_s: float) -> None:
+    """A window that begins between two arrivals would hold a gap more than requests, or one less."""
+    c = columns(np.arange(n) / rate, np.full(n, 2), tpot_s)
+    steady = steady_part(c, "constant", duration_s=n / rate)
+    assert steady is not None
+    rates = throughputs_in(c, steady.window, steady.block_s)
+    assert rates.requests_per_s.point == pytest.approx(rate)
+
+
 def test_an_open_loop_of_sessions_lasts_until_the_last_one_begins() -> None:
     """3 a second of 4 turns with 3 s between them: 12 requests a second."""
     begins_s = np.arange(120) / 3
@@ -153,7 +165,7 @@ def test_an_open_loop_of_sessions_lasts_until_the_last_one_begins() -> None:
     steady = steady_part(c, "constant", lives=lives)
     assert steady is not None
     assert steady.window.end_s == pytest.approx(begins_s[-1])
-    assert steady.window.start_s == pytest.approx(3 * 3.3 + 0.3, abs=0.1)
+    assert steady.window.start_s == pytest.approx(31 / 3)  # the first that begins 3 * 3.3 + 0.3 s later
     rates = throughputs_in(c, steady.window, steady.block_s)
     assert rates.requests_per_s.point == pytest.approx(12, rel=0.02)
 

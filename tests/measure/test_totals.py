@@ -163,14 +163,16 @@ def test_a_burst_that_was_cut_off_never_drained():
 
 def test_the_servers_queue_counts_while_the_load_ran():
     rows = [Row(at * MS, "engine", "waiting", n) for at, n in ((-5, 9.0), (0, 4.0), (500, 2.0), (1500, 9.0))]
-    rows.append(Row(100 * MS, "engine", "running", 3.0))
+    rows += [Row(at * MS, "engine", "running", n) for at, n in ((0, 3.0), (500, 2.0))]
     found = server_queue(Telemetry.of(telemetry_table(rows)).over(1.0))
     assert {name: figure.point for name, figure in found.items()} == {
         "server_running_max": 3,
         "server_waiting_max": 4,
         "server_waiting_mean": 3,
+        "server_full_fraction": 0.5,
     }
     unknown = server_queue(Telemetry.empty())
+    assert unknown.pop("server_full_fraction") is None
     assert all(isinstance(figure, Absent) for figure in unknown.values())
 
 

@@ -349,6 +349,10 @@ def _window(
     first_s, end_s = planned_s.min(), max(planned_s.max(), load.duration_s or 0.0)
     fill_s = min(quantile(np.array(stays_s), 0.95) if stays_s else math.inf, (end_s - first_s) / 2)
     a = first_s + fill_s
+    if load.pattern == "constant":  # from one arrival to another; on the edge the page says which
+        due_s = np.sort(planned_s[planned_s < end_s])
+        first, second = ([*due_s[due_s >= a + edge_s], a] for edge_s in (-EDGE_S, EDGE_S))
+        a = page[0] if abs(page[0] - second[0]) < EDGE_S else first[0]
     if page[0] > a + EDGE_S:
         assert page[0] <= first_s + 0.75 * (end_s - first_s), "the window begins past what a warm-up may take"
         a = page[0]

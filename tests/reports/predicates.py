@@ -138,7 +138,9 @@ def _has_kv_room(t: Told) -> bool:
 
 def _by_batch(t: Told) -> bool:
     running = t.most("concurrency", "server_running_max")
-    return t.waits and running > 0 and (t.slots is None or running >= t.slots)
+    seldom = t.value("concurrency", "server_full_fraction")
+    often = seldom is None or seldom >= 0.5
+    return t.waits and running > 0 and often and (t.slots is None or running >= t.slots)
 
 
 def _disturbed(t: Told) -> bool:

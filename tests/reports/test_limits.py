@@ -210,6 +210,31 @@ def test_a_short_run_that_served_less_than_its_rate_names_no_limit(served: float
     assert limited_by(summary, manifest)[0] == code
 
 
+@pytest.mark.parametrize(
+    ("full", "budget", "code"),
+    [(0.9, 2048, "limit.batch"), (0.2, 2048, "limit.token-budget"), (0.2, None, "limit.queue")],
+)
+def test_a_batch_that_was_seldom_full_while_requests_waited_is_not_the_limit(
+    full: float, budget: int | None, code: str
+) -> None:
+    """A burst whose prompts enter 16 a step: its batch is full for a moment, long after most had waited."""
+    gauges = {
+        "mean": measured(110.0, "requests", ""),
+        "max": measured(200.0, "requests", ""),
+        "server_waiting_mean": measured(60.0, "requests", ""),
+        "server_running_max": measured(128.0, "requests", ""),
+        "server_full_fraction": measured(full, "1", ""),
+    }
+    memory = Memory(kv_peak_fraction=measured(0.016, "1", ""))
+    summary = Summary(
+        {"planned": 200, "ok": 200}, {}, Verdict(State.VALID),
+        concurrency=Concurrency(**gauges), memory=memory,
+    )  # fmt: skip
+    identity = Identity("vllm", max_num_seqs=128, max_num_batched_tokens=budget)
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(200), identity=identity)
+    assert limited_by(summary, manifest)[0] == code
+
+
 def test_users_who_pause_are_the_limit_and_not_the_model():
     """Eight users of whom four have a request in flight on average; without pauses the concurrency is it."""
     gauges = {

@@ -188,6 +188,7 @@ class Draw:
             max=plain(float(self.most), "1", 1),
             **{name: plain(value, "1", 9) if watched else why for name, value in at.items()},
             open_after_fraction=self.figure(0, 0.2),
+            server_full_fraction=self.figure(0, 1) if watched and waiting else None,
             streaming_max=streaming if not watched and self.often(0.3) and self.most > 3 else None,
         )
 

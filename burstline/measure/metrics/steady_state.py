@@ -145,6 +145,8 @@ def steady_part(
     if len(stays_s):
         fill_s = min(float(np.quantile(stays_s, FILLED)), fill_s)
     start_s = max(first_s + fill_s, cut_s or 0.0)
+    if pattern == "constant":  # from one arrival to another it holds as many requests as gaps
+        start_s = float(min(due_s[(due_s >= start_s) & (due_s < end_s)], default=start_s))
     window = Window(start_s, end_s)
     tests = _tests(c, window)
     block_s = _least_block_s(c, lives)

@@ -313,18 +313,20 @@ def _open_after(c: Columns) -> Figure:
     return measured(behind_s / all_s if all_s else None, "1", "no request succeeded", int(whole.sum()))
 
 
-def server_queue(watched: Telemetry) -> dict[str, Figure]:
+def server_queue(watched: Telemetry) -> dict[str, Any]:
     """How many requests ran and waited in the server, by its own gauges while the load ran."""
-    waiting = watched.during("engine", "waiting")[1]
+    (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))
     if len(watched.series("engine", "waiting")[1]):
         mean = Absent("the load was too short to watch", "too-short")
     if len(waiting) > 1:
         mean = measured(float(waiting.mean()), "requests", "", len(waiting))
+    full = np.interp(at_s[waiting > 0], since_s, running) >= 0.9 * running.max() if len(running) else ()
     return {
         "server_running_max": watched.peak("engine", "running", "requests"),
         "server_waiting_max": watched.peak("engine", "waiting", "requests"),
         "server_waiting_mean": mean,
+        "server_full_fraction": measured(float(np.mean(full)), "1", "", len(full)) if len(full) else None,
     }
 
 

@@ -203,6 +203,7 @@ class Concurrency(Section):
     server_running_max: Figure = titled("Running in the server, maximum")
     server_waiting_max: Figure = titled("Waiting in the server, maximum")
     server_waiting_mean: Figure = titled("Waiting in the server, mean")
+    server_full_fraction: Figure | None = optional("Of the time with a queue, as many ran as ever")
     open_after_fraction: Figure = titled("Open after the last token", share=True)
     streaming_max: Figure | None = optional("Most replies that streamed at once while others waited")
 

@@ -180,17 +180,23 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
     running = finite(summary.concurrency.server_running_max)
     kv, preempted = finite(summary.memory.kv_peak_fraction), finite(summary.memory.preemptions) or 0
     slots, budget = identity.max_num_seqs, identity.max_num_batched_tokens
-    if running and slots and running >= slots and not preempted:
+    full_fraction = known(summary.concurrency.server_full_fraction)
+    seldom = full_fraction is not None and full_fraction < 0.5
+    if running and slots and running >= slots and not (preempted or seldom):
         code = "limit.batch"
     elif preempted or (kv is not None and not _has_room(summary, kv, identity.kv_tok)):
         code = "limit.kv-cache"
     elif running and slots and budget and kv is not None:
         code = "limit.token-budget"
     else:
-        code = "limit.own-batch" if running and not slots else "limit.queue"
+        code = "limit.own-batch" if running and not (slots or seldom) else "limit.queue"
     ran = "many requests waited in it"
     if running:
-        below = f", below the batch limit of {slots:,}," if slots and code == "limit.queue" else ""
+        below = (
+            f", below the batch limit of {slots:,},"
+            if code == "limit.queue" and (slots or 0) > running
+            else ""
+        )
         # Those that failed may never have been in the queue.
         asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
         is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)
