@@ -91,7 +91,8 @@ FIRST_SCREEN = (
         "tests/loadgen/test_reader.py::test_stamps_are_taken_between_the_sending_and_the_return",
     ),
     row(
-        "If late reads make a headline percentile unreliable, the verdict is CLIENT-BOUND.",
+        "If late reads make the p50 or p99 of TTFT, TPOT or E2E unreliable, or a percentile with an SLO, "
+        "the verdict is CLIENT-BOUND.",
         CANARY + "test_an_instrument_that_the_canary_contradicts_is_client_bound",
     ),
     row(

@@ -148,8 +148,11 @@ def _lost_record(index: int, sent_ns: int, prompt_tok: int, output_tok: int) -> 
     )
 
 
-def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> list[Row]:
-    """What the watcher would have seen: the engine's gauges, memory of server, device and client."""
+def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100, n_prefill: int = 0) -> list[Row]:
+    """What the watcher would have seen: the engine's gauges, memory of server, device and client.
+
+    `n_prefill` requests can be in prefill at a time: they run.
+    """
     first = np.array([r.token_ns[0] for r in rows if r.token_ns])
     last = np.array([r.token_ns[-1] for r in rows if r.token_ns])
     due = np.array([r.due_ns for r in rows if r.token_ns])
@@ -158,6 +161,8 @@ def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> l
     for at in range(-2000 * MS, end + 500 * MS, every_ms * MS):
         running = int((first <= at).sum() - (last <= at).sum())
         waiting = int(((due <= at) & (first > at)).sum())
+        entering = min(n_prefill, waiting, max(max_seqs - running, 0))
+        running, waiting = running + entering, waiting - entering
         grown = min(max(at, 0) / (4000 * MS), 1.0)
         readings += [
             (at, "engine", "running", float(running)),

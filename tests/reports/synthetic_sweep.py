@@ -97,7 +97,10 @@ def finished_run(
     shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(output_tok, output_tok))
     run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000), seed=0))
     run.save("records.parquet", [tables.record_table(rows)])
-    run.save("telemetry.parquet", [telemetry_table(synthetic.telemetry(rows, max_seqs=MAX_SEQS))])
+    run.save(
+        "telemetry.parquet",
+        [telemetry_table(synthetic.telemetry(rows, max_seqs=MAX_SEQS, n_prefill=MAX_SEQS))],
+    )
     run.save_manifest(replace(run.manifest, status="complete"))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     return open_run(run.path)

@@ -148,7 +148,7 @@ def test_a_failure_shows_its_words_escaped_and_links_to_its_record(lossy):
 def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
     page = page_of(hopeless)
     assert re.search(
-        r"Nothing was served: all 20 requests failed \(7 [\w ]+, 7 [\w ]+, 6 [\w ]+\); first error: ", page
+        r"No request succeeded: all 20 requests failed \(7 [\w ]+, 7 [\w ]+, 6 [\w ]+\); first error: ", page
     )
     assert "How fast is it?" not in page
     assert "How are the latencies distributed?" not in page
@@ -339,7 +339,7 @@ def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopele
     log = "(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room"
     (copy.path / "server.log").write_text(log)
     told = answer_of(open_run(copy.path), hopeless.summary)
-    assert told.sentence.startswith("Nothing was served: the server's log says MemoryError: no room; all")
+    assert told.sentence.startswith("No request succeeded: the server's log says MemoryError: no room; all")
 
 
 def test_a_missed_slo_is_in_no_green_banner(steady):
@@ -442,7 +442,7 @@ def test_requests_that_were_not_needed_or_left_unsent_are_no_failures(tmp_path, 
     run.save_manifest(replace(run.manifest, **facts))
     write_json(run.path / "summary.json", summarize_run(open_run(run.path)).to_json())
     view = view_of(open_run(run.path))
-    assert sections.failures(view)[0] == Note("Nothing failed.")
+    assert sections.failures(view)[0] == Note("No request failed.")
     assert len(view.needed) == 30
     assert "What failed?" not in page_of(open_run(run.path))
 
@@ -490,7 +490,7 @@ def test_a_run_that_was_stopped_at_any_moment_has_a_page(n_done, tmp_path):
     stopped = open_run(done.path)
     html, told = page_of(stopped), answer_of(stopped, stopped.summary).sentence
     if n_done == 0:
-        assert told == "Nothing was served: the run was interrupted before a request had ended."
+        assert told == "No request succeeded: the run was interrupted before a request had ended."
     elif n_done <= 15:
         assert told == "There are no figures: no request after the warm-up succeeded."
     elif n_done == 19:

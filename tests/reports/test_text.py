@@ -27,7 +27,7 @@ def test_show_says_verdict_numbers_and_outcomes(lossy):
 def test_show_says_why_a_number_is_absent(hopeless):
     shown = text(digest(alone(view_of(hopeless))))
     assert "FAILED" in shown
-    assert "Nothing was served: all 20 requests failed" in shown
+    assert "No request succeeded: all 20 requests failed" in shown
 
 
 def test_a_reason_that_several_numbers_share_is_said_once(lossy):

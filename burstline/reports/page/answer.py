@@ -73,7 +73,7 @@ def _of_run(view: View, contender: Contender) -> Answer:
     """The sentence, and under it what was cut off or failed, what limited the run, and the slow tail."""
     summary = view.summary
     if not view.has_served:
-        return Answer(f"Nothing was served: {cause(view)}")
+        return Answer(f"No request succeeded: {cause(view)}")
     reasons = [each.text for each in summary.verdict.reasons[:1] if each.code in ("died", "client-failed")]
     if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
         ok = counted(summary.counts["ok"], "request")

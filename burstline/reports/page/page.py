@@ -83,7 +83,7 @@ WITHOUT_SUCCESS: Final = ("nothing", "requests", "again", "glossary")
 """The sections of a run of which no request succeeded."""
 Blocks = Callable[[View], list[Block]]
 SECTIONS: Final[tuple[tuple[str, str, str, Blocks, Callable[[View], object]], ...]] = (
-    ("nothing", "Cause", "Why was nothing served?", sections.nothing, lambda v: not v.has_served),
+    ("nothing", "Cause", "Why did no request succeed?", sections.nothing, lambda v: not v.has_served),
     ("numbers", "Numbers", "How fast is it?", sections.numbers, bool),
     ("sessions", "Sessions", "How long do sessions and their turns take?", session_tables,
         lambda v: v.summary.sessions),

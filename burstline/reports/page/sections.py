@@ -270,7 +270,7 @@ def failures(view: View) -> list[Block]:
             Cell(_words(errors[first])[:300], tone="wrap"),
         ])  # fmt: skip
     lost = sum(failed(kinds, interrupted=view.summary.verdict.is_interrupted).values())
-    text = f"{lost:,} of {n:,} requests failed." if lost else "Nothing failed."
+    text = f"{lost:,} of {n:,} requests failed." if lost else "No request failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its error"]
     return [Note(text), table(f"How {counted(n, 'request')} ended", columns, rows, text=(0, 1, 4, 5))]
 
