@@ -25,6 +25,7 @@ MEANT_BY: Final[Mapping[str, str]] = _TABLES["meant_by"]
 SENTENCES: Final[Mapping[str, str]] = _TABLES["sentences"]
 LIMITS: Final[Mapping[str, str]] = _TABLES["limits"]
 """What limited a run, in two or three words."""
+SET_BY: Final[Mapping[str, str]] = _TABLES["set_by"]
 GATE: Final[Mapping[str, tuple[str, str, str, str, str]]] = {k: tuple(v) for k, v in _TABLES["gate"].items()}
 SEARCH: Final[Mapping[str, tuple[str, str, str, str]]] = {k: tuple(v) for k, v in _TABLES["search"].items()}
 NEXT: Final[Mapping[str, str]] = _TABLES["next"]

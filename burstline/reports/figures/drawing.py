@@ -201,8 +201,7 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
 def _hover(panel: Axes, axis: str, height: float) -> Hover | None:
     if not axis:
         return None
-    ends = list(zip(panel.get_xlim(), panel.get_ylim(), strict=True))
-    (x0, y0), (x1, y1) = panel.transData.transform(ends)
+    (x0, y0), (x1, y1) = panel.transData.transform([*zip(panel.get_xlim(), panel.get_ylim(), strict=True)])
     if axis == "x":
         kind = "log" if panel.get_xscale() == "log" else "x"
         return Hover(kind, round(x0, 1), round(x1, 1), *panel.get_xlim())

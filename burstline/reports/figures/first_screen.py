@@ -27,12 +27,9 @@ FEWEST = 16
 SEEN = 0.004
 """A part below this share of the longest bar is not drawn."""
 COLOURS = {
-    "sent late": look.MUTED,
-    "queue + prefill": look.SERIES[1],
-    "queue": look.SERIES[1],
-    "prefill": look.SERIES[2],
-}
-COLOURS |= {"decode": look.SERIES[0], "stalls": look.SERIES[3]}
+    "sent late": look.MUTED, "queue + prefill": look.SERIES[1], "queue": look.SERIES[1],
+    "prefill": look.SERIES[2], "decode": look.SERIES[0], "stalls": look.SERIES[3],
+}  # fmt: skip
 PARTS = (*look.SERIES, look.MUTED, look.INK)
 """Colours of parts that have none of their own."""
 ALL_REQUESTS = "all-requests"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from burstline.measure.metrics.definitions import METRICS
@@ -20,7 +20,7 @@ from burstline.measure.verdict.judge import ANOTHER_LOAD, LISTEN_QUEUE
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.number_format import count, with_unit
 from burstline.reports.page.sweep_words import slo_words
-from burstline.reports.sentences import NEXT, say, say_next, uncapitalised
+from burstline.reports.sentences import NEXT, SET_BY, say, say_next, uncapitalised
 from burstline.roofline.reconcile.reconciliation import Reconciliation
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
@@ -43,13 +43,6 @@ REFUSED: Final = 0.01
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
 """The limits that another load would move: what a search has done already."""
 BY_USERS: Final = ("limit.concurrency", "limit.pauses", "limit.one-in-flight")
-SET_BY: Final[Mapping[str, str]] = {
-    "limit.batch": "max_num_seqs",
-    "limit.overloaded-batch": "max_num_seqs",
-    "limit.own-batch": "max_num_seqs",
-    "limit.token-budget": "max_num_batched_tokens",
-}
-"""The setting of each limit that has one: engines have their own flags for it."""
 
 
 def limit_of(

@@ -48,8 +48,7 @@ def numbers(view: View) -> list[Block]:
     summary = view.summary
     others = {key: row for key, row in summary.metrics.items() if key not in view.headline}
     has_cost = any(isinstance(row.figure, Estimate) for row in summary.cost.rows())
-    goodput = ["goodput"] if summary.goodput.criteria else []
-    names = ["throughput", *goodput, "memory", "concurrency", "stalls"]
+    names = ["throughput", *["goodput"] * bool(summary.goodput.criteria), "memory", "concurrency", "stalls"]
     names += ["burst"] * is_burst(view) + ["cost"] * has_cost
     after = " after the warm-up" if known(summary.window.n_warm_up) else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
