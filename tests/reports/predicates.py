@@ -382,7 +382,7 @@ OF_STEPS: Final[Mapping[str, Predicate]] = {
     "NEXT.limit.load": lambda t: t.is_open and t.kept_up,
     "NEXT.limit.concurrency": lambda t: t.users is not None and not t.missed("<="),
     "NEXT.limit.one-in-flight": lambda t: t.in_flight <= 1 and not t.missed("<="),
-    "NEXT.limit.steps": lambda t: not t.is_watched or t.had_room,
+    "NEXT.limit.steps": lambda t: not t.is_watched or t.had_room or t.in_flight <= 1,
     "NEXT.limit.batch": lambda t: t.slots is not None and _by_batch(t) and _has_kv_room(t),
     "NEXT.limit.kv-cache": _full,
     "NEXT.limit.token-budget": OF_LIMITS["limit.token-budget"],
