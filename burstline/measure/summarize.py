@@ -81,8 +81,7 @@ def summarize(
     if (gathering := buffering.gathered(part.counted)) and gathering.code != buffering.BUNCHED:
         summary = replace(summary, grades=grades.held(summary.grades))
     summary = replace(summary, prefix_cache=prefix_cache(part.planned, manifest, watched, uses))
-    concurrency = manifest.asked.concurrency
-    cold, slow_start = _cold(part, concurrency, turns, summary)
+    cold, slow_start = _cold(part, manifest, turns, summary.metrics["ttft"])
     warnings = (*caveats(summary, manifest, status), *(() if cold else slow_start), *part.ran_out)
     verdict = judge(
         summary,
@@ -92,7 +91,7 @@ def summarize(
         cause=_cause(part.whole, summary.counts),
         others={
             # In a closed loop of sessions a slot is a session's, also while its user thinks.
-            State.FAILED: broken_laws(summary, part.planned, None if turns else concurrency),
+            State.FAILED: broken_laws(summary, part.planned, None if turns else manifest.asked.concurrency),
             State.NOT_STATIONARY: part.steady.reasons if part.steady else (),
             State.NOT_COMPARABLE: not_comparable,
             State.COLD: slow_start if cold else (),
@@ -214,15 +213,17 @@ def part_of(planned: Columns, manifest: Manifest, status: Status, turns: Turns |
 
 
 def _cold(
-    part: Part, concurrency: int | None, turns: Turns | None, summary: Summary
+    part: Part, manifest: Manifest, turns: Turns | None, ttft: MetricFigures
 ) -> tuple[bool, tuple[Reason, ...]]:
     """Whether slow first requests spoil TTFT's figures, and what to say of them."""
-    cold = cold_start(part.whole, concurrency, turns.opens if turns else None)
+    cold, c = cold_start(part.whole, manifest.asked.concurrency, turns.opens if turns else None), part.counted
     if cold is None:
         return False, ()
     if part.steady is not None and cold.until_s < part.steady.window.start_s:
         return False, (cold.left_out(),)
-    return cold.counted(summary.metrics["ttft"])
+    rest = samples_of(METRICS["ttft"], c.where(~np.isin(c.index, cold.which)))
+    printed = {p: ttft.figure(p) for p in map(label, QUANTILES)}
+    return cold.counted(printed, percentiles(rest, QUANTILES, "s"), warmed=bool(manifest.asked.warmup))
 
 
 def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:

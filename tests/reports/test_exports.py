@@ -102,7 +102,7 @@ def test_short_markdown_says_why_a_run_is_not_valid(targeted, capsys):
     """With its first reason, whose advice is the one to follow."""
     reasons = [
         Reason.of("drifting", metric="TPOT", change=-0.25, at_s=None),
-        Reason.of("warm-up", what="1 s."),
+        Reason.of("warm-up", what="1 s.", n=48),
     ]
     view = view_of(targeted)
     view = replace(view, summary=replace(view.summary, verdict=Verdict(State.NOT_STATIONARY, tuple(reasons))))

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.sessions import session_figures
 from burstline.measure.metrics.steady_state import ColdStart
 from burstline.measure.record.rundir import open_run
-from burstline.measure.record.summary import MetricFigures
 from burstline.measure.record.verdict import Grade, PercentileGrade
-from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.figure import Estimate, measured
 from burstline.measure.summarize import summarize_run
 from burstline.reports.blocks import Block, Folded, Side, Table
 from burstline.reports.model.comparison import Comparison, Contender, View, alone, view_of
@@ -296,13 +296,14 @@ def test_the_interval_over_several_runs_includes_what_late_reading_may_have_move
 
 
 def test_slow_first_requests_that_change_no_printed_number_are_not_named():
-    start = ColdStart(3, 0.05, 0.1, 0.2, {"p50": (0.10001, 0.10002)})
-    assert start.counted(MetricFigures.absent(Absent(""))) == (False, ())
+    start = ColdStart(3, 0.05, 0.1, 0.2, np.arange(3))
+    printed, rest = ({"p50": measured(each, "s", "")} for each in (0.10002, 0.10001))
+    assert start.counted(printed, rest, warmed=False) == (False, ())
 
 
 @pytest.mark.parametrize(
     ("after", "who"), [(0, "The first 3 requests"), (8, "The 3 requests after the first 8")]
 )
 def test_slow_first_requests_of_a_closed_loop_are_those_after_its_first_wave(after, who):
-    start = ColdStart(3, 0.05, 0.1, 0.2, {"p50": (0.1, 0.2)}, after)
+    start = ColdStart(3, 0.05, 0.1, 0.2, np.arange(3), after)
     assert start.size == f"{who} waited 50 ms longer for their first token than the rest (median 100 ms)."

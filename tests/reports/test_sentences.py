@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from burstline.cli import main
 from burstline.measure.metrics.audit import audit, audit_sentence, compared, misread, replies_differ
 from burstline.measure.metrics.steady_state import ColdStart
@@ -25,7 +27,6 @@ from burstline.measure.record.summary import (
     LengthFigures,
     LengthSummary,
     Memory,
-    MetricFigures,
     PrefixCache,
     Section,
     Stationarity,
@@ -148,7 +149,7 @@ def audits() -> Iterator[str]:
 def reasons() -> Iterator[Reason]:
     for verdict in VERDICTS:
         yield from verdict.reasons
-    slow_start = ColdStart(10, 1.1, 0.4, 0.05, {"p50": (0.4, 0.4), "p99": (0.41, 1.5)})
+    slow_start = ColdStart(10, 1.1, 0.4, 0.05, np.arange(10))
     yield from caveats(warned({"planned": 200, "ok": 20}), MANIFEST, "interrupted")
     yield from caveats(warned({"planned": 5, "ok": 5}), MANIFEST)
     yield from caveats(warned({"planned": 200, "ok": 199, "reset": 1}), MANIFEST)
@@ -166,7 +167,8 @@ def reasons() -> Iterator[Reason]:
     for hits in CACHES.values():
         yield from caveats(warned(prefix_cache=hits), MANIFEST)
     yield from caveats(warned(prefix_cache=CACHES["none"]), off)
-    yield from slow_start.counted(MetricFigures.absent(Absent("")))[1]
+    for warmed in (False, True):
+        yield from slow_start.counted({"p99": at(1.5)}, {"p99": at(0.41)}, warmed=warmed)[1]
     yield slow_start.left_out()
     yield from replies_differ(audit(REPLIES["more"]))
     yield from (reason for each in SECOND for reason in misread(replace(Audit(), second_reader=each)))

@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.measure.metrics.definitions import QUANTILES, e2e_service, tpot, ttft, ttft_service
+from burstline.measure.metrics.definitions import e2e_service, tpot, ttft, ttft_service
 from burstline.measure.metrics.throughput import Lives, Window
-from burstline.measure.record.columns import Columns, Floats
-from burstline.measure.record.summary import Section, Stationarity
+from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.summary import Stationarity
 from burstline.measure.record.verdict import MOST_SHARE, QUEUE_GREW, Reason, tolerance_s
-from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
-from burstline.measure.stats.quantiles import quantile_of
+from burstline.measure.stats.estimates import Absent, Figure, early_stopping_floor, measured
+from burstline.measure.stats.figure import known
 from burstline.measure.stats.serial_correlation import (
     MOST_COSINES,
     N_BATCHES,
@@ -323,15 +323,14 @@ class ColdStart:
     """The first `n` requests, `after` those of a closed loop's first wave, had a median TTFT, from the send,
     that was `slower_s` above the rest's.
 
-    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `moved` are TTFT's
-    percentiles that the rest have: its value of the rest, and of all.
+    `rest_s` is the median of the rest. `until_s` is when the last of them was due, `which` are their indices.
     """
 
     n: int
     slower_s: float
     rest_s: float
     until_s: float
-    moved: Mapping[str, tuple[float, float]]
+    which: Ints
     after: int = 0
 
     @property
@@ -342,23 +341,24 @@ class ColdStart:
             f"than the rest (median {time_text(self.rest_s)})."
         )
 
-    def counted(self, figures: Section) -> tuple[bool, tuple[Reason, ...]]:
-        """Whether they spoil TTFT's printed `figures`, which include them, and what to say of that.
+    def counted(
+        self, printed: Mapping[str, Figure], rest: Mapping[str, Figure], *, warmed: bool
+    ) -> tuple[bool, tuple[Reason, ...]]:
+        """Whether they spoil TTFT's `printed` percentiles, which without them were `rest`; what to say of it.
 
-        They do where they move one by more than 5% and by more than half of its interval.
+        They do where they raise one by more than 5% and by more than half of its interval. Behind a warm-up
+        (`warmed`) another changes nothing.
         """
-        share = {p: abs(all_s - rest_s) / rest_s for p, (rest_s, all_s) in self.moved.items()}
-        spoiled = [
-            p
-            for p, (rest_s, all_s) in self.moved.items()
-            if share[p] > MOST_SHARE and abs(all_s - rest_s) > _half_width(figures.figure(p))
-        ]
-        p = max(spoiled or share, key=share.__getitem__)
-        without, with_them = map(time_text, self.moved[p])
+        pairs = {p: (known(rest[p]), known(figure)) for p, figure in printed.items()}
+        moved = {p: (low, high) for p, (low, high) in pairs.items() if low and high and low < high}
+        least_s = {p: max(MOST_SHARE * low, _half_width(printed[p])) for p, (low, _) in moved.items()}
+        spoiled = [p for p, (low, high) in moved.items() if high - low > least_s[p]]
+        p = max(spoiled or moved, key=lambda p: moved[p][1] / moved[p][0], default="")
+        without, with_them = map(time_text, moved.get(p, (0.0, 0.0)))
         if without == with_them:
             return False, ()
-        moved = Reason.of("cold", size=self.size, p=p, without=without, with_them=with_them)
-        return bool(spoiled), (moved,)
+        code = "cold.warmed" if warmed else "cold"
+        return bool(spoiled), (Reason.of(code, size=self.size, p=p, without=without, with_them=with_them),)
 
     def left_out(self) -> Reason:
         """Of a run whose figures begin after them."""
@@ -385,9 +385,8 @@ def cold_start(
     due_s = c.due_s if opening is None else c.due_s[opening]
     if concurrency is None and (not len(due_s) or not np.ptp(due_s)):
         return None
-    order = np.argsort(c.sent_s[use], kind="stable")[concurrency or 0 :]
-    values, due_s = ttft_service(c)[use][order], c.due_s[use][order]
-    worst = None
+    order = np.flatnonzero(use)[np.argsort(c.sent_s[use], kind="stable")[concurrency or 0 :]]
+    values, worst = ttft_service(c)[order], None
     for n in SIZES:
         if 4 * n > len(values):
             break
@@ -395,8 +394,6 @@ def cold_start(
         middle, high, scatter = np.quantile(rest, [0.5, 0.9, 0.95])
         slower_s = float(np.median(first) - middle)
         if slower_s > max(scatter - middle, tolerance_s(middle)) and np.mean(first > high) >= SLOWER:
-            known = [p for p in QUANTILES if len(rest) >= early_stopping_floor(p)] or [0.5]
-            moved = {label(p): (quantile_of(rest, p), quantile_of(values, p)) for p in known}
-            last_s = float(due_s[:n].max())
-            worst = ColdStart(n, slower_s, float(middle), last_s, moved, concurrency or 0)
+            last_s, which = float(c.due_s[order[:n]].max()), c.index[order[:n]]
+            worst = ColdStart(n, slower_s, float(middle), last_s, which, concurrency or 0)
     return worst

@@ -88,8 +88,7 @@ class Lives:
 
 
 def _names(c: Columns, session: Ints | None) -> Ints:
-    index: Ints = c.table.column("index").to_numpy()
-    return index if session is None else session[index]
+    return c.index if session is None else session[c.index]
 
 
 def whole_run(c: Columns) -> Window | None:

@@ -81,6 +81,10 @@ class Columns:
         return len(self.ok)
 
     @property
+    def index(self) -> Ints:
+        return np.asarray(self.table.column("index").to_numpy())
+
+    @property
     def end_s(self) -> float:
         """When the last request was closed; 0 where none was."""
         return float(np.nan_to_num(self.closed_s).max(initial=0.0))

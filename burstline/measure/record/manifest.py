@@ -17,7 +17,7 @@ from burstline.measure.record.typed_json import OPTIONAL
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import StartStage
 from burstline.servers.settings import Setting
-from burstline.workloads.plan import BLOCK_TOK
+from burstline.workloads.plan import BLOCK_TOK, N_BURST_OUTPUT
 from burstline.workloads.spec import MAX_FAILURES, LoadSpec
 
 SCHEMA: Final = 4
@@ -170,12 +170,11 @@ class LoadFacts:
 
     @property
     def warm_up_sentence(self) -> str:
-        bursts = self.warm_up
-        known = [burst.e2e_p50_s for burst in bursts if burst.e2e_p50_s is not None]
-        times = ", ".join(f"{time_s:.3g} s" for time_s in known) or "unknown"
-        agrees = "the last two agree"
-        end = agrees if self.warm_up_agrees else "no two in a row agree: the server may still be warming up"
-        return f"Warm-up: {len(bursts)} bursts of {bursts[0].n}, median E2E {times}; {end}."
+        bursts, unsettled = self.warm_up, "no two in a row agree: the server may still be warming up"
+        times = ", ".join(f"{each.e2e_p50_s:.3g} s" for each in bursts if each.e2e_p50_s is not None)
+        end = "the last two agree" if self.warm_up_agrees else unsettled
+        what = f"{len(bursts)} bursts of {bursts[0].n}, of at most {N_BURST_OUTPUT} output tokens"
+        return f"Warm-up: {what}, median E2E {times or 'unknown'}; {end}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,7 +231,7 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
         yield from _cached(summary.prefix_cache, summary.sessions, manifest.identity)
     load = manifest.load
     if load is not None and load.warm_up and not load.warm_up_agrees:
-        yield Reason.of("warm-up", what=load.warm_up_sentence)
+        yield Reason.of("warm-up", what=load.warm_up_sentence, n=sum(each.n for each in load.warm_up))
     if (share := _point(summary.concurrency.open_after_fraction)) > LEFT_OPEN:
         yield Reason.of("left-open", share=share)
     again, n_sent = _point(summary.instrument.network_retransmits), sum(d.n_sent for d in manifest.drivers)
