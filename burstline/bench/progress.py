@@ -23,7 +23,7 @@ class Snapshot:
     """Where a run stands. `tok`, `tok_per_s` and `memory_bytes` are None until the watcher has seen them.
 
     `planned_tok` are the output tokens of all requests, 0 where that is not known. `spare`: the plan has more
-    than are needed; `until_s`: none starts later. `unsent` were given up before.
+    than are needed; `until_s`: none starts later; `last_due_s`: then the last is due. `unsent` were given up.
     """
 
     planned: int
@@ -40,6 +40,7 @@ class Snapshot:
     spare: bool = False
     until_s: float | None = None
     unsent: int = 0
+    last_due_s: float = 0.0
 
     @property
     def share(self) -> float:
@@ -51,14 +52,24 @@ class Snapshot:
         return min(max(requests, tokens), 1.0)
 
     @property
-    def left_s(self) -> float | None:
-        """By the load's own time, else at the present or the mean pace, the faster; from a twentieth on."""
+    def left(self) -> str:
+        """The time left: exact where the load ends by time, at least until the last request is due, else "".
+
+        A closed loop goes on as it went, from a tenth on. A burst speeds up once its prompts are computed:
+        before half of its requests have ended, nothing is said.
+        """
         if self.until_s is not None:
-            return max(0.0, self.until_s - self.elapsed_s)
-        if self.spare or self.share < 0.05:
-            return None
-        mean_s = self.elapsed_s / self.share * (1 - self.share)  # of a burst mostly without tokens at first
-        return min(mean_s, self.planned_tok * (1 - self.share) / (self.tok_per_s or 1e-9) or mean_s)
+            return f"{max(0.0, self.until_s - self.elapsed_s):.0f} s left"
+        ended, all_sent = (self.done + self.failed + self.unsent) / self.planned, self.sent >= self.planned
+        due_s = self.last_due_s - self.elapsed_s
+        if not self.spare and not all_sent and due_s >= 1:
+            return f"at least {due_s:.0f} s left"
+        if self.spare or ended < (0.5 if all_sent else 0.1):
+            return ""
+        left_s = self.elapsed_s / self.share * (1 - self.share)
+        if all_sent and self.tok_per_s and self.planned_tok:
+            left_s = min(left_s, self.planned_tok * (1 - self.share) / self.tok_per_s)
+        return f"about {left_s:.0f} s left"
 
     def __str__(self) -> str:
         """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 21 s left`."""
@@ -68,8 +79,8 @@ class Snapshot:
         facts += [f"{self.unsent} not {'needed' if self.spare else 'sent'}"] * bool(self.unsent)
         memory_gb = None if self.memory_bytes is None else self.memory_bytes / 1e9
         rest = {"{:,.0f} tokens": self.tok, "{:,.0f} tok/s": self.tok_per_s, "{:.2f} GB": memory_gb}
-        rest["{:.0f} s left"] = self.left_s
-        return ", ".join([*facts, *(form.format(n) for form, n in rest.items() if n is not None)])
+        facts += [form.format(n) for form, n in rest.items() if n is not None]
+        return ", ".join(filter(None, [*facts, self.left]))
 
 
 class Progress:
@@ -94,7 +105,7 @@ class Called(Progress):
 
 
 class Plain(Progress):
-    """A line per phase, and one every five seconds of load: for logs and pipes."""
+    """A line per phase, and one every ten seconds of load: for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -300,13 +300,14 @@ def fire_watched(
     telemetry, signs = run.path / "telemetry.jsonl", VitalSigns(site, progress.phase)
     live, planned_tok = LiveTelemetry(telemetry), int(ready.plan.output_tok.sum())
     goes_by_need, enough, until_s = enough is not None, enough or (lambda _: False), ready.load.until_s
+    last_due_s = 0.0 if ready.load.spec.concurrency else max(ready.plan.due_ns) / 1e9
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()
         signs.look(snapshot)
         watched = replace(snapshot, tok=live.tok, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
-        spare = until_s is not None or goes_by_need
-        progress.update(replace(watched, until_s=until_s, spare=spare, planned_tok=planned_tok))
+        known = replace(watched, until_s=until_s, last_due_s=last_due_s, planned_tok=planned_tok)
+        progress.update(replace(known, spare=until_s is not None or goes_by_need))
 
     no_gpu = "" if ready.gpus else run.manifest.devices_from or ""
     task = WatchTask(telemetry, site.processes, ready.gpus, no_gpu, others, site.engine.name, site.target)

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from burstline.bench.progress import Plain, Progress, Rich, Snapshot, progress_for
@@ -12,16 +13,37 @@ HALF = Snapshot(1000, 1000, 873, 500, 3, 20.0, tok_per_s=812.4, memory_bytes=4e8
 
 def test_a_line_says_what_was_sent_answered_done_and_failed():
     assert str(HALF) == (
-        "1000/1000 sent, 873 first tokens, 500 done, 3 failed, 812 tok/s, 0.40 GB, 20 s left"
+        "1000/1000 sent, 873 first tokens, 500 done, 3 failed, 812 tok/s, 0.40 GB, about 20 s left"
     )
 
 
 def test_the_bar_of_a_burst_moves_with_its_tokens():
     burst = Snapshot(1000, 1000, 873, 0, 0, 20.0, planned_tok=64_000, tok=16_000)
-    assert (burst.share, burst.left_s) == (0.25, 60.0)
-    assert Snapshot(1000, 1000, 0, 0, 0, 20.0, planned_tok=64_000).left_s is None
-    decoding = replace(burst, tok_per_s=4800.0)  # the first 20 s were mostly prefill
-    assert decoding.left_s == 10.0
+    assert (burst.share, burst.left) == (0.25, "")  # the first 20 s were mostly prefill
+    assert replace(burst, done=499).left == ""
+    assert replace(burst, done=500).left == "about 20 s left"
+    assert replace(burst, done=500, tok_per_s=3200.0).left == "about 10 s left"
+
+
+@pytest.mark.parametrize(
+    ("loop", "left"),
+    [
+        (Snapshot(120, 6, 6, 2, 0, 10.0, tok_per_s=97.0, planned_tok=1920), ""),
+        (Snapshot(120, 44, 44, 40, 0, 10.0, tok_per_s=97.0, planned_tok=1920, tok=640), "about 20 s left"),
+        (Snapshot(120, 120, 119, 119, 1, 30.0), "about 0 s left"),
+    ],
+)
+def test_a_closed_loop_goes_on_at_the_pace_of_all_that_it_has_served(loop, left):
+    """Not at that of its last second, by which 13 s were left where it took 25."""
+    assert loop.left == left
+
+
+def test_a_load_with_a_schedule_takes_at_least_until_its_last_request_is_due():
+    """Two thirds of the requests came in the first third of the time."""
+    steps = Snapshot(90, 66, 66, 66, 0, 10.0, tok_per_s=144.0, planned_tok=1440, tok=992, last_due_s=30.0)
+    assert steps.left == "at least 20 s left"
+    behind = replace(steps, sent=90, done=60, elapsed_s=30.0, tok=960, tok_per_s=None)
+    assert behind.left == "about 15 s left"
 
 
 def test_a_load_by_time_says_when_it_ends_and_what_was_not_needed():
