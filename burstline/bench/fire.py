@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Final
@@ -151,16 +151,10 @@ class _DriverControl:
                     self._check_limits()
                 if self._t0_ns is not None:
                     totals = self._counters.totals()
-                    now = Snapshot(
-                        planned=sum(self._shares),
-                        sent=totals["sent"],
-                        first_tokens=totals["begun"],
-                        done=totals["done"],
-                        failed=totals["failed"],
-                        unsent=totals["unsent"],
-                        n_bytes=totals["bytes"],
-                        elapsed_s=max(0.0, (time.monotonic_ns() - self._t0_ns) / 1e9),
-                    )
+                    elapsed_s = max(0.0, (time.monotonic_ns() - self._t0_ns) / 1e9)
+                    sent, begun, done, failed = (totals[name] for name in ("sent", "begun", "done", "failed"))
+                    now = Snapshot(sum(self._shares), sent, begun, done, failed, elapsed_s)
+                    now = replace(now, n_bytes=totals["bytes"], unsent=totals["unsent"])
                     self._on_tick(now)
                     if self._ended_s is None and self._stopped_s is None and self._enough(now):
                         self._ended_s = (time.monotonic_ns() - self._t0_ns) / 1e9
@@ -170,8 +164,7 @@ class _DriverControl:
                     raise
                 self._interrupted = True
                 self._stop()
-        reports = sorted(self._reports, key=lambda report: report.worker)
-        lost = tuple(self._lost)
+        reports, lost = sorted(self._reports, key=lambda report: report.worker), tuple(self._lost)
         return DriveOutcome(reports, self._interrupted, self._t0_ns, lost, self._error, self._ended_s)
 
     def _hear(self, k: int) -> None:

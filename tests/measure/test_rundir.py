@@ -80,6 +80,22 @@ def test_a_new_run_is_running_and_knows_both_clocks(run):
     assert manifest.clock.utc.endswith("+00:00")
 
 
+def test_a_run_whose_process_lives_is_refused_in_one_sentence(run):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        run.save_manifest(replace(run.manifest, pid=process.pid))
+        try:
+            with pytest.raises(WorkloadError, match=rf"is still running \(process {process.pid}\); wait"):
+                open_run(run.path)
+            earlier = replace(run.manifest.clock, wall_ns=run.manifest.clock.wall_ns - 10**12)
+            run.save_manifest(replace(run.manifest, clock=earlier))
+            assert open_run(run.path).status == "interrupted", "another process has its number"
+        finally:
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        run.save_manifest(replace(run.manifest, clock=replace(earlier, wall_ns=earlier.wall_ns + 10**12)))
+        assert open_run(run.path).status == "interrupted", "it is not collected yet"
+
+
 def test_everything_that_is_saved_comes_back(run):
     run.save_plan(plan())
     records = record_table([ok(i, 0.1, [0.02]) for i in range(4)])

@@ -141,15 +141,12 @@ def steady_part(
     cut_s = _warm_up_end_s(c)
     first_s, end_s = float(due_s.min()), max(float(due_s.max()), duration_s or 0.0)
     stays_s = lives.stays_s if of_sessions else (c.last_s - c.due_s)[c.ok]
-    fill_s = (end_s - first_s) / 2
-    if len(stays_s):
-        fill_s = min(float(np.quantile(stays_s, FILLED)), fill_s)
-    start_s = max(first_s + fill_s, cut_s or 0.0)
+    filled_s = float(np.quantile(stays_s, FILLED)) if len(stays_s) else math.inf
+    start_s = max(first_s + min(filled_s, (end_s - first_s) / 2), cut_s or 0.0)
     if pattern == "constant":  # from one arrival to another it holds as many requests as gaps
         start_s = float(min(due_s[(due_s >= start_s) & (due_s < end_s)], default=start_s))
-    window = Window(start_s, end_s)
+    window, block_s = Window(start_s, end_s), _least_block_s(c, lives)
     tests = _tests(c, window)
-    block_s = _least_block_s(c, lives)
     return Steady(
         window=window,
         warm_up=measured(None if cut_s is None else start_s - first_s, "s", "it settled past the middle"),
@@ -238,10 +235,10 @@ def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tupl
     alike = max(correlation_length(logs) if np.ptp(logs) > FLAT else 0.0 for logs in series if len(logs))
     times = max(LEAST_LENGTHS * alike, LEAST_WAVES / n_waves)
     if times > 1:
-        why = f"fewer than {LEAST_WAVES} times as many as run at a time"
-        if LEAST_LENGTHS * alike > 1:
-            why = f"the speed stays alike over {alike * window.length_s:.2g} s"
-        return None, f"1 run: {why}; for an interval run {times * window.length_s:.2g} s"
+        why, safe = f"fewer than {LEAST_WAVES} times as many as run at a time", 2
+        if LEAST_LENGTHS * alike > 1:  # a short run shows only a part of how long it stays alike
+            why, safe = f"the speed stays alike over {alike * window.length_s:.2g} s", 3
+        return None, f"1 run: {why}; for an interval run {math.ceil(safe * times * window.length_s)} s"
     most = int(min(n_waves, 0.1 / max(alike, 1e-3)))
     return max(LEAST_WAVES, min(MOST_COSINES, most)), None
 

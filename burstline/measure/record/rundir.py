@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import io
+import math
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 _N_AT_ONCE: Final = 8192
 _MOST_UNPACKED_BYTES: Final = 1 << 30
 _MOST_RATIO: Final = 200
-_PIDS: Final = 2**31
+_CLOCK_S: Final = 60.0
+"""By so much the wall clock may have been set since a run's process began."""
 
 
 class Run(RunDir):
@@ -57,10 +60,8 @@ class Run(RunDir):
     @property
     def status(self) -> Status:
         """The manifest's; a "running" whose process is gone was interrupted."""
-        manifest = self.manifest
-        if manifest.status == "running" and not (manifest.pid < _PIDS and psutil.pid_exists(manifest.pid)):
-            return "interrupted"
-        return manifest.status
+        status = self.manifest.status
+        return "interrupted" if status == "running" and not _is_written(self.manifest) else status
 
     @cached_property
     def plan(self) -> Plan:
@@ -213,6 +214,8 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
     `burstline verify`.
     """
     manifest = read_manifest(path)
+    if manifest.status == "running" and manifest.pid != os.getpid() and _is_written(manifest):
+        raise WorkloadError(f"{path} is still running (process {manifest.pid}); wait until it has ended")
     for part in path.iterdir():
         if not (part.is_file() or part.is_dir()):
             raise WorkloadError(f"{part} is neither a file nor a folder; expected what `burstline run` wrote")
@@ -232,6 +235,15 @@ def open_run(path: Path, *, check_records: bool = True) -> Run:
                 "`burstline report --decode` makes it again from the captures"
             )
     return Run(path, manifest)
+
+
+def _is_written(manifest: Manifest) -> bool:
+    """Whether the process that writes the run lives; one that began after the run only has its number."""
+    begun_s = manifest.clock.wall_ns / 1e9 if manifest.clock else math.inf
+    with suppress(psutil.Error, ValueError, OverflowError):
+        process = psutil.Process(manifest.pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < begun_s + _CLOCK_S
+    return False
 
 
 def _check_columns(path: Path, schema: pa.Schema, expected: pa.Schema) -> None:
