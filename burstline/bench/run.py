@@ -94,7 +94,7 @@ def carry_out(
     """
     keep_pandas_out()
     progress = progress or progress_for(settings.quiet)
-    load, engine = check(settings)
+    load, engine = check(settings, progress.phase)
     run = RunDir.create(settings.out, manifest_of(settings, load, engine))
     progress.phase(f"{load.title}, at {engine.title}")
     failure: BaseException | None = None
@@ -189,14 +189,14 @@ def _last_start(run: Path, engine: str) -> str:
     return ""
 
 
-def check(settings: Settings) -> tuple[Load, Engine]:
-    """The load and the engine; refuses what cannot be of the two together, before anything starts."""
+def check(settings: Settings, say: Say = lambda _: None) -> tuple[Load, Engine]:
+    """The load, of which it says what it cannot meet, and the engine; refuses what the two cannot be."""
     load = settings.load
     if settings.goals.slo:
-        from burstline.measure.metrics.slo import parse_slo
+        from burstline.measure.metrics.slo import cannot_be_met
 
-        for target in settings.goals.slo:
-            parse_slo(target)
+        for note in cannot_be_met(settings.goals.slo, load):
+            say(note)
     if settings.hints.device or settings.hints.model_config:
         check_hints(settings.hints)
     check_profile(engine := choose_engine(settings.where), settings.where)

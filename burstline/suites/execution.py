@@ -28,6 +28,7 @@ from burstline.console.terminal import show
 from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
+from burstline.measure.metrics.slo import cannot_be_met
 from burstline.measure.record.run_writer import json_of
 from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
@@ -169,6 +170,7 @@ def _made_and_sent(slots: Sequence[Slot]) -> Iterator[str]:
         slos = f", SLOs {', '.join(load.goals.slo)}" if load.goals.slo else ""
         search = f"highest load in {load.limit.budget_s:g} s; the first: " if load.limit else ""
         yield f"{load.name}: {search}{load.load.title}{slos}"
+        yield from () if load.limit else cannot_be_met(load.goals.slo, load.load)
 
 
 def _time_of(slots: Sequence[Slot]) -> str:

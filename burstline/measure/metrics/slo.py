@@ -20,10 +20,11 @@ from burstline.measure.metrics.throughput import RATES
 from burstline.measure.record.columns import Columns, Floats
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, Grade, SloResult, State, Use, withheld
-from burstline.measure.stats.estimates import clopper_pearson, label, order_statistic_ranks
+from burstline.measure.stats.estimates import clopper_pearson, early_stopping_floor, order_statistic_ranks
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known, measured, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
 from burstline.wording import time_text
+from burstline.workloads.load import Load
 from burstline.workloads.request import WorkloadError
 
 STATISTICS: Final = (*PERCENTILES, "mean")
@@ -100,6 +101,18 @@ def parse_slo(text: str) -> Slo:
     if not 0 < bound < math.inf:
         raise WorkloadError(f"--slo {text!r}: expected a value above 0, and a finite one")
     return Slo(re.sub(r"\s+", "", text), metric, statistic, op, bound)
+
+
+def cannot_be_met(targets: Sequence[str], load: Load) -> list[str]:
+    """What is known before the load of targets on percentiles: those that so few requests cannot meet."""
+    n = math.inf if load.until_s is not None or load.has_sessions else load.arrivals.n
+    floors = {
+        slo: early_stopping_floor(float(str(slo.statistic)[1:]) / 100)
+        for slo in map(parse_slo, targets)
+        if slo.statistic in PERCENTILES and METRICS[slo.metric].of is not None
+    }
+    text = "{} cannot be met in one run: {} needs at least {:,} requests, {:,} are planned"
+    return [text.format(slo.text, slo.statistic, floor, n) for slo, floor in floors.items() if n < floor]
 
 
 def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:
@@ -241,7 +254,7 @@ def spoilt_by(slo: Slo, summary: Summary) -> str:
     places = [_path(slo)]
     if slo.metric in SHARES:
         most = max(0.5, slo.bound if slo.metric == "attainment" else 0.0)
-        ps = [label(p) for p in QUANTILES if p <= most]
+        ps = [p for p, share in zip(PERCENTILES, QUANTILES, strict=True) if share <= most]
         places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
     return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
