@@ -240,8 +240,8 @@ def _arrivals(
     return wanted
 
 
-LEAST_S, LEAST_S_PER_TOK = 0.02, 0.002
-"""No server is taken to answer a request sooner than this, and this for each token."""
+LEAST_S, LEAST_S_PER_TOK, SHORT = 0.02, 0.002, 2_000
+"""No server is taken to answer sooner than this, and this for each token; SHORT plans: than a quarter."""
 
 
 def _n_enough(concurrency: int, duration_s: float, shape: plans.Shape) -> int:
@@ -249,7 +249,8 @@ def _n_enough(concurrency: int, duration_s: float, shape: plans.Shape) -> int:
     if not 0 < duration_s <= MOST_DEADLINE_S:
         raise WorkloadError(f"--duration-s {duration_s:g}: expected seconds above 0, at most a week")
     stay_s = LEAST_S + LEAST_S_PER_TOK * (shape.output_tok.low + shape.output_tok.high) / 2
-    return min(math.ceil(concurrency * (1 + duration_s / stay_s)), arrivals.MAX_REQUESTS)
+    n, most = (math.ceil(concurrency * (1 + duration_s / s)) for s in (stay_s, stay_s / 4))
+    return min(max(n, min(most, SHORT)), arrivals.MAX_REQUESTS)
 
 
 def _work(spec: LoadSpec, sampling: Sampling) -> tuple[Work, int | None, tuple[float, ...] | None]:

@@ -59,6 +59,8 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
     assert load.name == "closed8-30sx512-64"
     assert load.until_s == 30
     assert load.arrivals.n > 8 * 30 / (64 * 0.004)
+    short = load_of(LoadSpec(concurrency=1, duration_s=15, output_tokens="16"))
+    assert short.arrivals.n > 15 / 0.02, "replies of 16 tokens have taken 44 ms at a small model"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +296,29 @@ def test_goals_are_options_too():
     add_options(parser, Goals)
     goals = Goals(("ttft.p99<=2s", "itl.p99<=1s"), 0.05)
     assert read_options(Goals, parser.parse_args(words_of(goals))) == goals
+
+
+NEEDS_64 = "ttft.p90<=1s cannot be met in one run: p90 needs at least 64 requests, 60 are planned"
+
+
+@pytest.mark.parametrize(
+    ("spec", "slo", "notes"),
+    [
+        (LoadSpec(rate=2, duration_s=30), "ttft.p90<=1s", [NEEDS_64]),
+        (LoadSpec(requests=60, concurrency=4), "ttft.p90<=1s", [NEEDS_64]),
+        (LoadSpec(requests=64), "ttft.p90<=1s", []),
+        (LoadSpec(rate=2, duration_s=30), "ttft.p50<=1s", []),
+        (LoadSpec(rate=2, duration_s=30), "itl.p99<=1s", []),  # of gaps there are many in one request
+        (LoadSpec(rate=2, duration_s=30), "output_tok_per_s>=10", []),
+        (LoadSpec(concurrency=1, duration_s=30), "ttft.p99<=1s", []),  # how many it sends is not known
+        (LoadSpec(sessions=10), "ttft.p90<=1s", []),
+    ],
+)
+def test_a_target_that_so_few_requests_cannot_meet_is_named_before_the_load(spec, slo, notes, tmp_path):
+    where = ServerOptions(engine="truth", url=Secret.words("http://127.0.0.1:9"))
+    said: list[str] = []
+    check(Settings(load=load_of(spec), where=where, out=tmp_path, goals=Goals(slo=(slo,))), said.append)
+    assert said == notes
 
 
 @pytest.mark.parametrize("engine", ["lightllm", "tgi", "llamacpp"])
