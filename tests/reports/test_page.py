@@ -31,6 +31,8 @@ from burstline.reports.page.files import figure_files
 from burstline.reports.page.page import _json_in_html, coded
 from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
+from burstline.workloads.spec import LoadSpec
+from tests.measure.making import ok
 from tests.reports import synthetic
 from tests.reports.pages import answer_of, page_of
 from tests.reports.synthetic_sweep import finished_run
@@ -278,11 +280,48 @@ def test_what_an_interruption_cut_off_has_not_failed(lossy):
     counts = {"planned": 300, "ok": 151, "cancelled": 149}
     summary = replace(lossy.summary, counts=counts, verdict=Verdict(State.VALID, (), (interrupted,)))
     told = answer_of(lossy, summary)
-    assert "the 149 that it cut off" in told.details[0]
+    assert "it cut off 149, of which none count as infinitely late" in told.details[0], (
+        "its records have none"
+    )
     assert not any("failed" in words for words in (told.sentence, *told.details))
     shown = run_banner(summary)
     assert shown.state == "INTERRUPTED"
     assert not shown.reasons
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        ((58, 59), "it cut off 2, of which 2 count as infinitely late"),
+        (
+            (3, 59),
+            "it cut off 2, of which 1 counts as infinitely late",
+        ),  # due before the first wave had ended
+        ((3,), "it cut off 1, of which none count as infinitely late"),
+    ],
+)
+def test_an_interrupted_loop_says_how_many_of_those_cut_off_count(tmp_path, cut, words):
+    rows, free = [], [0.0] * 4
+    for k in range(60):
+        slot = min(range(4), key=free.__getitem__)
+        row = replace(ok(k, free[slot] + 0.1, [0.1]), due_ns=round(free[slot] * 1e9))
+        rows.append(replace(row, dispatched_ns=row.due_ns, sent_ns=row.due_ns))
+        free[slot] += 9.0 if k in cut else 0.2 + 0.001 * k
+        if k in cut:
+            how = {
+                "outcome": "cancelled",
+                "token_ns": [],
+                "token_n": [],
+                "read_lag_ns": [],
+                "read_error_ns": [],
+            }
+            rows[-1] = replace(rows[-1], **how, closed_ns=4_000_000_000)
+    manifest = Manifest(engine="vllm", workload="loop", asked=LoadSpec(requests=60, concurrency=4))
+    run = RunDir.create(tmp_path, manifest)
+    run.save("records.parquet", [tables.record_table(rows)])
+    run.save_manifest(replace(run.manifest, status="interrupted"))
+    stopped = open_run(run.path)
+    assert words in " ".join(answer_of(stopped, summarize_run(stopped)).details)
 
 
 def test_a_load_too_short_to_judge_says_so_in_place_of_valid(lossy):

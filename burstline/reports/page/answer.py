@@ -78,14 +78,14 @@ def _of_run(view: View, contender: Contender) -> Answer:
     if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
         ok = counted(summary.counts["ok"], "request")
         speed = f"{served(contender)} {say('rates.of-succeeded', n=ok)}"
-        details = [cut_short(summary), speed, limit_of(summary, view.manifest)]
+        details = [cut_short(view), speed, limit_of(summary, view.manifest)]
         return Answer(why, tuple(filter(None, details)))
     limit, slowest = limit_of(summary, view.manifest), tail(summary, view.manifest)
     if summary.verdict.state == State.VALID:  # of other runs the verdict says what to do
         limit = f"{limit} {next_by(view)}".strip()
     lacking = summary.roofline
     why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
-    details = [cut_short(summary), failures(view), limit, why, slowest, counted_apart(summary)]
+    details = [cut_short(view), failures(view), limit, why, slowest, counted_apart(summary)]
     details += [audit_sentence(summary.audit)] if summary.audit else []
     return Answer(served(contender), tuple(filter(None, details)))
 
@@ -99,8 +99,7 @@ def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
         rates, waits = (rates[0], (INPUT.path, "input tok/s")), (E2E.path,)
     found = []
     for path, unit in (*rates, *((path, "") for path in waits)):
-        figure = contender.figure(*path)
-        if finite(figure):
+        if finite(figure := contender.figure(*path)):
             scale = scale_of([figure])
             found.append((path, f"{point(figure, scale)} {unit or scale.unit}"))
     return found
@@ -133,24 +132,23 @@ def cause(view: View) -> str:
     if view.summary.verdict.is_interrupted and set(outcomes) <= CUT_OFF:
         return "the run was interrupted before a request had ended."
     in_log = f"the server's log says {view.log_cause.rstrip('.')}; " if view.log_cause else ""
-    n = len(view.columns)
-    requests = f"all {n:,} requests" if n > 1 else "the one request"
+    requests = f"all {n:,} requests" if (n := len(view.columns)) > 1 else "the one request"
     first, *others = outcomes
     if not others:
-        words_of_first = outcome_words(first)
-        ended = f"ended as {first}" if words_of_first == first else words_of_first
+        ended = f"ended as {first}" if (told := outcome_words(first)) == first else told
         return f"{in_log}{requests} {ended}{f': {words}' if words else ''}."
     kinds = in_words(dict(outcomes.most_common()))
     return f"{in_log}{requests} failed ({kinds}){f'; first error: {words}' if words else ''}."
 
 
-def cut_short(summary: Summary) -> str:
+def cut_short(view: View) -> str:
+    summary = view.summary
     if not summary.verdict.is_interrupted:
         return ""
     ok, planned, n_cut = (summary.counts.get(name, 0) for name in ("ok", "planned", Outcome.CANCELLED))
-    is_part = isinstance(summary.window.warm_up_s, Estimate)
-    counts = f"count{', if due in the counted window,' * is_part}"
-    late = f"; the {n_cut:,} that it cut off {counts} as infinitely late" if n_cut else ""
+    n_late = int(view.counted.having("outcome", [Outcome.CANCELLED]).sum())
+    count = f"{n_late:,} {'counts' if n_late == 1 else 'count'}" if n_late else "none count"
+    late = f"; it cut off {n_cut:,}, of which {count} as infinitely late" if n_cut else ""
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}."
 
 

@@ -124,7 +124,7 @@ def _load(view: View) -> Tile:
         parts.append(f"{duration(end - start)} measured")
     first = f"{', '.join(parts).capitalize()}." if parts else ""
     is_told = any(reason.code in FAILURES for reason in summary.verdict.reasons)
-    details = " ".join(filter(None, (first, cut_short(summary), "" if is_told else failures(view))))
+    details = " ".join(filter(None, (first, cut_short(view), "" if is_told else failures(view))))
     told, rate = rates(view), summary.throughput.requests_per_s
     if not told and view.has_served and isinstance(rate, Absent):
         told, details = "Unknown", f"{rate.reason[:1].upper()}{rate.reason[1:]}. {details}".rstrip()
