@@ -1,6 +1,7 @@
 """Reads what a server reports: JSON at its paths, gauges in Prometheus text, lines of its log."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,19 +39,16 @@ _LOG_PREFIX = re.compile(
     r"^(?:\([\w -]+ pid=\d+\) )?(?:\[[^\]]*\] ?)*(?:(?:DEBUG|INFO|WARNING|WARN|ERROR)\b[: ]*)?"
     r"(?:\d[\d-]* [\d:.,]+ )?(?:\[[^\]]*\]:? ?)?(?:\d+(?:\.\d{2,3}){3} [DIWE] )?"
 )
-MOST_OF_A_MESSAGE = 120
 
 
-def log_message(line: str) -> str:
+def log_message(line: str, most: int = 120) -> str:
     """The message of a log line: that of a JSON line, else the line without level and time.
 
     Cut at whole words where it is long.
     """
     text = _ANSI.sub("", line)
     _, message = json_line(text) or ("", _LOG_PREFIX.sub("", text))
-    text = " ".join(message.split())
-    cut = text[:MOST_OF_A_MESSAGE].rpartition(" ")[0] + " ..."
-    return cut if len(text) > MOST_OF_A_MESSAGE else text
+    return textwrap.shorten(message, most, placeholder=" ...")
 
 
 def json_line(line: str) -> tuple[str, str] | None:

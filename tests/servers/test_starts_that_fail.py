@@ -229,14 +229,18 @@ def test_a_wait_tells_the_stage_and_its_age_and_never_raw_json() -> None:
     assert log_message(lightllm[16]) == "ShmPortArgs alloc metric_port=43165"
 
 
+ULIMIT = "starting; its log ends: Found ulimit of 20000 and failed to automatically ..."
+
+
 @pytest.mark.parametrize(
     ("log", "told"),
     [
         pytest.param("", "nothing in its log yet", marks=pytest.mark.slow),
         (
             "Preparing the model\nx.py:3: UserWarning: no AMX\n  warnings.warn(\n\n",
-            "Preparing the model",
+            "starting; its log ends: Preparing the model",
         ),
+        ("Found ulimit of 20000 and failed to automatically increase with error\n", ULIMIT),
     ],
 )
 def test_a_wait_tells_no_refused_connection_and_no_line_of_source(

@@ -139,13 +139,14 @@ def stage_of(engine: Engine, log: str) -> str | None:
 
 
 def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
-    """The stage and its age, else the last telling message of the log in whole words."""
+    """The stage and its age; before the first most lines tell no progress, and the last is marked as one."""
     if stages:
         return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
     lines = reversed(log.splitlines())
     # Indented lines quote source code, Python's warnings are about that code.
     telling = (line for line in lines if line[:1].strip() and not re.search(r"\wWarning: ", line))
-    return log_message(next(telling, "")) or "nothing in its log yet"
+    last = log_message(next(telling, ""), 60)
+    return f"starting; its log ends: {last}" if last else "nothing in its log yet"
 
 
 def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.inf) -> Get:

@@ -121,7 +121,7 @@ def test_a_server_that_never_gets_ready_is_given_up_with_its_last_line(tmp_path:
                 timeout_s=0.6,
                 progress=lambda _, words: seen.append(words),
             )
-    assert "loading ..." in seen
+    assert "starting; its log ends: loading ..." in seen
 
 
 def test_a_server_that_refuses_the_request_is_not_waited_for(tmp_path: Path) -> None:
