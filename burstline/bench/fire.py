@@ -128,9 +128,8 @@ class _DriverControl:
         self._counters, self._on_tick, self._say, self._enough = counters, on_tick, say, enough
         self._shares = [len(part.requests) for part in parts]
         self._n_unready = len(drivers)
-        here = all(driver.pid for driver in drivers)
         # What leads into the load is due before the run's start.
-        self._lead_s = early_s + (LEAD_S if here else CLUSTER_LEAD_S)
+        self._lead_s = early_s + (LEAD_S if all(driver.pid for driver in drivers) else CLUSTER_LEAD_S)
         self._reports: list[DriveReport] = []
         self._t0_ns: int | None = None
         self._lost: list[LostDriver] = []

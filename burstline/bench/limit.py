@@ -248,22 +248,13 @@ class _Prober:
     def _settings_of(self, ask: Ask) -> Settings:
         """The run of a probe: prompts and arrivals of its own, warmed up where it is the first."""
         own, left_s = self._settings.load.spec, self._until_s - time.monotonic()
-        if self._users:
-            pace = self.n_requests / self.load_s if self.load_s else math.inf
-            n_in_time = pace * left_s * BY_TIME
-            own = replace(own, concurrency=round(ask.load))
-        else:
-            n_in_time = ask.load * left_s
-            own = replace(own, rate=ask.load)
+        pace = self.n_requests / self.load_s * BY_TIME if self.load_s else math.inf
+        n_in_time = left_s * (pace if self._users else ask.load)
+        own = replace(own, concurrency=round(ask.load)) if self._users else replace(own, rate=ask.load)
         # Some more than it asks for: those in flight when it has enough are not looked at.
         n = max(ask.n, 1 + round(min(n_in_time, MOST_REQUESTS, 1.2 * ask.n_most)))
-        own = replace(
-            own,
-            requests=n,
-            seed=own.seed + ask.number,
-            salt=f"{int(own.salt, 16) + ask.number:x}",
-            warmup=own.warmup if ask.number == 1 else 0,
-        )
+        salt, warmup = f"{int(own.salt, 16) + ask.number:x}", own.warmup if ask.number == 1 else 0
+        own = replace(own, requests=n, seed=own.seed + ask.number, salt=salt, warmup=warmup)
         return replace(self._settings, load=load_of(own))
 
     def _enough(self, run: RunDir, ready: ReadyLoad, now: Snapshot) -> bool:

@@ -195,8 +195,7 @@ def vocabulary_for(
     if vocab_size is not None:
         return vocabulary_from_size(vocab_size)
     if tokenizer is not None:
-        vocabulary = vocabulary_of_folder(tokenizer)
-        if vocabulary is None:
+        if (vocabulary := vocabulary_of_folder(tokenizer)) is None:
             raise WorkloadError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json")
         return vocabulary
     if model is not None and (vocabulary := vocabulary_of_folder(Path(model))) is not None:

@@ -97,8 +97,6 @@ def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
         return exit_codes.worst(codes)
     contender = Contender("", tuple(map(view_of, runs)))
     results = judge_over_runs(slos, summaries, lambda path: contender.figure(*path))
-    if not results:
-        return exit_codes.worst(codes)
     for row in results:
         print(f"{row.result}: {row.target} over {len(runs)} runs: {row.reason}")
-    return exit_codes.of_results(row.result for row in results)
+    return exit_codes.of_results(row.result for row in results) if results else exit_codes.worst(codes)

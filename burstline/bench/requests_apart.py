@@ -135,8 +135,7 @@ def audit_load(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Voca
     alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})
     first, second = (replace(alone, captures=run.path / folder) for folder in AUDIT)
     send_apart(first)
-    client = site.engine.own_client if site.engine.speaks == "native" else "httpx"
-    if client is None:
+    if (client := site.engine.own_client if site.engine.speaks == "native" else "httpx") is None:
         send_apart(second)
     else:
         _read_again(run, second, client, say)
@@ -197,8 +196,7 @@ def profile_load(run: RunDir, site: Site, load: Load, where: ServerOptions, took
     budget_tok = site.identity.max_num_batched_tokens or 2048
     n = min(many, max(N_STEPS, round(N_STEPS * budget_tok / prompt_tok)))
     say(f"Profiling a second load of {n:,} requests, about {took_s * n / many:.0f} s; no figure counts it")
-    spec = load.spec
-    salt = f"{int(spec.salt, 16) ^ (1 << 30):x}"  # no prompt is in the prefix cache
+    spec, salt = load.spec, f"{int(load.spec.salt, 16) ^ (1 << 30):x}"  # no prompt is in the prefix cache
     own = replace(spec, salt=salt, duration_s=None, warmup=None, workers=1, cancel_share=None)
     second = load_of(replace(own, sessions=n) if spec.sessions else replace(own, requests=n))
     plan, server = plan_for(second, site, where.model, lambda _: None)

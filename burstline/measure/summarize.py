@@ -107,8 +107,7 @@ def _numbers(
 ) -> Summary:
     """The summary before its verdict and its targets, which are judged by it."""
     planned, whole, inside, c, steady = part.planned, part.whole, part.inside, part.counted, part.steady
-    closed, window = manifest.asked.concurrency is not None, part.window
-    n_cores = manifest.host.cores or 1
+    closed, window, n_cores = manifest.asked.concurrency is not None, part.window, manifest.host.cores or 1
     client = instrument(
         planned, manifest.drivers, watched, closed_loop=closed, n_cores=n_cores, started=manifest.server_here
     )

@@ -379,8 +379,7 @@ def cold_start(
     only the `opening` turns are alike.
     """
     use = c.has_text if opening is None else c.has_text & opening
-    due_s = c.due_s if opening is None else c.due_s[opening]
-    if concurrency is None and (not len(due_s) or not np.ptp(due_s)):
+    if concurrency is None and len(np.unique(c.due_s[use])) < 2:
         return None
     order = np.flatnonzero(use)[np.argsort(c.sent_s[use], kind="stable")[concurrency or 0 :]]
     values, worst = ttft_service(c)[order], None

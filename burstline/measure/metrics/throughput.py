@@ -178,8 +178,7 @@ def _by_lives(
         return Estimate(figure.point, None, None, None, figure.n, figure.unit, too_short)
     factors = ratio_interval(amount[ended], lives.end_s[ended] - lives.start_s[ended], n_cosines)
     low, high = (figure.point * factor for factor in factors)
-    what = "requests" if lives.session is None else "sessions"
-    note = f"1 run; from the {what} that ended"
+    note = f"1 run; from the {'requests' if lives.session is None else 'sessions'} that ended"
     return Estimate(figure.point, low, high, LEVEL, figure.n, figure.unit, note)
 
 

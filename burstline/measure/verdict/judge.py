@@ -323,32 +323,26 @@ def _cached(
     planned = _point(by_turns.earlier_fraction) if by_turns else _point(cache.infinite_tok) / total_tok
     if isinstance(cache.restarted_s, Estimate):
         # Where one starts again, each of the three counters falls once.
-        code = "prefix-restarted.again" if cache.restarted_s.n > 3 else "prefix-restarted"
-        yield Reason.of(code, at_s=cache.restarted_s.point)
+        again = "prefix-restarted.again" if cache.restarted_s.n > 3 else "prefix-restarted"
+        yield Reason.of(again, at_s=cache.restarted_s.point)
         return
     if isinstance(served_tok, Absent):
         if planned > NOTABLE:
             yield Reason.of("prefix-unknown", planned=planned)
         return
     share = served_tok.point / total_tok
-    if share > planned + NOTABLE and planned <= NOTABLE:
-        yield Reason.of("prefix-cache", share=share)
-    elif share > planned + NOTABLE:
-        yield Reason.of("prefix-more", share=share, points=(share - planned) * 100, planned=planned)
+    if share > planned + NOTABLE:
+        more = "prefix-cache" if planned <= NOTABLE else "prefix-more"
+        yield Reason.of(more, share=share, points=(share - planned) * 100, planned=planned)
     simulated = isinstance(cache.simulated_tok, Estimate)
     expected = _point(cache.simulated_tok) / total_tok if simulated else planned
     is_off = identity is not None and identity.prefix_cache is False
     if (by_turns and not is_off) or share >= expected - (SIMULATED if simulated else NOTABLE):
         return
-    if is_off:
-        yield Reason.of("prefix-off", expected=expected)
-    elif share < NONE_OF * expected:
-        yield Reason.of(
-            "prefix-none.simulated" if simulated else "prefix-none", share=share, expected=expected
-        )
-    else:
-        less = "prefix-less.simulated" if simulated else "prefix-less"
-        yield Reason.of(less, share=share, points=(expected - share) * 100, expected=expected)
+    none = "prefix-none.simulated" if simulated else "prefix-none"
+    less = "prefix-less.simulated" if simulated else "prefix-less"
+    code = "prefix-off" if is_off else none if share < NONE_OF * expected else less
+    yield Reason.of(code, share=share, points=(expected - share) * 100, expected=expected)
 
 
 def _conservation(tokens: Conservation, *, whole: bool) -> Iterator[Reason]:
