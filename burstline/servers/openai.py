@@ -86,8 +86,7 @@ def count_in(reply: HttpReply) -> int | None:
 
 def path_under(url: str, path: str) -> str:
     """The path to ask for below a base URL. Users give those with and without `/v1`: it is never doubled."""
-    has_v1 = urlsplit(url).path.rstrip("/").endswith("/v1")
-    return path.removeprefix("/v1") if has_v1 else path
+    return path.removeprefix("/v1") if urlsplit(url).path.rstrip("/").endswith("/v1") else path
 
 
 def reply_content(reply: HttpReply) -> ReplyContent | None:
@@ -210,6 +209,4 @@ def _kind(choice: Mapping[str, Any], reason: str | None) -> Kind:
             return kind
     if delta is not choice and words_in(delta):
         return Kind.OTHER
-    if reason is not None:
-        return Kind.FINISH
-    return Kind.ROLE if delta.get("role") else Kind.EMPTY
+    return Kind.FINISH if reason is not None else Kind.ROLE if delta.get("role") else Kind.EMPTY

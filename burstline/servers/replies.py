@@ -155,9 +155,7 @@ def error_message(answer: object) -> str | None:
         error = answer.get("message") or answer
     if not error and "choices" not in answer:
         error = answer.get("detail")
-    if not error:
-        return None
-    return error if isinstance(error, str) else orjson.dumps(error).decode()
+    return None if not error else error if isinstance(error, str) else orjson.dumps(error).decode()
 
 
 def is_overload(answer: object) -> bool:
@@ -177,8 +175,7 @@ def refusal(reply: HttpReply) -> Reply:
         )
     error = message or reply.body[:300].decode(errors="replace").strip()
     error = error or f"HTTP {reply.status} without a body"
-    event = Event(len(reply.body), Kind.ERROR, None)
-    return Reply([event], error=error, overloaded=is_overload(answer))
+    return Reply([Event(len(reply.body), Kind.ERROR, None)], error=error, overloaded=is_overload(answer))
 
 
 def is_stream(reply: HttpReply) -> bool:

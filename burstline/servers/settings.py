@@ -164,9 +164,7 @@ def spell(title: str, spellings: Mapping[str, Spelling], settings: Settings, ext
             continue
         if spelling is None or words is None:
             what = f"{flag_of(name)} {plain(value)}"
-            raise WorkloadError(
-                f"{title} does not support {what}; drop it, or pass the engine's own flag after --"
-            )
+            raise WorkloadError(f"{title} does not support {what}; drop it, or pass its own flag after --")
         if own & set(spelling.flags):
             continue
         before, same = senders.setdefault(words[0], (name, words)) if words else (name, words)

@@ -121,9 +121,7 @@ def _set_up(
 def check(options: BoundOptions) -> None:
     """Raise RooflineError, with what was expected, for a number that cannot be."""
     if not 0 < options.utilisation <= 1:
-        raise RooflineError(
-            f"--utilisation {options.utilisation:g}: expected a share above 0 and up to 1, for example 0.9"
-        )
+        raise RooflineError(f"--utilisation {options.utilisation:g}: expected a share above 0 and up to 1")
     for name in ("max_num_batched_tokens", "network_gb_per_s"):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:

@@ -21,9 +21,7 @@ from burstline.servers.host.kernel import usable_cores
 def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
     if not 1 <= args.threads <= usable_cores():
-        raise RooflineError(
-            f"--threads {args.threads}: expected 1 to {usable_cores()}, the cores that are usable"
-        )
+        raise RooflineError(f"--threads {args.threads}: expected 1 to {usable_cores()}, the usable cores")
     if args.out is not None:
         _check_out(args.out)
     if args.from_run is not None:

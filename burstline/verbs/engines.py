@@ -64,6 +64,5 @@ def _installed(engine: Engine) -> str:
         version = engine.installed(None)
     except EngineError as error:
         return f"broken ({error})"
-    if version is None:
-        return "-" if engine.default_port is None else "no"
-    return version or "yes"
+    absent = "-" if engine.default_port is None else "no"
+    return absent if version is None else version or "yes"

@@ -101,7 +101,7 @@ def _other_page(args: argparse.Namespace, what: str, file: Path, page: Callable[
     """Write the page of what is no run again."""
     if given := [name for name in ("format", "to", "short", *OF_PAGE) if getattr(args, name)]:
         raise WorkloadError(
-            f"{flag_of(given[0])} is for a run, and {args.run} is a {what}: it has a page alone"
+            f"{flag_of(given[0])} is for a run, and {args.run} is a {what}: it has only a page"
         )
     try:
         html = page(args.run, json_of(file))

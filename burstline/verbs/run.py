@@ -90,9 +90,7 @@ def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
     if args.ray is None:
         return None
     if args.ray.endswith(".toml"):
-        raise WorkloadError(
-            f"--ray {args.ray}: expected HOST:PORT; put the suite first: run {args.ray} --ray"
-        )
+        raise WorkloadError(f"--ray {args.ray}: expected HOST:PORT; name a suite first: run {args.ray} --ray")
     address, resources = parse_ray(args.ray)
     n_workers = None if spec.workers == "auto" else spec.workers
     return RayOptions(address, n_workers, not args.no_canary, resources)
@@ -105,9 +103,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     from burstline.suites.execution import run_suite  # it draws: matplotlib takes a second
 
     if args.ray is not None and parse_ray(args.ray)[1]:
-        raise WorkloadError(
-            f"--ray {args.ray}: a suite's runs go by its [[platform]] tables; name the address"
-        )
+        raise WorkloadError(f"--ray {args.ray}: a suite's runs go by its [[platform]] tables; name HOST:PORT")
     if args.suite is None:
         raise WorkloadError("--dry-run shows what a suite would run: name it, e.g. laptop")
     parser = argparse.ArgumentParser()

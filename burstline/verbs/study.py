@@ -49,17 +49,12 @@ def run(args: argparse.Namespace) -> int:
     new_folder(args.out)
     recipe = recipe_of(model, device, given)
     if given.get("regather") and not _gathers_again(recipe):
-        raise RooflineError(
-            "--regather would be ignored: it gathers sharded weights for recomputation; add --recompute full"
-            " and --zero 3"
-        )
+        raise RooflineError("--regather would be ignored: it needs --recompute full and --zero 3; add them")
     idle = [name for name in EXCHANGES if name in given]
     if idle and given.get("devices") == 1:
         raise RooflineError(f"{flag_of(idle[0])} would be ignored: one device exchanges nothing")
     if recipe.recompute == "selective" and recipe.kernels.fused:
-        raise RooflineError(
-            "--recompute selective would be ignored: fused attention keeps no scores; add --kernels megatron"
-        )
+        raise RooflineError("--recompute selective would be ignored: it needs --kernels megatron; add that")
     calibration = load_calibration(recipe.device)
     step = training_step(recipe, calibration)
     # Without a recipe the step lies between these two, each times its factor.
@@ -99,18 +94,20 @@ def recipe_of(model_name: str, device_name: str, given: dict[str, Any]) -> Recip
     gb_per_s = asked["network_gb_per_s"]
     if gb_per_s is not None and not 0 < gb_per_s < math.inf:
         raise RooflineError(f"--network-gb-per-s {gb_per_s:g}: expected a number above 0")
-    if not 0 <= asked["overlap"] <= 1:
-        raise RooflineError(f"--overlap {asked['overlap']:g}: expected a share from 0 to 1")
-    if not 0 <= asked["host_ms"] < math.inf:
-        raise RooflineError(f"--host-ms {asked['host_ms']:g}: expected 0 or more")
-    if asked["virtual_stages"] > 1 and asked["pp"] == 1:
-        raise RooflineError(
-            f"--virtual-stages {asked['virtual_stages']} would be ignored: it splits stages; add --pp"
-        )
-    if asked["sequence_parallel"] and asked["tp"] == 1:
-        raise RooflineError("--sequence-parallel would be ignored: it splits over tensor ranks; add --tp")
-    if asked["lora"] and asked["qlora"]:
-        raise RooflineError("--lora and --qlora are two methods; give one of them")
+    overlap, host_ms, stages = asked["overlap"], asked["host_ms"], asked["virtual_stages"]
+    alone = asked["sequence_parallel"] and asked["tp"] == 1
+    for is_wrong, why in (
+        (not 0 <= overlap <= 1, f"--overlap {overlap:g}: expected a share from 0 to 1"),
+        (not 0 <= host_ms < math.inf, f"--host-ms {host_ms:g}: expected 0 or more"),
+        (
+            stages > 1 == asked["pp"],
+            f"--virtual-stages {stages} would be ignored: it splits stages; add --pp",
+        ),
+        (alone, "--sequence-parallel would be ignored: it splits over tensor ranks; add --tp"),
+        (asked["lora"] and asked["qlora"], "--lora and --qlora are two methods; give one of them"),
+    ):
+        if is_wrong:
+            raise RooflineError(why)
     model, device = load_model(model_name)[0], load_device(device_name)
     if asked["no_p2p"]:
         device = without_p2p(device)
@@ -118,10 +115,7 @@ def recipe_of(model_name: str, device_name: str, given: dict[str, Any]) -> Recip
         device = device.with_network(gb_per_s * _GB)
     in_replica = asked["tp"] * asked["pp"]
     if asked["devices"] % in_replica:
-        raise RooflineError(
-            f"--tp {asked['tp']} x --pp {asked['pp']} = {in_replica} does not divide --devices"
-            f" {asked['devices']}"
-        )
+        raise RooflineError(f"--tp times --pp, {in_replica}, does not divide --devices {asked['devices']}")
     n_ranks = asked["devices"] // in_replica
     return Recipe(
         model,
@@ -276,8 +270,7 @@ def largest_micro_batch(recipe: Recipe) -> int:
     """The largest power of two that fits; 0 where 1 does not."""
     n = recipe.sharding.n_ranks * recipe.n_micro
     tried = (replace(recipe, micro_batch=2**power, n_seq=2**power * n) for power in range(20))
-    fitting = (each.micro_batch for each in tried if training_memory(each).fits(recipe.device))
-    return max(fitting, default=0)
+    return max((each.micro_batch for each in tried if training_memory(each).fits(recipe.device)), default=0)
 
 
 def _time_rows(step: TrainingStep) -> list[list[str]]:

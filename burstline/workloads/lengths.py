@@ -121,8 +121,7 @@ def _distribution(law: str, rest: str, text: str) -> Lengths:
         (exponent,) = numbers
         if ends is None:
             raise ValueError(text)
-        weights = np.arange(1, ends[1] - ends[0] + 2, dtype=np.float64) ** -exponent
-        return _checked(*ends, weights, text)
+        return _checked(*ends, np.arange(1, ends[1] - ends[0] + 2, dtype=np.float64) ** -exponent, text)
     from scipy import stats as sps  # here: half a second that few runs need
 
     mean, deviation = numbers
@@ -138,8 +137,7 @@ def _distribution(law: str, rest: str, text: str) -> Lengths:
         raise ValueError(text)
     if high - low > MAX_TOK:
         raise ValueError(text)
-    edges = np.arange(low, high + 2) - 0.5
-    return _checked(low, high, np.diff(continuous.cdf(edges)), text)
+    return _checked(low, high, np.diff(continuous.cdf(np.arange(low, high + 2) - 0.5)), text)
 
 
 def _checked(low: int, high: int, weights: NDArray[np.float64], text: str) -> Lengths:

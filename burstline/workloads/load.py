@@ -291,8 +291,7 @@ def _written(
     if spec.of_sessions or any(item.session is not None for item in data.items):
         session = _session_shape(spec, Lengths(1, 1), output_tok)
         n = len({item.session if item.session is not None else item.row for item in data.items})
-        items = data.sampled(spec.seed)
-        return works.Sessions(session, data, items, n_wanted), n, None
+        return works.Sessions(session, data, data.sampled(spec.seed), n_wanted), n, None
     timed = spec.arrival is not None and spec.arrival.pattern == "replay" and not spec.arrival.file
     items = data.items if timed else data.sampled(spec.seed)
     times_s = None

@@ -65,9 +65,7 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
         return _json_list(path, what) if is_list else _json_lines(path, what)
     if kind in ("", ".txt", ".text", ".md"):
         return ((number, {"prompt": text}) for number, text in lines(path, what))
-    raise WorkloadError(
-        f"{what} {source}: unknown format {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet"
-    )
+    raise WorkloadError(f"{what} {source}: format {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet")
 
 
 def number_in(value: Any) -> float:

@@ -178,8 +178,7 @@ def _candidates(tokenizer: Tokenizer) -> list[str]:
         found = sorted(text for text in texts if kind.fullmatch(text) and "\ufffd" not in text)
         if len(found) >= 4 * ENOUGH_WORDS:
             break
-    stride = -(-len(found) // MAX_WORDS) or 1
-    return found[::stride]
+    return found[:: -(-len(found) // MAX_WORDS) or 1]
 
 
 def _strung(

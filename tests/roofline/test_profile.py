@@ -202,7 +202,7 @@ def two_ranks(folder, *, one_more=False):
 def test_two_captures_of_one_rank_are_no_two_ranks(tmp_path, first, second):
     for name in (first, second, "rank7.1716000000000.pt.trace.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(RooflineError, match=r"holds 2 captures of one process .*: name one file"):
+    with pytest.raises(RooflineError, match=r"holds 2 captures of one process, .*: name one"):
         profile_of(tmp_path, MODEL, Parallel())
 
 

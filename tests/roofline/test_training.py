@@ -500,7 +500,7 @@ def test_the_study_prints_time_bounds_memory_and_other_methods(capsys, tmp_path)
         (["--zero", "++", "--states", "bf16"], "--states bf16 is for --zero 0 to 3, not for ++"),
         (["--regather"], "--regather would be ignored"),
         (["--regather", "--zero", "2", "--recompute", "full"], "--regather would be ignored"),
-        (["--recompute", "selective"], "--recompute selective would be ignored: fused attention"),
+        (["--recompute", "selective"], "--recompute selective would be ignored: it needs --kernels"),
         *(
             (
                 ["--devices", "1", "--qlora", "8", *flag.split()],

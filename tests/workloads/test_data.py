@@ -270,7 +270,7 @@ SILLY = {
     "damaged gzip": ("x.jsonl.gz", gzip.compress(GOOD)[:10] + b"\xff" * 300, "row 1: cannot be decompressed"),
     "half a list": ("x.json", b'[{"prompt": "a"},\n{"prompt"', "row 2.*not JSON"),
     "half a Parquet file": ("x.parquet", "cut", "row 1 cannot be read as Parquet"),
-    "an unknown format": ("x.xlsx", b"PK..", "unknown format"),
+    "an unknown format": ("x.xlsx", b"PK..", "format '.xlsx'"),
     "nothing but blanks": (
         "x.jsonl",
         b'{"prompt": " "}\n',

@@ -43,8 +43,7 @@ class TorchProbe:
         return self._graph([lambda w=w: linear(x, w) for w in self._weights[1]])  # type: ignore[misc]
 
     def read(self, n_bytes: int) -> Kernel:
-        data = self._array(n_bytes // self.element_bytes)
-        return self._graph([data.sum])
+        return self._graph([self._array(n_bytes // self.element_bytes).sum])
 
     def decode(
         self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
@@ -57,13 +56,11 @@ class TorchProbe:
 
     def norm(self, rows: int, width: int) -> Kernel:
         x, more, weight = self._array(rows, width), self._array(rows, width), self._array(width)
-        norm = self._torch.nn.functional.rms_norm
-        return self._graph([lambda: norm(x + more, (width,), weight)])
+        return self._graph([lambda: self._torch.nn.functional.rms_norm(x + more, (width,), weight)])
 
     def activation(self, rows: int, width: int) -> Kernel:
         gate, up = self._array(rows, width), self._array(rows, width)
-        silu = self._torch.nn.functional.silu
-        return self._graph([lambda: silu(gate) * up])
+        return self._graph([lambda: self._torch.nn.functional.silu(gate) * up])
 
     def rope(self, rows: int, heads: int, dim: int) -> Kernel:
         raise NotImplementedError("engines fuse it: nothing in torch stands for it")

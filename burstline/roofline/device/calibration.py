@@ -288,8 +288,7 @@ def device_toml(device: Device, calibration: Calibration) -> str:
         *((f"[calibration.{name}]", asdict(part)) for name, part in parts if part),
         *(("[[calibration.shapes]]", asdict(shape)) for shape in calibration.shapes),
     ]
-    lines = [*_lines(of_device, 6), *_lines(of_calibration, 4)]
-    return "\n".join(lines).lstrip() + "\n"
+    return "\n".join([*_lines(of_device, 6), *_lines(of_calibration, 4)]).lstrip() + "\n"
 
 
 def _lines(tables: Iterable[tuple[str, Mapping[str, Any]]], digits: int) -> Iterator[str]:

@@ -248,9 +248,7 @@ def kernel(op: Op) -> str:
         return "scan"
     if op.name == "indexer" and op.phase == "decode":
         return "index"
-    if op.kind == "attention":
-        return op.phase
-    return "exchange" if op.collective == "all_to_all" else op.kind
+    return op.phase if op.kind == "attention" else "exchange" if op.collective == "all_to_all" else op.kind
 
 
 def work(op: Op, device: Device) -> Work:

@@ -63,9 +63,7 @@ def traces_at(path: Path) -> list[ProfilerTrace]:
         raise RooflineError(f"{path} holds no trace: expected files that end with {' or '.join(ENDINGS)}")
     of_process = Counter(re.sub(r"\.\d{9,}\.", ".", file.name) for file in files)
     if name := next((name for name, n in of_process.items() if n > 1), None):
-        raise RooflineError(
-            f"{path} holds {of_process[name]} captures of one process ({name}): name one file"
-        )
+        raise RooflineError(f"{path} holds {of_process[name]} captures of one process, {name}: name one")
     return [_read(file) for file in files]
 
 

@@ -108,8 +108,7 @@ def _load(run: MeasuredRun, limits: Limits) -> PlannedLoad:
     """The requests as served, when they were sent; of a closed loop each as another ends."""
     if run.concurrency is None:
         return PlannedLoad(run.requests, limits)
-    at_once = [replace(request, due_s=0.0) for request in run.requests]
-    return PlannedLoad(at_once, limits, run.concurrency)
+    return PlannedLoad([replace(request, due_s=0.0) for request in run.requests], limits, run.concurrency)
 
 
 def look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[Looked]:

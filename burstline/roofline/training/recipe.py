@@ -237,7 +237,7 @@ class Recipe:
             )
         if self.offload == "all" and self.sharding.weights.degree == 1:
             raise RooflineError(
-                f"{self.sharding.name} keeps all weights on the device; --offload all needs ZeRO-3"
+                f"{self.sharding.name} keeps weights on the device; --offload all needs ZeRO-3"
             )
         if self.n_seq % (self.micro_batch * self.sharding.n_ranks) or self.n_seq < 1:
             raise RooflineError(

@@ -222,9 +222,7 @@ def _server_command(found: Installation | None) -> tuple[str, ...]:
 
 def _unless(extra: Sequence[str], flags: tuple[str, ...], value: str | None) -> tuple[str, ...]:
     """The first of the flags with its value, nothing where the user gave one of them."""
-    if option_of(extra, *flags):
-        return ()
-    return (flags[0],) if value is None else (flags[0], value)
+    return () if option_of(extra, *flags) else (flags[0],) if value is None else (flags[0], value)
 
 
 def _cpu_flags(extra: Sequence[str], model: str) -> tuple[str, ...]:

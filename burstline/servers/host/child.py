@@ -201,8 +201,7 @@ def command(module: str) -> tuple[str, ...]:
 
 def import_path() -> str:
     """The PYTHONPATH under which our modules are found: where we are, then what the user has set."""
-    theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([str(_OURS), *filter(None, theirs)])
+    return os.pathsep.join([str(_OURS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
 # In the child.

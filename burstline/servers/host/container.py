@@ -43,9 +43,7 @@ def find_runtime() -> Runtime:
     """The first of docker and podman that works; EngineError where none does."""
     found = [Runtime(name, path) for name in ("docker", "podman") if (path := shutil.which(name))]
     if not found:
-        raise EngineError(
-            "--container: neither docker nor podman is installed; install one, or drop --container"
-        )
+        raise EngineError("--container: neither docker nor podman is installed; install one, or drop it")
     complaints = []
     for runtime in found:
         done = _ask(runtime, "version")
