@@ -126,8 +126,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
         for run in getattr(args, "runs", None) or filter(None, [getattr(args, "run", None)]):
             if not run.exists():
                 raise not_a_run(run)
-        verb = importlib.import_module(f"burstline.verbs.{name.replace('-', '_')}")
-        return int(verb.run(args))
+        return int(importlib.import_module(f"burstline.verbs.{name.replace('-', '_')}").run(args))
     except Exception as error:
         refused = _refused(args, error)
         code = exit_codes.USAGE if refused else exit_codes.of_error(error)

@@ -20,6 +20,5 @@ def whole_waves(begun_s: Floats, over_s: Floats, concurrency: int) -> tuple[floa
     """
     ends_s = np.sort(over_s)
     n_waves = int(np.searchsorted(ends_s, begun_s.max(initial=-np.inf), side="right")) // concurrency
-    if n_waves < 2:
-        return None
-    return float(ends_s[concurrency - 1]), float(ends_s[n_waves * concurrency - 1])
+    first, last = concurrency - 1, n_waves * concurrency - 1
+    return None if n_waves < 2 else (float(ends_s[first]), float(ends_s[last]))

@@ -61,9 +61,7 @@ def device_text(name: str, config: Mapping[str, Any] | None = None) -> str:
     if name == "cpu" and config is not None:
         found = (kept(n, config, "reference") for n in range(os.cpu_count() or 1, 0, -1))
         if (text := next(filter(None, found), None)) is None:
-            raise RooflineError(
-                "--device cpu: this CPU is not calibrated for this model: `burstline calibrate`"
-            )
+            raise RooflineError("--device cpu is not calibrated for this model: `burstline calibrate`")
         return text
     calibration = load_calibration(device := load_device(name))
     if name.endswith(".toml"):

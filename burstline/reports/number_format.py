@@ -37,8 +37,7 @@ def scale_for(unit: str, values: Iterable[float | None]) -> Scale:
     """The largest shown unit in which the greatest of `values` is at least 1."""
     steps = SCALES.get(unit, ((1.0, unit),))
     largest = max((abs(v) for v in values if v is not None and math.isfinite(v)), default=0.0)
-    fitting = (step for step in steps if largest >= step[0])
-    return Scale(*next(fitting, steps[-1] if largest else steps[0]))
+    return Scale(*next((step for step in steps if largest >= step[0]), steps[-1] if largest else steps[0]))
 
 
 def number(value: float, half_width: float | None = None) -> str:

@@ -371,8 +371,7 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
 def limit_in(folder: Path) -> tuple[str, LimitResult] | None:
     """The place of a finished search's page in the suite's folder, and what it found."""
     for path in folder.glob(f"*/{RESULT}"):
-        href = f"{folder.name}/{path.parent.name}/report.html"
-        return href, LimitResult.from_json(json_of(path))
+        return f"{folder.name}/{path.parent.name}/report.html", LimitResult.from_json(json_of(path))
     return None
 
 

@@ -186,7 +186,7 @@ MUTATIONS = (
     Mutation(
         "the start wave of a closed loop counts",
         waves.whole_waves,
-        "ends_s[concurrency - 1]",
+        "ends_s[first]",
         "ends_s[0] * 0",
         MEASURE + "test_closed_loop.test_the_plateau_is_whole_waves_behind_the_first_until_the_last_dispatch",
     ),
@@ -348,8 +348,8 @@ MUTATIONS = (
     Mutation(
         "an empty text opens TTFT",
         openai._kind,
-        'return Kind.ROLE if delta.get("role") else Kind.EMPTY',
-        'return Kind.ROLE if delta.get("role") else Kind.ANSWER',
+        'Kind.ROLE if delta.get("role") else Kind.EMPTY',
+        'Kind.ROLE if delta.get("role") else Kind.ANSWER',
         MEASURE + "test_record.test_an_empty_event_before_the_first_text_opens_nothing",
     ),
     Mutation(
@@ -369,8 +369,8 @@ MUTATIONS = (
     Mutation(
         "a setting that differs is no matter",
         factors.differing,
-        "if len(set(values)) < 2 or",
-        "if name == 'max-num-seqs' or len(set(values)) < 2 or",
+        "or len({*values}) < 2:",
+        "or name == 'max-num-seqs' or len({*values}) < 2:",
         MEASURE + "test_comparable.test_a_setting_that_differs_is_named",
     ),
 )

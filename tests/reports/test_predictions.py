@@ -41,7 +41,7 @@ def test_report_makes_the_page_of_a_prediction_again_byte_for_byte(folders, name
     assert page.read_bytes() == before
     capsys.readouterr()
     assert main(["report", str(folders[name]), "--short"]) == 2
-    assert "is a prediction: it has a page alone" in capsys.readouterr().err
+    assert "is a prediction: it has only a page" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", NAMED)

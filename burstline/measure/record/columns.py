@@ -169,8 +169,7 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
     event_s, event_n, lag_ns, error_ns = map(_joined, events.values())
 
     def floats(name: str, scale: float = 1.0) -> Floats:
-        column = table.column(name).to_numpy().astype(np.float64)
-        return np.asarray(column / scale)
+        return np.asarray(table.column(name).to_numpy().astype(np.float64) / scale)
 
     starts = _starts(n_events)
     some = n_events > 0

@@ -93,8 +93,7 @@ class Run(RunDir):
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
-        whole = self.decoded if table is None else table
-        return whole.select(PER_REQUEST)
+        return (self.decoded if table is None else table).select(PER_REQUEST)
 
     @cached_property
     def columns(self) -> Columns:

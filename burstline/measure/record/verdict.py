@@ -35,8 +35,7 @@ class State(StrEnum):
 
 def worst(states: Iterable[str]) -> State:
     """The worst of several; what is no state counts as FAILED."""
-    order = list(State)
-    return min(map(state_of, states), key=order.index, default=State.VALID)
+    return min(map(state_of, states), key=list(State).index, default=State.VALID)
 
 
 def state_of(text: str) -> State:

@@ -90,11 +90,10 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
     for name in names:
         values = [run.get(name, NOT_STATED) for run in runs]
         known = {value for value in values if value != NOT_STATED and not (several and value == DEFAULT)}
-        if several and name != "engine" and (name not in _SHARED or len(known) < 2):
+        few = len(known) < 2 and (name in _MAY_BE_UNKNOWN or (several and name != "engine"))
+        if few or (several and name not in _SHARED) or len({*values}) < 2:
             continue
-        if len(set(values)) < 2 or not set(values) - {NOT_STATED, DEFAULT}:
-            continue
-        if name in _MAY_BE_UNKNOWN and len(known) < 2:
+        if not {*values} - {NOT_STATED, DEFAULT}:
             continue
         most = most_in_flight if name == "max-num-seqs" else None
         if most and all(limit.isdecimal() and int(limit) >= most for limit in known):

@@ -49,9 +49,7 @@ class Curve:
         """The percentile as all tables have it; a dash where the sample is too small, ∞ among failures."""
         if p in self.known:
             return point(self.known[p], scale)
-        if self.n * min(p, 1 - p) < 1:
-            return "–"
-        return number(quantile(self.values, p) / scale.divisor)
+        return "–" if self.n * min(p, 1 - p) < 1 else number(quantile(self.values, p) / scale.divisor)
 
 
 def ecdf(
@@ -147,8 +145,7 @@ def _table(title: str, label: str, curves: Sequence[Curve], scale: Scale) -> Tab
     rows = [[f"{p * 100:g}%", *(curve.at(p, scale) for curve in curves)] for p in TABLED]
     if len(curves) > 1:
         columns = ["Share of requests", *(f"{curve.label} ({scale.unit})" for curve in curves)]
-        caption = f"{title}: percentiles of {label} over the measured requests"
-        return table(caption, columns, rows)
+        return table(f"{title}: percentiles of {label} over the measured requests", columns, rows)
     (curve,) = curves
     rows.append([f"{curve.n_ok / curve.n:.1%}", number(curve.values[curve.n_ok - 1] / scale.divisor)])
     columns = ["Share of requests", f"{label} ({scale.unit})"]

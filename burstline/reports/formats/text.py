@@ -130,8 +130,7 @@ def columns(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
 
     def line(row: Sequence[str]) -> str:
         sized = enumerate(zip(row, widths, strict=True))
-        cells = (c.ljust(w) if k in words else c.rjust(w) for k, (c, w) in sized)
-        return "  ".join(cells).rstrip()
+        return "  ".join(c.ljust(w) if k in words else c.rjust(w) for k, (c, w) in sized).rstrip()
 
     return "\n".join(map(line, rows))
 

@@ -367,8 +367,7 @@ class Comparison:
     @property
     def run(self) -> View | None:
         """The one run that this is about; None of several, and of a suite however many it has finished."""
-        several = len(self.views) != 1 or self.cases[0].hrefs or self.others
-        return None if several else self.views[0]
+        return None if len(self.views) != 1 or self.cases[0].hrefs or self.others else self.views[0]
 
     @property
     def comparable(self) -> bool:

@@ -40,9 +40,7 @@ def load_of(manifest: Manifest) -> SweepLoad | None:
     asked = manifest.asked
     if asked.concurrency:
         return SweepLoad("concurrency", float(asked.concurrency))
-    if asked.pattern in STEADY and asked.rate:
-        return SweepLoad("rate", asked.rate)
-    return None
+    return SweepLoad("rate", asked.rate) if asked.pattern in STEADY and asked.rate else None
 
 
 def work_asked(manifest: Manifest) -> tuple[str, ...] | None:

@@ -56,8 +56,7 @@ def numbers(case: Case, prefix: str) -> list[Block]:
     if case.gate.comparable or case.is_alone:
         # What limited the contenders stands at the top of the page where this is its only case.
         limits = limits_of([case]) if prefix else ()
-        lines = [Findings(tuple(limits))] if limits else []
-        return [*_forests(case, prefix), side_by_side(case), *lines]
+        return [*_forests(case, prefix), side_by_side(case), *[Findings(tuple(limits))][: len(limits)]]
     if case.gate.state == State.NOT_COMPARABLE:
         return [side_by_side(case)]
     return [Note(say("nothing-ranked", state=case.gate.state)), side_by_side(case)]

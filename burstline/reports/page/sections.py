@@ -131,8 +131,7 @@ def _edges(view: View) -> Floats | None:
     if end_s <= 0:
         return None
     step_s = run_figures.step(view.columns)
-    most = 200 if step_s <= 0 else int(np.clip(end_s / (3 * step_s), 8, 200))
-    return run_figures.bin_edges(end_s, most)
+    return run_figures.bin_edges(end_s, 200 if step_s <= 0 else int(np.clip(end_s / (3 * step_s), 8, 200)))
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:

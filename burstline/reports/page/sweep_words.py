@@ -156,8 +156,7 @@ def _told(at: Point, sweep: Sweep) -> str:
 def _highest(points: Sequence[Point]) -> Point | None:
     """Of the points that can be relied on, or of all where none can."""
     known = [at for at in points if isinstance(at.output, Estimate)]
-    reliable = [at for at in known if not at.doubts]
-    return max(reliable or known, key=lambda at: at.output_point, default=None)
+    return max([at for at in known if not at.doubts] or known, key=lambda at: at.output_point, default=None)
 
 
 def best_within(points: Sequence[Point]) -> Point | None:
