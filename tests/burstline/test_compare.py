@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,16 @@ from burstline.measure.record.manifest import (
     StageFacts,
 )
 from burstline.measure.record.rundir import open_run
+from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.factors import canonical
 from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of
 from burstline.servers.identity import Identity
 from burstline.servers.settings import Setting
+from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import vocabulary_from_size
 from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
 from tests.truth.rig import TruthRig, truth_server
@@ -298,6 +304,94 @@ def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_run
     out = " ".join(compare(capsys, folders)[1].split())
     assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel-size." in out
     assert "Restart sglang without --mlock, or add --vary mlock." in out
+
+
+def follow(capsys, folders) -> tuple[int, str]:
+    """Where `compare` leads whoever adds every --vary that it advises; it advises none twice."""
+    varied: list[str] = []
+    while True:
+        flags = [word for name in varied for word in ("--vary", name)]
+        code, out, err = compare(capsys, folders, *flags)
+        assert not err
+        advised = set(re.findall(r"add --vary ([a-z-]+)", " ".join(out.split())))
+        assert not advised & {*varied}
+        if not advised:
+            return code, " ".join(out.split())
+        varied += sorted(advised)
+
+
+@pytest.mark.parametrize("engines", [("vllm", "vllm"), ("vllm", "sglang")])
+@pytest.mark.parametrize("factor", VARIED)
+def test_each_advised_vary_leads_to_a_ranking(two_runs, capsys, factor, engines):
+    """Of two engines `--vary cpu` once gave up the engine, and advised `--vary engine`."""
+    folders, change = two_runs
+    for which, facts in enumerate(VARIED[factor]):
+        change(which, **{"engine": engines[which], **facts})
+    change(1, title="another load")
+    code, out = follow(capsys, folders)
+    if engines == ("vllm", "vllm"):
+        assert code == 0
+        assert "this compares loads" in out
+    else:
+        assert "The workload differs" in out
+        assert "Give every engine the same load" in out
+
+
+LOADS = {
+    "burst": (60, 8, LoadSpec(salt="5eed")),
+    "open loop": (60, 8, LoadSpec(salt="5eed", rate=2.0, arrival=parse_arrival("constant"))),
+    "closed loop": (60, 8, LoadSpec(salt="5eed", concurrency=4)),
+    "for a time": (48, 8, LoadSpec(salt="5eed", concurrency=4, duration_s=15.0)),
+    "short replies": (60, 4, LoadSpec(salt="5eed")),
+}
+
+
+def loaded(run: Path, folder: Path, name: str, engine: str = "vllm") -> Path:
+    """A run of one of LOADS."""
+    n, output_tok, asked = LOADS[name]
+    another(run, folder, later_ns=len(name), engine=engine, title=name, asked=asked)
+    made = open_run(folder)
+    gap_ns = 500_000_000 if asked.rate else 0
+    shape = Shape(Lengths(512, 512), Lengths(output_tok, output_tok))
+    made.save_plan(
+        make_plan(shape, [k * gap_ns / 1e9 for k in range(n)], vocabulary_from_size(32_000), seed=0)
+    )
+    rows = [later(row, k * gap_ns) for k, row in enumerate(synthetic.records(n=n, output_tok=output_tok))]
+    made.save("records.parquet", [tables.record_table(rows)])
+    write_json(folder / "summary.json", summarize_run(open_run(folder)).to_json())
+    summary = open_run(folder).summary
+    write_json(folder / "summary.json", replace(summary, verdict=Verdict(State.VALID)).to_json())
+    return folder
+
+
+def later(record, by_ns: int):
+    names = ("due_ns", "dispatched_ns", "sent_ns", "headers_ns", "answer_ns", "closed_ns")
+    times = {name: getattr(record, name) + by_ns for name in names}
+    return replace(record, token_ns=[at + by_ns for at in record.token_ns], **times)
+
+
+@pytest.mark.parametrize("pair", list(combinations(LOADS, 2)), ids=" and ".join)
+def test_two_loads_of_one_engine_are_compared_when_told_and_no_advice_says_the_opposite(
+    burst_run, tmp_path, capsys, pair
+):
+    """`--vary workload` was advised, and answered with "give every engine the same load"."""
+    folders = [loaded(burst_run.path, tmp_path / name, name) for name in pair]
+    assert compare(capsys, folders)[0] == 4
+    code, out = follow(capsys, folders)
+    assert code == 0
+    assert "COMPARABLE: The loads differ, so this compares loads." in out
+    assert "the same load" not in out
+    assert re.match(r"vllm workload (\S+ ?\S*) vs (\S+ ?\S*): ", out), "names that fit a table"
+
+
+def test_two_engines_under_two_loads_are_not_led_to_vary_the_load(burst_run, tmp_path, capsys):
+    engines = {"burst": "vllm", "closed loop": "sglang"}
+    folders = [loaded(burst_run.path, tmp_path / name, name, engine) for name, engine in engines.items()]
+    code, out = follow(capsys, folders)
+    assert code == 4
+    assert "--vary" not in out
+    assert "Next: give every engine the same load with the same seed." in out
+    assert "same load" in compare(capsys, folders, "--vary", "workload")[1]
 
 
 def test_a_limit_that_no_run_reached_is_no_difference(two_runs, capsys):

@@ -30,7 +30,7 @@ SHARED: Final = REASONS.pop("shared")
 """What several of them say, by the name that stands for it."""
 OF_SEVERAL: Final = frozenset(
     {"prompt-tokens", "output-tokens", "finish-reasons", "failures.differ", "prefix-cache.differ", "workload",
-     "unforced", "unchecked"}
+     "workload.varied", "unforced", "unchecked"}
 )  # fmt: skip
 """Why runs cannot be compared: on no page of one run."""
 

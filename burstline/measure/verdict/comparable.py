@@ -45,6 +45,11 @@ OPEN = "open loop"
 CACHE_FAULTS = ("prefix-cache", "prefix-more", "prefix-less", "prefix-none", "prefix-restarted")
 """Codes of the warnings of a prefix cache whose hits the plan does not explain."""
 
+OF_LOAD = frozenset(
+    {"workload", "sampling", "prompt-tokens", "output-tokens", "finish-reasons", "prefix-cache"}
+)
+"""Codes of the differences that another load explains."""
+
 _QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
 
 
@@ -85,13 +90,9 @@ class ServedWork:
     def ended(self) -> NDArray[np.bool_]:
         return self.columns.having("outcome", ENDED)
 
-    @property
-    def prompt_tok(self) -> float | None:
-        return _mean(self.columns.prompt_tok[self.ended])
-
-    @property
-    def output_tok(self) -> float | None:
-        return _mean(self.columns.output_tok[self.ended])
+    def mean(self, column: str) -> float | None:
+        values: Floats = getattr(self.columns, column)[self.ended]
+        return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
     @property
     def failed_fraction(self) -> float:
@@ -187,13 +188,7 @@ def _abandoned(manifest: Manifest) -> str:
 def _sampling(requests: Sequence[Request]) -> str:
     """Without its seed: engines draw differently from the same one."""
     kinds = {(r.sampling.temperature, r.sampling.top_p) for r in requests}
-    words = ("greedy" if not t else f"temperature {t:g}, top_p {p:g}" for t, p in sorted(kinds))
-    return "; ".join(words)
-
-
-def _mean(values: Floats) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    return "; ".join(f"temperature {t:g}, top_p {p:g}" if t else "greedy" for t, p in sorted(kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +230,8 @@ def comparability(
 ) -> Comparability:
     """The gate over all runs of all contenders; `unlike` are differences from elsewhere.
 
-    `varied` are settings that differ on purpose. With `anyway` differences and disturbed runs are warnings.
+    `varied` are settings that differ on purpose, or the "workload". With `anyway` differences and disturbed
+    runs are warnings.
     """
     both = _needed_by_all(works)
     numbers = [_judge_number(number, both if number.relative else works) for number in _NUMBERS]
@@ -246,9 +242,12 @@ def comparability(
     cached = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
     truths = (Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in cached.items())
     reasons = (*unlike, *_workload(works), *differing, *truths)
+    loads: tuple[Reason, ...] = ()
+    if "workload" in varied:
+        reasons, loads = tuple(r for r in reasons if r.code not in OF_LOAD), (Reason.of("workload.varied"),)
     free = dict.fromkeys(work.label for work in works if not work.lengths_forced)
     unforced = (Reason.of("unforced", label=name) for name in free)
-    warnings = (*_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *unforced)
+    warnings = (*loads, *_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *unforced)
     # A difference in failures says already why a run is FAILED.
     is_said = any(reason.code == "failures" for reason in differing)
     unbelievable = _unbelievable(works, UNUSABLE[1:] if is_said else UNUSABLE)
@@ -276,8 +275,8 @@ class _Number:
 
 
 _NUMBERS: Final = (
-    _Number("prompt-tokens", "Prompt tokens served, mean", lambda w: w.prompt_tok, "{:,.1f}", relative=True),
-    _Number("output-tokens", "Output tokens served, mean", lambda w: w.output_tok, "{:,.1f}", relative=True),
+    _Number("prompt-tokens", "Prompt tokens served, mean", lambda w: w.mean("prompt_tok"), "{:,.1f}", True),
+    _Number("output-tokens", "Output tokens served, mean", lambda w: w.mean("output_tok"), "{:,.1f}", True),
     _Number("finish-reasons", "Replies that the model ended itself", lambda w: w.stopped_fraction, "{:.1%}"),
     _Number("failures.differ", "Requests without a complete reply", lambda w: w.failed_fraction, "{:.1%}"),
     _Number(

@@ -45,24 +45,24 @@ def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, ...]:
-    """The factors that are compared: those asked for, else the engine, else the one that differs."""
+    """The factors that are compared: the engine, those asked for, else the one that differs."""
     names = tuple(map(canonical, asked))
     for name in names:
         if name not in found:
             known = ", ".join(found) or "nothing"
             raise WorkloadError(f"--vary {name}: these runs do not differ in it; they differ in {known}")
-    if names:
-        return names
     if "engine" in found:
-        return ("engine",)
-    own = [name for name in found if name not in CHECKED or name in CHOSEN]
-    return tuple(own) if len(own) == 1 == len(found) else ()
+        return tuple(dict.fromkeys(("engine", *names)))
+    own = tuple(name for name in found if name not in CHECKED or name in CHOSEN)
+    return names or (own if len(own) == 1 == len(found) else ())
 
 
 def settled_in(found: Collection[str], varied: Collection[str]) -> set[str]:
     """The settings that may differ between runs that differ in `found`: those `varied`, and those of one
     engine, where what was not varied is a reason of its own (`_unlike`)."""
-    settled = {GATED[name] for name in found if name in GATED and (name in varied or "engine" not in found)}
+    several = "engine" in found
+    settled = {GATED[name] for name in found if name in GATED and (name in varied or not several)}
+    settled |= {"workload"} & {*varied} if not several else set()
     return settled if "max-num-seqs" in found else {*settled, GATED["max-num-seqs"]}
 
 
@@ -70,13 +70,16 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
     odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])
+    what = f"The {CHECKED.get(name, name)} differs: {told}"
+    if name == "workload" and len({run.manifest.engine for run in runs}) > 1:
+        return Reason.of(name, what=what)
     if name in CHECKED or name in NO_FLAG:
         advice = f"Make the runs alike in this, or add --vary {name}."
     else:
         flag, value = f"--{name}", values[0]
         how = f"without {flag}" if value in (NOT_STATED, DEFAULT) else f"with {flag} {value}"
         advice = f"Restart {odd.manifest.engine} {how}, or add --vary {name}."
-    return Reason(name, f"The {CHECKED.get(name, name)} differs: {told}.", advice)
+    return Reason(name, f"{what}.", advice)
 
 
 def comparison_of(
@@ -132,7 +135,8 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
     another machine. Where loads are `swept`, neither the load does nor what adapters fit to it.
     """
     if setting_of(manifests, varied):
-        return [factors(manifest).get(varied[0], NOT_STATED) for manifest in manifests]
+        values = [factors(manifest).get(varied[0], NOT_STATED) for manifest in manifests]
+        return _loads(manifests, values) if varied[0] == "workload" else values
     engines = [manifest.engine for manifest in manifests]
     checked = [name for name in CHECKED if not (swept and name == "workload")]
     kinds = [
@@ -144,6 +148,14 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
         labels.append(engine if len(others) == 1 else f"{engine} {chr(ord('A') + others.index(kind))}")
     return labels
+
+
+def _loads(manifests: Sequence[Manifest], titles: Sequence[str]) -> list[str]:
+    """`2 req/s`, `concurrency 4`, `burst`; where that is no name of one load alone, `load A`."""
+    names = [str(load_of(manifest) or manifest.asked.kind) for manifest in manifests]
+    if len({*zip(names, titles, strict=True)}) == len({*names}):
+        return names
+    return [f"load {chr(ord('A') + list(dict.fromkeys(titles)).index(title))}" for title in titles]
 
 
 def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:

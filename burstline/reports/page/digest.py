@@ -12,7 +12,7 @@ from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Goodput, Instrument, Summary
 from burstline.measure.record.verdict import Reason, SloResult, State
 from burstline.measure.stats.figure import Absent, Estimate, Result, known
-from burstline.measure.verdict.comparable import ALONE, COMPARABLE
+from burstline.measure.verdict.comparable import ALONE, COMPARABLE, OF_LOAD
 from burstline.reports.blocks import (
     MARKS,
     Banner,
@@ -107,6 +107,8 @@ def case_state(case: Case) -> str:
 def _banner(state: str, reasons: tuple[Reason, ...], cases: Sequence[Case], name: str = "") -> Banner:
     """Green only where every run is valid."""
     tone, mark, sentence = COMPARED.get(state, ("warn", "!", "See the reasons."))
+    if state == COMPARABLE and any(reason.code == "workload" for reason in reasons):
+        sentence = say("compared-loads")
     doubtful = Counter(view.summary.verdict.state for case in cases for view in case.views)
     n, n_valid = doubtful.total(), doubtful.pop(State.VALID, 0)
     if tone == "good" and doubtful:
@@ -162,8 +164,7 @@ def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
     (contender,) = cases[0].contenders
     summaries = [view.summary for view in contender.views]
     slos = [parse_slo(text) for text in contender.views[0].manifest.targets]
-    rows = judge_over_runs(slos, summaries, lambda path: contender.figure(*path))
-    return tuple(map(_target_line, rows))
+    return tuple(map(_target_line, judge_over_runs(slos, summaries, lambda path: contender.figure(*path))))
 
 
 def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
@@ -191,8 +192,7 @@ def _canary(instrument: Instrument) -> str:
     """How this run's canary checked these bounds, in a sentence; "" where there was no canary."""
     p99, beyond = instrument.canary_p99_s, instrument.canary_beyond_p99_s
     if isinstance(p99, Absent) or isinstance(beyond, Absent):
-        too_short = isinstance(p99, Absent) and p99.code == "too-short"
-        return say("client.no-canary") if too_short else ""
+        return say("client.no-canary") if isinstance(p99, Absent) and p99.code == "too-short" else ""
     within = "within these bounds" if not beyond.point else f"at most {error(beyond.point)} outside them"
     return say("client.canary", n=p99.n, within=within, error=error(p99.point))
 
@@ -231,7 +231,7 @@ def digest(comparison: Comparison) -> list[Block]:
 
 def _decisive(shown: Banner) -> Banner:
     """Where the loads differ, without the reasons that mostly follow from that: the page has all."""
-    kept = [each for k, each in enumerate(shown.reasons) if not k or each.code not in FOLLOWING]
+    kept = [each for k, each in enumerate(shown.reasons) if not k or each.code not in {*OF_LOAD, "unchecked"}]
     n = len(shown.reasons) - len(kept)
     if n < 2 or kept[0].code != "workload":
         return shown
@@ -252,7 +252,6 @@ def _of_run(comparison: Comparison, view: View) -> list[Block]:
     ]
 
 
-FOLLOWING: Final = "workload", "prompt-tokens", "output-tokens", "finish-reasons", "sampling", "unchecked"
 SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n"
 
 
