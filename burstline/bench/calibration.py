@@ -103,9 +103,7 @@ def _check_quiet(beside: Beside) -> float:
     """The share of the machine that others used; RooflineError where it is too much."""
     share, who = beside.others()
     if share > MOST_OTHERS:
-        raise RooflineError(
-            f"other processes used {share:.0%} of this machine, which is too much to measure it: {who}"
-        )
+        raise RooflineError(f"other processes used {share:.0%} of this machine, too much to measure: {who}")
     return share
 
 
@@ -135,6 +133,6 @@ def note_measured(run: RunDir, hints: Hints, say: Callable[[str], None], *, cali
         write_bytes(path, text.encode())
     except (RooflineError, OSError) as why:
         say(f"This CPU was not measured: {why}")
-        note_hardware(run, hints, unmeasured=f" ({why})")
+        note_hardware(run, hints, unmeasured=str(why))
     else:
         note_hardware(run, hints)

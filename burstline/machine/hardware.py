@@ -85,7 +85,8 @@ def note_hardware(
         else:
             if not force:
                 _refuse_another(run, hints)
-            text, device_from = _device(manifest, config, hints, run)
+            stated = Stated.from_json(facts.stated or {})
+            text, device_from = _device(manifest, config, replace(hints, stated=stated), run)
             data = text.encode()
             write_bytes(run.path / DEVICE_FILE, data)
             facts = replace(facts, device_from=device_from)
@@ -97,7 +98,8 @@ def note_hardware(
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
         lacking = why if isinstance(why, _UncalibratedError) else None
-        facts = replace(facts, absent=str(why).replace(":", f"{unmeasured}:", 1) if lacking else str(why))
+        once = f" ({unmeasured}). Once that has changed, run" if lacking and unmeasured else ": run"
+        facts = replace(facts, absent=str(why).replace(": run", once, 1))
     run.note(replace(manifest, hardware=facts))
     return lacking
 
@@ -169,8 +171,10 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     if hints.device not in (None, "cpu"):
         return device_text(str(hints.device)), f"--device {hints.device}"
     server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
-    quant = QUANTS[hints.stated.quant] if hints.stated.quant else quant_of(config)
-    n_cores = cores_of(manifest, quant.activations, named=hints.device == "cpu")
+    stated = hints.stated.quant
+    quant = QUANTS[stated] if stated else quant_of(config)
+    dtype = dtype_of(identity) or (quant.activations if stated else None)
+    n_cores = cores_of(manifest, dtype, quant.activations, named=hints.device == "cpu")
     if n_cores is not None:
         known = kept(n_cores, config, manifest.engine)
         if known is None:
@@ -178,7 +182,8 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
             raise _UncalibratedError(
                 "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
                 f"--model {shlex.quote(model)} --threads {n_cores}` (20 s, once), "
-                f"then `burstline report {run.path} --device cpu`", config, model, n_cores,
+                f"then `burstline report {run.path} --device cpu{f' --quant {stated}' if stated else ''}`",
+                config, model, n_cores,
             )  # fmt: skip
         return known, "having been measured for this model"
     if not manifest.on_this_machine:
@@ -187,16 +192,25 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
         part = ", a slice" if names and manifest.devices[0].is_slice else ""
-        raise RooflineError(f"the device is not known ({seen}{part}): name it with --device (an id, or cpu)")
+        cpu = {"fp32": " (an id, or cpu)", None: "; a CPU that serves in fp32 with --device cpu --quant fp32"}
+        how = "" if names else cpu.get(dtype, "")
+        raise RooflineError(f"the device is not known ({seen}{part}): name it with --device{how}")
     return device_text(names[0]), f"its driver calls it {names[0]}"
 
 
-def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | None:
+def dtype_of(identity: Identity) -> str | None:
+    """What the engine says that it computes in: a float's short name, or its quantization."""
+    quantized = identity.quantization if identity.quantization != "none" else None
+    return FLOATS.get(str(identity.dtype), quantized)
+
+
+def cores_of(manifest: Manifest, dtype: str | None, stored: str, *, named: bool = False) -> int | None:
     """On how many of this machine's cores the engine computed; None where it did not, or nothing says so.
 
-    A server that was started here on a machine without a GPU computes on the CPU, in the dtype that it
-    states, else in the checkpoint's (`dtype`). So does an attached one where the user has `named` the CPU,
-    on one core as far as is known. Raises RooflineError for any dtype but fp32, which alone is measured.
+    A server that was started here on a machine without a GPU computes on the CPU. So does an attached one
+    where the user has `named` the CPU, on one core as far as is known. Raises RooflineError for any `dtype`
+    but fp32, which alone is measured. Where it is not known, only a server that was started here on a
+    checkpoint `stored` in fp32 is taken for one.
     """
     server, engine = manifest.server, ENGINES.get(manifest.engine)
     identity = manifest.identity or Identity(manifest.engine)
@@ -206,15 +220,23 @@ def cores_of(manifest: Manifest, dtype: str, *, named: bool = False) -> int | No
         return n_cores
     if not named and not (started and not manifest.devices):
         return None
-    computes = FLOATS.get(str(identity.dtype), dtype)
-    if computes in ("bf16", "fp16"):
-        raise RooflineError(
-            f"{computes} products on a CPU are not measured: serve in fp32 (--dtype float32, or "
-            "a model that `burstline make-model --dtype float32` made), or pass a device file with --device"
-        )
-    if server is None or not started:
-        return 1
-    return server.n_cores or usable_cores()
+    if dtype is None and not (started and stored == "fp32"):
+        why = "the server's data type is not known, and on a CPU only fp32 is measured"
+        raise RooflineError(f"{why}: pass --quant fp32 if it is that, else --device FILE")
+    if dtype not in (None, "fp32"):
+        way = _fp32_way(manifest.engine, started=started)
+        raise RooflineError(f"{dtype} products on a CPU are not measured: {way}pass --device FILE")
+    return 1 if server is None or not started else server.n_cores or usable_cores()
+
+
+def _fp32_way(engine: str, *, started: bool) -> str:
+    """How this engine serves in fp32: by its flag, or by what its weights are stored in; "" if by neither."""
+    spelling = ENGINES[engine].settings.get("dtype") if engine in ENGINES else None
+    words = spelling.arguments("float32") if spelling else None
+    if not words:
+        own = "serve weights that are fp32, as `burstline make-model --dtype float32` writes them, or "
+        return "" if words is None else own
+    return f"serve in fp32 ({'--dtype float32' if started else ' '.join(words)}), or "
 
 
 def throw_away(run: RunDir) -> bool:

@@ -82,7 +82,8 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     quant, weights, kv = facts.quant(config, model)
     parallel, known = facts.layout(device)
     # How weights are stored says nothing of how a CPU multiplies: one may have no fast 16-bit products.
-    compute = device.arch != "measured" or facts.dtype is not None or facts.self_describing
+    told = facts.dtype or facts.stated.quant or facts.self_describing
+    compute = device.arch != "measured" or bool(told)
     known = replace(known, weights=weights, kv=kv, compute=compute, speculation=facts.draft_tok() is not None)
     deployment = Deployment(model, quant, parallel, device, facts.stated.expert_share or 1.0)
     return Setup(deployment, calibration, known, facts.draft_tok() or 0), facts.assumed

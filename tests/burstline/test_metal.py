@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from burstline.bench import calibration
+from burstline.bench.calibration import note_measured
 from burstline.bench.conclusion import reconciled, write_report
 from burstline.cli import main
 from burstline.errors import RooflineError
@@ -28,6 +31,8 @@ from burstline.roofline.device.calibration import HostFit, device_toml, load_cal
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.families import bundled_config
 from burstline.servers.identity import Identity
+from burstline.servers.registry import ENGINES
+from burstline.servers.settings import Settings, spell
 from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
 
@@ -255,23 +260,90 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
 @pytest.mark.parametrize(("dtype", "stored"), [("float32", "bf16"), (None, "fp32")])
 def test_a_server_started_without_a_gpu_in_fp32_computes_on_this_cpu(dtype, stored):
     identity = Identity("tgi", dtype=dtype)
-    manifest = Manifest(engine="tgi", workload="burst", server=STARTED, identity=identity)
-    assert hardware.cores_of(manifest, stored) == len(os.sched_getaffinity(0))
-    assert hardware.cores_of(replace(manifest, server=replace(STARTED, n_cores=1)), stored) == 1
+    manifest, told = Manifest(engine="tgi", workload="burst", server=STARTED), hardware.dtype_of(identity)
+    assert hardware.cores_of(manifest, told, stored) == len(os.sched_getaffinity(0))
+    assert hardware.cores_of(replace(manifest, server=replace(STARTED, n_cores=1)), told, stored) == 1
     on_gpu = replace(manifest, devices=(GpuFacts("NVIDIA H100 80GB HBM3"),))
-    assert hardware.cores_of(on_gpu, stored) is None
-    assert hardware.cores_of(replace(manifest, server=LOCAL), stored) is None
+    assert hardware.cores_of(on_gpu, told, stored) is None
+    assert hardware.cores_of(replace(manifest, server=LOCAL), told, stored) is None
 
 
-def test_sixteen_bits_on_a_cpu_are_not_measured(run):
-    """TGI has no line about CPUs in its log; it serves bfloat16 on one."""
+def absent_of(run, identity: Identity, server: ServerFacts = STARTED, **hints) -> str:
+    """Why a run without a GPU has no roofline."""
+    (run.path / DEVICE_FILE).unlink(missing_ok=True)
+    facts = {"engine": identity.engine, "identity": identity, "server": server, "devices": ()}
+    run.save_manifest(replace(run.manifest, **facts, hardware=None))
+    note_hardware(run, Hints(model_config="llama-2-7b", **hints))
+    return run.manifest.hardware.absent
+
+
+FP32 = {
+    ("vllm", True): "serve in fp32 (--dtype float32), or ",
+    ("lightllm", True): "serve in fp32 (--dtype float32), or ",
+    ("lightllm", False): "serve in fp32 (--data_type fp32), or ",
+    (
+        "llamacpp",
+        True,
+    ): "serve weights that are fp32, as `burstline make-model --dtype float32` writes them, or ",
+    ("tgi", True): "",
+    ("trtllm", True): "",
+}
+"""How an engine is made to compute in fp32, started here or attached."""
+
+
+@pytest.mark.parametrize(("engine", "started"), FP32)
+def test_sixteen_bits_on_a_cpu_are_not_measured(run, engine, started):
+    """llama.cpp, which has no such flag, was once to be started with --dtype float32, and was already."""
+    identity = Identity(engine, dtype="bfloat16")
+    absent = absent_of(run, identity, STARTED if started else LOCAL, device="cpu")
+    assert absent == (f"bf16 products on a CPU are not measured: {FP32[engine, started]}pass --device FILE")
+    for flags in re.findall(r"\((--dtype \w+)\)", absent):
+        assert spell("x", ENGINES[engine].settings, Settings(dtype=flags.split()[1]), ()).arguments
+
+
+@pytest.mark.parametrize("server", [STARTED, LOCAL])
+def test_a_data_type_that_the_server_does_not_state_is_not_read_off_the_checkpoint(
+    run, tmp_path, monkeypatch, server
+):
+    """An attached server in fp32 was refused, because its checkpoint is stored in bfloat16."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    absent = absent_of(run, Identity("vllm"), server, device="cpu")
+    assert "bf16" not in absent
+    assert "is not known" in absent
+    assert "--quant fp32" in absent
+    absent = absent_of(run, Identity("vllm"), server, device="cpu", stated=Stated(quant="fp32"))
+    assert "not calibrated" in absent
+    assert absent.endswith("--device cpu --quant fp32`")
+    note_hardware(run, Hints(device="cpu"))  # what was stated once holds
+    assert "not calibrated" in run.manifest.hardware.absent
+    assert absent_of(run, Identity("llamacpp", quantization="Q8_0"), server, device="cpu").startswith("Q8_0 ")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", None])
+def test_the_cpu_is_named_as_a_device_only_where_that_is_not_refused(run, tmp_path, monkeypatch, dtype):
+    """Followed, `or cpu` ended in "bf16 products on a CPU are not measured"."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    identity = Identity("vllm", dtype=dtype)
+    absent = absent_of(run, identity, LOCAL)
+    assert "name it with --device" in absent
+    assert ("cpu" in absent) == (dtype != "bfloat16")
+    quant = re.search(r"--device cpu --quant (\w+)", absent)
+    if "cpu" in absent:
+        stated = Stated(quant=quant[1] if quant else None)
+        assert "not calibrated" in absent_of(run, identity, LOCAL, device="cpu", stated=stated)
+
+
+def test_a_calibration_is_advised_for_when_it_will_not_be_refused_again(run, tmp_path, monkeypatch):
+    """It stood beside the reason for which it was refused a moment later."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "MOST_OTHERS", -1.0)
+    monkeypatch.delenv("BURSTLINE_NO_CALIBRATE", raising=False)
     run.save_manifest(
-        replace(
-            run.manifest, engine="tgi", identity=Identity("tgi"), server=STARTED, devices=(), hardware=None
-        )
+        replace(run.manifest, engine="reference", identity=REFERENCE, server=STARTED, devices=())
     )
-    note_hardware(run, Hints(model_config="llama-2-7b"))
-    assert "products on a CPU are not measured" in run.manifest.hardware.absent
+    note_measured(run, Hints(), print, calibrate=True)
+    assert "). Once that has changed, run `burstline calibrate " in run.manifest.hardware.absent
+    assert "too much to measure" in run.manifest.hardware.absent
 
 
 @pytest.mark.parametrize("threads", ["0", "99999"])
