@@ -290,7 +290,8 @@ def test_a_comparisons_numbers_are_the_same_in_every_format(compared):
                 (pair,) = cell["contrasts"]
                 told = pair["numbers"][title]
                 ratio = told["ratio"]["point"]
-                true = told["noise"] * 100 if label == "A/A noise" else max(ratio, 1 / ratio)
+                lower = 100 * (1 - min(ratio, 1 / ratio)) if "lower" in value else None
+                true = told["noise"] * 100 if label == "A/A noise" else lower or max(ratio, 1 / ratio)
                 assert agrees(value.split()[0].rstrip("%x"), true), (title, label, value)
             told = " ".join(filter(None, (value, interval)))
             assert told in in_markdown[title]

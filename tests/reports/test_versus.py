@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.summary import MetricFigures, Summary, Throughput
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
-from burstline.measure.stats.significance import Answer, Contrast
+from burstline.measure.stats.significance import MARGIN, Answer, Contrast
 from burstline.measure.verdict.comparable import COMPARABLE, Comparability
 from burstline.reports.figures.ecdf import Curve, ecdf
 from burstline.reports.formats.text import markdown, text
@@ -27,7 +28,7 @@ from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.answer import answer
 from burstline.reports.page.digest import banner, digest
 from burstline.reports.page.page import render
-from burstline.reports.page.side_by_side import remarks, side_by_side
+from burstline.reports.page.side_by_side import remarks, side_by_side, times_of
 from burstline.suites.execution import comparison_of_suite
 from tests.reports.synthetic_sweep import finished_run
 
@@ -242,6 +243,30 @@ def test_each_engine_that_its_batch_limits_is_named_with_its_own_flag(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("slower", "words"),
+    [
+        (1.01, "vllm and tgi are equally fast (E2E p50 within 1%); output throughput the same within 1%;"),
+        (1.1, "vllm is 1.10x faster than tgi (E2E p50); output throughput 1.10x as high;"),
+    ],
+)
+def test_of_one_run_each_a_difference_within_the_margin_is_no_difference(slower, words):
+    """175 and 176 tok/s were "1.01x as low", which is within what the page calls the same."""
+    levels = {"vllm": 1.0, "tgi": slower}
+    said = answer(Comparison("", (case_of_levels(levels),))).sentence
+    assert said.startswith(words)
+
+
+def test_what_is_lower_is_so_by_percent():
+    """`11.0x as low` says nothing to most; the interval is in the words of its number."""
+    ratio = Estimate(0.25, 0.2, 0.4, 0.95, 6, "1")
+    contrast = Contrast(Answer.DIFFERENT, ratio, 0.01, 0.1, 0.1, None)
+    times = times_of(contrast, "Output", "higher")
+    assert (times.text, times.interval) == ("75% lower", "95% CI [60%, 80%]")
+    open_still = replace(contrast, ratio=replace(ratio, high=1.25))
+    assert times_of(open_still, "Output", "higher").interval == "95% CI [-25%, 80%]"
+
+
 # ---- the first sentence and its table
 
 TITLE = {
@@ -255,6 +280,20 @@ TITLE = {
 
 def unit_of(path: tuple[str, ...], value: float) -> Estimate:
     return replace(figure(value), unit="s" if path[0] == "metrics" else "tok/s")
+
+
+def case_of_levels(levels: Mapping[str, float]) -> Case:
+    """Contenders of one run each, whose times are so many times a second."""
+    contenders = []
+    for label, level in levels.items():
+        known = {path: unit_of(path, level if path[0] == "metrics" else 1 / level) for path in TITLE.values()}
+        view = View(figure(1))
+        metrics = {path[1]: MetricFigures(p50=f) for path, f in known.items() if path[0] == "metrics"}
+        output = Throughput(output_tok_per_s=known["throughput", "output_tok_per_s"])
+        view.summary = replace(view.summary, metrics=metrics, throughput=output)
+        contenders.append(Contender(label, (view,), known))
+    contrasts = contrasts_of(contenders, {label: [] for label in levels})
+    return Case("", tuple(contenders), Comparability(COMPARABLE, (), (), ()), {}, contrasts)
 
 
 def random_case(rng: np.random.Generator) -> Case:
@@ -292,6 +331,11 @@ def test_no_first_sentence_of_500_random_pairs_contradicts_its_table():
         (versus,) = (title for title in titles if " vs " in title)
         first, second = versus.split(" vs ")
         alone = "one run each does not show the noise" in said
+        level = {
+            name: first_of.point / second_of.point
+            for name, path in TITLE.items()
+            for first_of, second_of in [[compared.named(who).figure(*path) for who in (first, second)]]
+        }
         faster, *rest = re.split(r"; (?=but|output|with|one run)", said)
         assert first in faster
         told = {"E2E p50": faster} | {name: part for part in rest for name in TITLE if name in part}
@@ -299,7 +343,8 @@ def test_no_first_sentence_of_500_random_pairs_contradicts_its_table():
         ranked = re.match(rf"{first} is (\S+x faster) than {second} ", said)
         for name in TITLE:
             row = rows[name]
-            is_sure = "different" in row[versus].detail or (alone and row[versus].text != "1.00x")
+            apart = abs(np.log(level[name])) > np.log1p(MARGIN)
+            is_sure = "different" in row[versus].detail or (alone and apart)
             one, other = (float(row[who].text.removeprefix("★ ").replace(",", "")) for who in (first, second))
             if one == other:
                 continue  # as printed
@@ -312,6 +357,8 @@ def test_no_first_sentence_of_500_random_pairs_contradicts_its_table():
             if is_sure and ranked:
                 assert but is not is_better, (said, name)
             seen.add((bool(ranked), but))
-            if name in told and "equal" not in told[name]:
+            if name in told and not (same := re.search(r"equal|the same within (\S+)%", told[name])):
                 assert row[versus].text in told[name], (said, name)
+            elif name in told and same[1]:
+                assert float(same[1]) <= 100 * MARGIN, (said, name)
     assert len(seen) == 4

@@ -42,7 +42,7 @@ from burstline.reports.page.bottleneck import (
     next_step,
     not_why,
 )
-from burstline.reports.page.side_by_side import SAME_TEXT, detectable, times_of
+from burstline.reports.page.side_by_side import Times, detectable, is_same, times_of
 from burstline.reports.page.sweep_words import best_loads, limits, next_loads
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import NotReconciled
@@ -308,7 +308,7 @@ def contrary(contrasts: Contrasts) -> list[Path]:
 def _is_better(contrasts: Contrasts, path: Path) -> bool | None:
     """Whether the first is better; None where that is open, but not only because each ran once."""
     contrast = contrasts.get(path)
-    if not isinstance(contrast, Contrast) or times_of(contrast, *TITLES[path]).ratio.point < SAME_TEXT:
+    if not isinstance(contrast, Contrast) or is_same(contrast, times_of(contrast, *TITLES[path])):
         return None
     if contrast.noise is None:
         contrast = replace(contrast, answer=Decided.DIFFERENT)
@@ -331,11 +331,16 @@ def _also(name: str, path: Path, contrast: Contrast | Absent | None) -> str:
     """`output 1.31x as high`; "" where it is not known."""
     if not isinstance(contrast, Contrast):
         return ""
-    if contrast.answer == Decided.SAME or 1 / SAME_TEXT < contrast.ratio.point < SAME_TEXT:
-        return f"{name} equal"
+    times = times_of(contrast, *TITLES[path])
+    if is_same(contrast, times):
+        return f"{name} {'equal' if times.text == '1.00x' else f'the same within {_percent(times)}%'}"
     is_open = contrast.answer == Decided.INCONCLUSIVE and contrast.noise is not None
     open_still = f" ({say('open')})" if is_open else ""
-    return f"{name} {times_of(contrast, *TITLES[path]).text}{open_still}"
+    return f"{name} {times.text}{open_still}"
+
+
+def _percent(times: Times) -> str:
+    return f"{max(round(100 * (times.ratio.point - 1), 1), 0.1):g}"
 
 
 def _faster(pair: Pair, contrasts: Contrasts) -> str:
@@ -346,11 +351,9 @@ def _faster(pair: Pair, contrasts: Contrasts) -> str:
         return say("no-e2e-ratio", one=one, other=other)
     times = times_of(contrast, E2E.title, E2E.better)
     ends = f", {times.interval}" if times.interval else ""
-    if contrast.answer == Decided.SAME:
-        return say("equal", one=one, other=other, percent=number((times.ratio.point - 1) * 100), ends=ends)
     if contrast.answer == Decided.INCONCLUSIVE and contrast.noise is not None:
         least = detectable(contrast.detectable or 0.0)
         return say("undecided", one=one, other=other, times=times.text, ends=times.interval, least=least)
-    if times.ratio.point < SAME_TEXT:
-        return say("equally-long", one=one, other=other, ends=ends)
+    if is_same(contrast, times):
+        return say("equal", one=one, other=other, percent=_percent(times), ends=ends)
     return say("faster", one=one, times=times.text, other=other, ends=ends)

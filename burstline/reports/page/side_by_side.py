@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,37 +29,51 @@ from burstline.wording import counted
 
 SAME_TEXT: Final = 1.005
 """A smaller ratio is written as 1.00."""
+LOWER: Final = "lower"
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """A ratio as a person says it, such as 1.48 and "faster": it is at least 1, its interval in `word`'s
-    direction, with ends below 1 where the other direction is possible too."""
+    direction, with ends below 1 where the other direction is possible too. "lower" is told in percent."""
 
     ratio: Estimate
     word: str
 
     @property
     def text(self) -> str:
-        """`1.48x faster`; without a word where it rounds to 1."""
-        value = self.ratio.point
-        return f"{number(value)}x {self.word}" if value >= SAME_TEXT else "1.00x"
+        """`1.48x faster`, `12% lower`; without a word where it rounds to 1."""
+        if (value := self.ratio.point) < SAME_TEXT:
+            return "1.00x"
+        return f"{_lower(value) if self.word == LOWER else f'{number(value)}x'} {self.word}"
 
     @property
     def interval(self) -> str:
         """`99.2% CI [1.29, 1.69]`, "" without one."""
         low, high, level = self.ratio.low, self.ratio.high, self.ratio.level
-        ends = f"[{ratio_text(low or 0.0)}, {ratio_text(high or 0.0)}]"
-        return "" if None in (low, high) else f"{100 * (level or 0.0):.3g}% CI {ends}"
+        if low is None or high is None:
+            return ""
+        how = _lower if self.word == LOWER else ratio_text
+        return f"{100 * (level or 0.0):.3g}% CI [{how(low)}, {how(high)}]"
+
+
+def _lower(ratio: float) -> str:
+    return f"{round(100 * (1 - 1 / ratio), 1) if ratio else -math.inf:g}%"
 
 
 def times_of(contrast: Contrast, title: str, which: str) -> Times:
-    """How many times faster, slower, as high or as low; `which` is the better direction of the number."""
+    """How many times faster, slower, as high or lower; `which` is the better direction of the number."""
     is_time = which == "lower" and "emory" not in title
     is_below = contrast.ratio.point < 1
     upward = (turned(contrast) if is_below else contrast).ratio
-    word = ("faster" if is_below else "slower") if is_time else ("as low" if is_below else "as high")
+    word = ("faster" if is_below else "slower") if is_time else (LOWER if is_below else "as high")
     return Times(upward, word)
+
+
+def is_same(contrast: Contrast, times: Times) -> bool:
+    """Whether it is no difference to tell: of one run each one within the margin, else what rounds to 1."""
+    least = 1 + MARGIN if contrast.noise is None else SAME_TEXT
+    return contrast.answer == Answer.SAME or times.ratio.point < least
 
 
 def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
