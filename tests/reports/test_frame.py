@@ -1,14 +1,21 @@
 """One frame for all pages: each names its load, its speeds and its bands, and has four answers."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from burstline.measure.record.manifest import ServerFacts
+from burstline.measure.record.rundir import open_run
 from burstline.measure.stats.estimates import Estimate
 from burstline.measure.stats.significance import Answer, Look
-from burstline.reports.page.gate_blocks import _change
+from burstline.reports.model.comparison import Member
+from burstline.reports.model.gated import BASELINE, CANDIDATE, NUMBERS, Rule, compared, judge_pairs
+from burstline.reports.page.gate_blocks import _change, gate_blocks, gate_page
 from burstline.reports.page.page import coded
+from burstline.servers.identity import Identity
 from tests.browser.kinds import Pages
+from tests.reports.synthetic_sweep import finished_run
 from tests.reports.test_predictions import words
 from tests.reports.test_sentences import TABLE
 
@@ -29,8 +36,35 @@ def test_a_gate_names_its_load_and_the_speeds_of_both(page):
     shown = header(page("gate"))
     assert re.search(r"80 requests of \d+ → \d+ tokens", shown)
     assert re.search(
-        r"What changed\? E2E p50 \+\S+, TTFT p50 \S+ baseline [\d.,]+ m?s, candidate [\d.,]+ m?s", shown
+        r"What changed\? E2E p50 \+\S+, TTFT p50 \S+ "
+        r"E2E p50: baseline [\d.,]+ m?s, candidate [\d.,]+ m?s\. "
+        r"TTFT p50: baseline [\d.,]+ m?s, candidate [\d.,]+ m?s",
+        shown,
     )
+
+
+DIFFERENT = {
+    "max-num-seqs: baseline 2, candidate 8": lambda k: {"identity": Identity("vllm", max_num_seqs=(2, 8)[k])},
+    "version: baseline 1.2, candidate 1.3": lambda k: {"identity": Identity("vllm", ("1.2", "1.3")[k])},
+    "baseline and candidate differ in no known setting": lambda k: {},
+    "URL: baseline http://a:1, candidate http://b:2": lambda k: {
+        "server": ServerFacts(url=("http://a:1", "http://b:2")[k])
+    },
+}
+
+
+@pytest.mark.parametrize("words_of_both", DIFFERENT)
+def test_a_gate_says_what_its_baseline_and_its_candidate_are(tmp_path, words_of_both):
+    """Both were the same engine under the same load, and only `compare` said what set them apart."""
+    members = []
+    for k, label in enumerate((BASELINE, CANDIDATE)):
+        run = finished_run(tmp_path, "vllm", 80, seed=k)
+        run.save_manifest(replace(run.manifest, **DIFFERENT[words_of_both](k)))
+        members.append(Member(label, open_run(run.path), "", 0))
+    rule = Rule((NUMBERS["e2e.p50"],), 0.05, 20)
+    judged = judge_pairs(members, rule)
+    shown = header(gate_page(judged, gate_blocks(judged, "burstline gate"), compared(members, rule)))
+    assert words_of_both in shown.replace(" : ", ": ")
 
 
 def test_a_series_names_its_engine_its_model_and_its_days(page):

@@ -80,9 +80,12 @@ def test_a_gate_says_the_same_in_the_terminal_on_its_page_and_by_its_code(runs, 
     for outcome in {*GateOutcome} - {judged.outcome}:
         assert outcome not in top
         assert outcome not in said
-    for _, look in judged.known:
+    for number, look in judged.known:
         assert _change(look) in said
         assert _change(look) in top
+        _, _, interval = _change(look).partition(" ")
+        own = rf"{number.headline.title}: baseline [^:]*?, candidate [^:]*?"
+        assert re.search(own + re.escape(f", 95% interval {interval}") * bool(interval), top)
     for reason in reasons:
         assert reason.text in said
         assert reason.text in top

@@ -17,6 +17,7 @@ from burstline.measure.stats.significance import FALSE_ALARMS, LASTING, Look
 from burstline.reports.blocks import Banner, Block, Command, Note, Plot, Table, Tile, table
 from burstline.reports.figures.contenders import RunDot, history
 from burstline.reports.model.comparison import Case, view_of
+from burstline.reports.model.contenders import differing_factors
 from burstline.reports.model.gated import BASELINE, CANDIDATE, GateOutcome, Judged, Number
 from burstline.reports.number_format import point, scale_of
 from burstline.reports.page.first_screen import next_tile
@@ -34,7 +35,7 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
     views = [view_of(run) for run in judged.runs] if case is None else case.views
     loads = dict.fromkeys(view.manifest.title or "" for view in views)
     facts = [f"{counted(len(views), 'run')} of one series"] if case is None else []
-    facts += [*filter(None, list(loads)[: len(loads) == 1]), *common_facts(views)]
+    facts += [*_who(case), *filter(None, list(loads)[: len(loads) == 1]), *common_facts(views)]
     sections = [PageSection("numbers", "", "What was measured?", shown)]
     if case is not None:
         shown += [side_by_side(replace(case, contrasts={}))]  # the gate alone says which is better
@@ -53,19 +54,34 @@ def gate_page(judged: Judged, made: Sequence[Block], case: Case | None) -> str:
     ).html()
 
 
+def _who(case: Case | None) -> Iterator[str]:
+    """`max-num-seqs: baseline 2, candidate 8`, for each factor in which the two differ, else their URLs."""
+    if case is None:
+        return
+    runs = [contender.views[0].run for contender in case.contenders]
+    urls = [str(run.manifest.server and run.manifest.server.url) for run in runs]
+    factors = differing_factors(runs) or ({"URL": urls} if len({*urls}) > 1 else {})
+    for name, values in factors.items():
+        yield f"{name}: {', '.join(map(' '.join, zip((BASELINE, CANDIDATE), values, strict=True)))}"
+    if not factors:
+        yield say("gate.alike")
+
+
 def _tiles(judged: Judged) -> list[Tile]:
-    changes = [(number.headline.title, *_change(look).split(" ", 1)) for number, look in judged.known]
-    value = ", ".join(f"{title} {change}" for title, change, *_ in changes)
-    ends = [f"95% interval {interval}" for *_, interval in changes if interval.startswith("[")]
-    both = "newest run {}" if judged.runs else f"{BASELINE} {{}}, {CANDIDATE} {{}}"
-    speeds = [both.format(*_speeds(judged, number)) for number, _ in judged.known]
+    both = "{}: newest run {}" if judged.runs else f"{{}}: {BASELINE} {{}}, {CANDIDATE} {{}}"
+    changes, told = [], []
+    for number, look in judged.known:
+        change, _, interval = _change(look).partition(" ")
+        changes.append(f"{number.headline.title} {change}")
+        ends = f", 95% interval {interval}" if interval else ""
+        told.append(f"{both.format(number.headline.title, *_speeds(judged, number))}{ends}")
     notes = [str(look.ratio.note) for _, look in judged.known]
     runs, of, rest = next(iter(notes), "None counts").partition(" of runs")
     if judged.runs:
         runs, of, rest = counted(len(judged.runs), "run"), "of the series", ""
     advice = next((each.advice for each in (*_advice(judged), *judged.reasons) if each.advice), "")
     tiles = [
-        Tile("What changed?", value, ". ".join(filter(None, (", ".join(speeds), ", ".join(ends))))),
+        Tile("What changed?", ", ".join(changes), ". ".join(told)),
         Tile("From what runs?", runs, f"{of}{rest}".strip().capitalize()),
         Tile("What counts as the same?", f"Within {100 * judged.rule.margin:g}%", _meant(judged)),
         next_tile(GATE[judged.outcome][4 if judged.runs else 3] or advice),
