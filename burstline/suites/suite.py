@@ -361,8 +361,7 @@ def _mapping(table: TomlTable, key: str, kind: type) -> dict[str, Any]:
     raw = table.raw.get(key, {})
     if not isinstance(raw, dict):
         raise WorkloadError(f"{table.where}: {key} must be a table, e.g. {key} = {{ a100 = 1 }}")
-    inner = TomlTable(raw, f"{table.where}, {key}")
-    return {name: inner.get(name, kind, None) for name in raw}
+    return {name: TomlTable(raw, f"{table.where}, {key}").get(name, kind, None) for name in raw}
 
 
 LOADS: Final = ("concurrency", "rate")

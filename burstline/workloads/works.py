@@ -201,8 +201,7 @@ class Recorded:
         speed = f" at {self.speed:g} times its speed" if self.speed != 1 else ""
         span_s = float(self.trace.at_s[-1] - self.trace.at_s[0])
         per_s = float(f"{(len(self.trace) - 1) / span_s:.3g}") if span_s else 0.0
-        rate = f" of {per_s:,g} requests/s" if per_s else ""
-        return f"{self.trace.title} trace{rate}{speed}"
+        return f"{self.trace.title} trace{f' of {per_s:,g} requests/s' if per_s else ''}{speed}"
 
     @property
     def name(self) -> str:

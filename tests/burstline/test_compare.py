@@ -86,6 +86,7 @@ def test_runs_of_different_work_still_show_each_contenders_numbers(two_runs, cap
     change(1, engine="tgi", identity=Identity("tgi", dtype="bfloat16"))
     code, out, _ = compare(capsys, folders)
     assert code == 4
+    assert "Start every engine with the same --dtype; a GGUF file has its own." in " ".join(out.split())
     assert "NOT-COMPARABLE" in out
     (row,) = (line for line in out.splitlines() if line.startswith("E2E p50"))
     assert len(re.findall(r"\d+(?:\.\d+)?", row.removeprefix("E2E p50"))) >= 2
@@ -304,6 +305,28 @@ def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_run
     out = " ".join(compare(capsys, folders)[1].split())
     assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel-size." in out
     assert "Restart sglang without --mlock, or add --vary mlock." in out
+
+
+TAKEN = [
+    ("llamacpp", "dtype", ("float32", "bfloat16"), False),
+    ("llamacpp", "quantization", ("Q8_0", "Q4_0"), False),
+    ("vllm", "dtype", ("float32", "bfloat16"), True),
+    ("tgi", "quantization", ("awq", "gptq"), True),
+]
+
+
+@pytest.mark.parametrize(("engine", "factor", "values", "is_taken"), TAKEN)
+def test_an_engine_is_to_be_restarted_only_with_a_flag_that_it_takes(
+    two_runs, capsys, engine, factor, values, is_taken
+):
+    """llama.cpp's file has its data type: `--dtype float32` would change nothing."""
+    folders, change = two_runs
+    for which, value in enumerate(values):
+        change(which, engine=engine, identity=Identity(engine, version=str(which), **{factor: value}))
+    out = " ".join(compare(capsys, folders)[1].split())
+    restart, alike = f"Restart {engine} with --{factor} {values[0]}, or", "Make the runs alike in this, or"
+    assert f"{restart if is_taken else alike} add --vary {factor}." in out
+    assert (f"--{factor} {values[0]}" in out) == is_taken
 
 
 def follow(capsys, folders) -> tuple[int, str]:

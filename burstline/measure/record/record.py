@@ -210,8 +210,7 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     except EngineError as error:
         return Record(**_of_capture(request, capture, Outcome.ERROR_EVENT, str(error)))
     if parsed is None:
-        outcome = capture.failure or Outcome.TRUNCATED
-        return Record(**_of_capture(request, capture, outcome, capture.detail))
+        return Record(**_of_capture(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail))
     http, arrivals = parsed
     reply = _plausible(request, understood(decode, http))
     tokens = _tokens(reply, recounts, request.n_output_tok)

@@ -180,8 +180,7 @@ def mean(samples: Samples, unit: str) -> Figure:
         n = np.count_nonzero(samples.counts)
         return Absent(f"{n_failed:,} of the {n:,} requests failed, so the mean does not exist")
     each = ranked.value if ranked.cumulated is None else samples.value * samples.weight
-    point = float(each.sum() / total)
-    return Estimate(point, None, None, None, total, unit, ONE_RUN)
+    return Estimate(float(each.sum() / total), None, None, None, total, unit, ONE_RUN)
 
 
 def extremes(samples: Samples, unit: str) -> dict[str, Figure]:

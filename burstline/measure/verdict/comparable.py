@@ -299,12 +299,15 @@ class _Setting:
         return work.settings.get(self.key, self.usual)
 
 
+_OF_FILE: Final = dict.fromkeys(("dtype", "quantization"), "; a GGUF file has its own")
 _SETTINGS: Final = (
     _Setting("concurrency", "workload", "Concurrency", "Send every engine the same load."),
     _Setting("abandoned", "workload", "Requests abandoned", "Give all the same --cancel-share.", "none"),
     _Setting("sampling", "sampling", "Sampling", "Use the same sampling for every engine."),
     *(
-        _Setting(name, code, title, f"Start every engine with the same {flag_of(name)}.")
+        _Setting(
+            name, code, title, f"Start every engine with the same {flag_of(name)}{_OF_FILE.get(name, '')}."
+        )
         for name, (code, title) in EQUAL.items()
     ),
 )

@@ -16,6 +16,7 @@ from burstline.measure.verdict.factors import DEFAULT, GATED, canonical, differi
 from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES
+from burstline.servers.settings import SETTINGS
 from burstline.workloads.request import WorkloadError
 
 CHECKED: Final = {
@@ -73,7 +74,9 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     what = f"The {CHECKED.get(name, name)} differs: {told}"
     if name == "workload" and len({run.manifest.engine for run in runs}) > 1:
         return Reason.of(name, what=what)
-    if name in CHECKED or name in NO_FLAG:
+    engine, setting = ENGINES.get(odd.manifest.engine), name.replace("-", "_")
+    spelt = engine.settings.get(setting) if engine and setting in SETTINGS else None
+    if name in CHECKED or name in NO_FLAG or (setting in SETTINGS and not (spelt and spelt.flags)):
         advice = f"Make the runs alike in this, or add --vary {name}."
     else:
         flag, value = f"--{name}", values[0]

@@ -125,8 +125,7 @@ class Step:
     def keys_read(self, window: int | None = None, chunk: int | None = None) -> int:
         """Distinct keys that must be read, over all requests."""
         if chunk is not None:
-            before = self.context_tok - self.new_tok
-            return int((self.context_tok - before // chunk * chunk).sum())
+            return int((self.context_tok - (self.context_tok - self.new_tok) // chunk * chunk).sum())
         return int(self._keys(window).sum())
 
     def _keys(self, window: int | None) -> Ints:
