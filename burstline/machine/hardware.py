@@ -192,7 +192,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
         part = ", a slice" if names and manifest.devices[0].is_slice else ""
-        cpu = {"fp32": " (an id, or cpu)", None: "; a CPU that serves in fp32 with --device cpu --quant fp32"}
+        cpu = {"fp32": " (an id, or cpu)", None: "; a CPU by `burstline report --device cpu --quant fp32`"}
         how = "" if names else cpu.get(dtype, "")
         raise RooflineError(f"the device is not known ({seen}{part}): name it with --device{how}")
     return device_text(names[0]), f"its driver calls it {names[0]}"
@@ -209,8 +209,7 @@ def cores_of(manifest: Manifest, dtype: str | None, stored: str, *, named: bool 
 
     A server that was started here on a machine without a GPU computes on the CPU. So does an attached one
     where the user has `named` the CPU, on one core as far as is known. Raises RooflineError for any `dtype`
-    but fp32, which alone is measured. Where it is not known, only a server that was started here on a
-    checkpoint `stored` in fp32 is taken for one.
+    but fp32, which alone is measured. Where it is not known, a checkpoint `stored` in fp32 is taken for it.
     """
     server, engine = manifest.server, ENGINES.get(manifest.engine)
     identity = manifest.identity or Identity(manifest.engine)
@@ -220,9 +219,9 @@ def cores_of(manifest: Manifest, dtype: str | None, stored: str, *, named: bool 
         return n_cores
     if not named and not (started and not manifest.devices):
         return None
-    if dtype is None and not (started and stored == "fp32"):
+    if dtype is None and stored != "fp32":
         why = "the server's data type is not known, and on a CPU only fp32 is measured"
-        raise RooflineError(f"{why}: pass --quant fp32 if it is that, else --device FILE")
+        raise RooflineError(f"{why}: if so, pass --quant fp32 to `burstline report`, else --device FILE")
     if dtype not in (None, "fp32"):
         way = _fp32_way(manifest.engine, started=started)
         raise RooflineError(f"{dtype} products on a CPU are not measured: {way}pass --device FILE")

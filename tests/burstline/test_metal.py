@@ -266,6 +266,7 @@ def test_a_server_started_without_a_gpu_in_fp32_computes_on_this_cpu(dtype, stor
     on_gpu = replace(manifest, devices=(GpuFacts("NVIDIA H100 80GB HBM3"),))
     assert hardware.cores_of(on_gpu, told, stored) is None
     assert hardware.cores_of(replace(manifest, server=LOCAL), told, stored) is None
+    assert hardware.cores_of(replace(manifest, server=LOCAL), told, stored, named=True) == 1
 
 
 def absent_of(run, identity: Identity, server: ServerFacts = STARTED, **hints) -> str:
