@@ -63,7 +63,7 @@ passes "0 4" burstline certify --requests 24 --prompt-tokens 16 --output-tokens 
 passes 0 burstline study training --out study
 # A machine whose speed wanders, or that others use, is not measured, and one line says so.
 passes "0 2" burstline calibrate --device cpu --quick --out cpu.toml
-[ -e cpu.toml ] || grep -E 'burstline: .*(on a steady machine by at most|too much to measure it)' "$work/out"
+[ -e cpu.toml ] || grep -E 'burstline: .*(on a steady machine by at most|too much to measure)' "$work/out"
 echo "From a folder with packages called like ours"
 mkdir "$work/hostile" && cd "$work/hostile"
 for name in loadgen measure servers workloads reports roofline research; do
