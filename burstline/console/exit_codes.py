@@ -29,7 +29,9 @@ def of_error(error: Exception) -> int:
 
 def of_results(results: Iterable[str]) -> int:
     found = set(results)
-    return TARGET_MISSED if "fail" in found else INCONCLUSIVE if "inconclusive" in found else DONE
+    if "fail" in found:
+        return TARGET_MISSED
+    return INCONCLUSIVE if "inconclusive" in found else DONE
 
 
 def worst(codes: Iterable[int]) -> int:

@@ -55,8 +55,8 @@ def numbers(case: Case, prefix: str) -> list[Block]:
     """How many times better the fastest is, all numbers, and what they say; without ranking where refused."""
     if case.gate.comparable or case.is_alone:
         # What limited the contenders stands at the top of the page where this is its only case.
-        limits = limits_of([case]) if prefix else ()
-        return [*_forests(case, prefix), side_by_side(case), *[Findings(tuple(limits))][: len(limits)]]
+        limits = tuple(limits_of([case])) if prefix else ()
+        return [*_forests(case, prefix), side_by_side(case), *map(Findings, filter(None, [limits]))]
     if case.gate.state == State.NOT_COMPARABLE:
         return [side_by_side(case)]
     return [Note(say("nothing-ranked", state=case.gate.state)), side_by_side(case)]
