@@ -407,6 +407,16 @@ def test_two_loads_of_one_engine_are_compared_when_told_and_no_advice_says_the_o
     assert re.match(r"vllm workload (\S+ ?\S*) vs (\S+ ?\S*): ", out), "names that fit a table"
 
 
+def test_two_rates_are_a_sweep_and_two_loads_when_told(burst_run, tmp_path, capsys, monkeypatch):
+    n, output_tok, asked = LOADS["open loop"]
+    monkeypatch.setitem(LOADS, "faster", (n, output_tok, replace(asked, rate=3.0)))
+    folders = [loaded(burst_run.path, tmp_path / name, name) for name in ("open loop", "faster")]
+    assert compare(capsys, folders)[1].startswith("vllm: 2 loads from 2 to 3 req/s")
+    code, out, *_ = compare(capsys, folders, "--vary", "workload")
+    assert code == 0
+    assert out.startswith("vllm workload 2 req/s vs 3 req/s: ")
+
+
 def test_two_engines_under_two_loads_are_not_led_to_vary_the_load(burst_run, tmp_path, capsys):
     engines = {"burst": "vllm", "closed loop": "sglang"}
     folders = [loaded(burst_run.path, tmp_path / name, name, engine) for name, engine in engines.items()]

@@ -32,14 +32,13 @@ NO_FLAG: Final = frozenset({
 """Factors that no flag of the engine sets."""
 
 
-def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """In which factors the runs differ, but for the load of a sweep."""
-    swept = differ_in_load_alone([run.manifest for run in runs])
+def differing_factors(runs: Sequence[Run], *, as_sweep: bool = True) -> dict[str, list[str]]:
+    """In which factors the runs differ, but for the load where they may be seen as a sweep."""
+    swept = as_sweep and differ_in_load_alone([run.manifest for run in runs])
     rows = []
     for run in runs:
-        own = factors(run.manifest)
         fitted = ("workload", *GATED) if swept else ()  # adapters fit limits to the load
-        rows.append({name: value for name, value in own.items() if name not in fitted})
+        rows.append({name: value for name, value in factors(run.manifest).items() if name not in fitted})
     most = [run.summary.concurrency.max for run in runs if run.summary is not None]
     known = [figure.point for figure in most if not isinstance(figure, Absent)]
     return differing(rows, max(known) if len(known) == len(runs) else None)
@@ -92,11 +91,11 @@ def comparison_of(
 
     `varied` are the factors that were asked for; what else differs is a reason to rank nothing.
 
-    Runs of one workload at several loads are a sweep, with a case for each load.
+    Runs of one workload at several loads are a sweep, with a case for each load, unless the load is `varied`.
     """
     manifests = [run.manifest for run in runs]
-    swept = differ_in_load_alone(manifests)
-    found = differing_factors(runs)
+    as_sweep = "workload" not in map(canonical, varied)
+    swept, found = as_sweep and differ_in_load_alone(manifests), differing_factors(runs, as_sweep=as_sweep)
     varied = _varied(varied, found)
     several = "engine" in found
     unlike = [
