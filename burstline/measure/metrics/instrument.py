@@ -39,13 +39,12 @@ def instrument(
 ) -> Instrument:
     """The client's own lateness and cost.
 
-    `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
+    `send_lag_*` is from due (closed loop: from a free place) to fully written: in a burst the k-th request
     leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is at most how long
     after its arrival our code had an event: one that others follow in its read may have come right after the
     read before. `read_error_*` bounds what of that is in its time, event by event; the rest is taken out.
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
-    lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
     late_s = seconds_or_nan(c.event_lag_ns) + np.maximum(c.event_error_ns, 0) / 1e9
     n_events, n_stamped = len(c.event_s), int(np.count_nonzero(c.event_lag_ns >= 0))
     max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
@@ -56,7 +55,7 @@ def instrument(
     peak = _most_in_a_second(c.event_s) if n_events else None
     return Instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
-        **_quantiles("send_lag", lag_s, NOT_SENT),
+        **_quantiles("send_lag", c.sent_s - c.due_s, NOT_SENT),
         **_quantiles("read_lag", late_s, NO_STAMP),
         **_quantiles("read_error", seconds_or_nan(c.event_error_ns), "no token arrived"),
         kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
