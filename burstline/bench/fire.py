@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Final
@@ -152,8 +152,10 @@ class _DriverControl:
                     totals = self._counters.totals()
                     elapsed_s = max(0.0, (time.monotonic_ns() - self._t0_ns) / 1e9)
                     sent, begun, done, failed = (totals[name] for name in ("sent", "begun", "done", "failed"))
-                    now = Snapshot(sum(self._shares), sent, begun, done, failed, elapsed_s)
-                    now = replace(now, n_bytes=totals["bytes"], unsent=totals["unsent"])
+                    now = Snapshot(
+                        sum(self._shares), sent, begun, done, failed, elapsed_s, totals["bytes"],
+                        unsent=totals["unsent"],
+                    )  # fmt: skip
                     self._on_tick(now)
                     if self._ended_s is None and self._stopped_s is None and self._enough(now):
                         self._ended_s = (time.monotonic_ns() - self._t0_ns) / 1e9

@@ -135,7 +135,8 @@ def audit_load(run: RunDir, site: Site, load: Load, plan: Plan, vocabulary: Voca
     alone = replace(job, requests=requests, due_ns=at_once, concurrency=1, hang_ups={})
     first, second = (replace(alone, captures=run.path / folder) for folder in AUDIT)
     send_apart(first)
-    if (client := site.engine.own_client if site.engine.speaks == "native" else "httpx") is None:
+    client = site.engine.own_client if site.engine.speaks == "native" else "httpx"
+    if client is None:
         send_apart(second)
     else:
         _read_again(run, second, client, say)

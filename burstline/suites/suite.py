@@ -361,7 +361,8 @@ def _mapping(table: TomlTable, key: str, kind: type) -> dict[str, Any]:
     raw = table.raw.get(key, {})
     if not isinstance(raw, dict):
         raise WorkloadError(f"{table.where}: {key} must be a table, e.g. {key} = {{ a100 = 1 }}")
-    return {name: TomlTable(raw, f"{table.where}, {key}").get(name, kind, None) for name in raw}
+    inner = TomlTable(raw, f"{table.where}, {key}")
+    return {name: inner.get(name, kind, None) for name in raw}
 
 
 LOADS: Final = ("concurrency", "rate")

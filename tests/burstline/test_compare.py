@@ -330,7 +330,7 @@ def test_an_engine_is_to_be_restarted_only_with_a_flag_that_it_takes(
 
 
 def follow(capsys, folders) -> tuple[int, str]:
-    """Where `compare` leads whoever adds every --vary that it advises; it advises none twice."""
+    """The last answer of `compare` when every --vary that it advises is added; it advises none twice."""
     varied: list[str] = []
     while True:
         flags = [word for name in varied for word in ("--vary", name)]

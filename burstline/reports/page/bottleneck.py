@@ -185,11 +185,8 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
         code = "limit.own-batch" if running and not (slots or seldom) else "limit.queue"
     ran = "many requests waited in it"
     if running:
-        below = (
-            f", below the batch limit of {slots:,},"
-            if code == "limit.queue" and (slots or 0) > running
-            else ""
-        )
+        is_below = code == "limit.queue" and slots is not None and running < slots
+        below = f", below the batch limit of {slots:,}," if is_below else ""
         # Those that failed may never have been in the queue.
         asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
         is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)

@@ -53,13 +53,15 @@ def numbers(view: View) -> list[Block]:
     after = " after the warm-up" if known(summary.window.n_warm_up) else ""
     e2e = [row.figure for row in summary.metrics["e2e"].rows() if isinstance(row.figure, Estimate)]
     n = counted(max((figure.n for figure in e2e), default=0), "request")
-    return [
+    blocks: list[Block] = [
         *headline_latencies(view, f"Latency of the {n}{after}{in_brackets(e2e)}"),
         whole_run(summary),
         Side(tuple(group_table(summary, name) for name in names)),
         *map(Note, filter(None, [counted_apart(summary)])),
-        *([latency_table("The same requests by other definitions", others, summary.grades)] * bool(others)),
     ]
+    if others:
+        blocks.append(latency_table("The same requests by other definitions", others, summary.grades))
+    return blocks
 
 
 def distributions(
@@ -109,9 +111,8 @@ def when(view: View) -> list[Block]:
         f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; the last "
         f"reply ends after {duration(end_s)}."
     )
-    notes = [f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."] * bool(
-        missing
-    )
+    lacking = f"Not reported by the engine, or not recorded in this run: {', '.join(missing)}."
+    notes = [lacking] if missing else []
     if isinstance(memory := view.summary.memory.server_peak_bytes, Absent):
         notes.append(f"The memory of the server's processes is not known: {memory.reason}.")
     return [run_figures.timeline(edges, shown, marks, finding, left_out(view, end_s)), *map(Note, notes)]
