@@ -78,10 +78,12 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     "sglang": Setting(
         "sglang", 2048, 128, 2048,
-        # Its scheduler would else spin on a core while nothing is asked.
+        # Its scheduler would else spin on a core while nothing is asked. It sizes its cache from the memory
+        # that is free when it starts, less what others take meanwhile: the cap, not the machine, decides.
         args=(
             *("--dtype", "float32", "--context-length", "2048", "--max-running-requests", "128"),
             *("--chunked-prefill-size", "2048", "--sleep-on-idle"),
+            *("--mem-fraction-static", "0.5", "--max-total-tokens", str(128 * 2048)),
         ),
     ),
     "llamacpp": Setting(
