@@ -25,6 +25,7 @@ from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
+from burstline.measure.stats.figure import known
 from burstline.measure.summarize import summarize
 from burstline.measure.verdict.judge import caveats
 from burstline.servers.host.telemetry import Row
@@ -174,6 +175,16 @@ def test_the_servers_queue_counts_while_the_load_ran():
     unknown = server_queue(Telemetry.empty())
     assert unknown.pop("server_full_fraction") is None
     assert all(isinstance(figure, Absent) for figure in unknown.values())
+
+
+@pytest.mark.parametrize(("waiting", "seen"), [(0.0, None), (1.0, 0.0)])
+def test_a_gauge_that_met_no_request_does_not_say_that_none_ran(waiting, seen):
+    """The server of 80 short requests, read between them each time, "ran at most 0"."""
+    values = {"running": 0.0, "waiting": waiting}
+    rows = [Row(at * MS, "engine", name, n) for at in (0, 500) for name, n in values.items()]
+    found = server_queue(Telemetry.of(telemetry_table(rows)).over(1.0))
+    assert known(found["server_running_max"]) == seen
+    assert (known(found["server_waiting_mean"]) is None) == (seen is None)
 
 
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():

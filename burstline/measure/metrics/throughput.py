@@ -19,6 +19,7 @@ from burstline.measure.record.record import Outcome
 from burstline.measure.record.summary import Burst, Concurrency, Stalls, Throughput
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
+from burstline.measure.stats.figure import known
 from burstline.measure.stats.quantiles import quantile_of
 from burstline.measure.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
 
@@ -314,15 +315,18 @@ def _open_after(c: Columns) -> Figure:
 def server_queue(watched: Telemetry) -> dict[str, Any]:
     """How many requests ran and waited in the server, by its own gauges while the load ran."""
     (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
+    most, longest = (watched.peak("engine", name, "requests") for name in ("running", "waiting"))
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))
     if len(watched.series("engine", "waiting")[1]):
         mean = Absent("the load was too short to watch", "too-short")
-    if len(waiting) > 1:
+    if known(most) == 0 and not known(longest):
+        most = longest = mean = Absent("no reading of its gauges met a request", "too-short")
+    elif len(waiting) > 1:
         mean = measured(float(waiting.mean()), "requests", "", len(waiting))
     full = np.interp(at_s[waiting > 0], since_s, running) >= 0.9 * running.max() if len(running) else ()
     return {
-        "server_running_max": watched.peak("engine", "running", "requests"),
-        "server_waiting_max": watched.peak("engine", "waiting", "requests"),
+        "server_running_max": most,
+        "server_waiting_max": longest,
         "server_waiting_mean": mean,
         "server_full_fraction": measured(float(np.mean(full)), "1", "", len(full)) if len(full) else None,
     }

@@ -6,6 +6,7 @@ ends. It runs at a low priority, so that it does not disturb what it measures.
 
 import os
 import re
+import secrets
 import threading
 import time
 from collections import Counter
@@ -40,7 +41,7 @@ PERIOD_S = 0.2
 DISCOVER_PERIOD_S = 1.0
 NICENESS = 10
 SCRAPE_PERIOD_S = 1.0
-"""Rarely: an engine renders its metrics on the very thread that serves requests."""
+"""On average. Rarely: an engine renders its metrics on the very thread that serves requests."""
 SETTLE_S = 15.0
 """How long counters may move after the load; then they are taken as they are."""
 SETTLE_PERIOD_S = 0.25
@@ -249,7 +250,9 @@ def scrape(
                 return
             time.sleep(min(SETTLE_PERIOD_S, engine.counters_settle_s))
         else:
-            is_last = stopped.wait(max(0.0, SCRAPE_PERIOD_S - (time.monotonic_ns() - began_ns) / 1e9))
+            # At a steady beat, evenly spaced requests would each be met at the same moment of their lives.
+            period_s = SCRAPE_PERIOD_S * (0.5 + secrets.randbelow(1000) / 1000)
+            is_last = stopped.wait(max(0.0, period_s - (time.monotonic_ns() - began_ns) / 1e9))
             if is_last:
                 until_s, quiet_since_s, latest = time.monotonic() + SETTLE_S, time.monotonic(), {}
 
