@@ -132,7 +132,7 @@ def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
     """With the rate that is forecast to be the limit: a run of one request tells server and hardware."""
     progress, slos = progress_for(settings.quiet), tuple(map(parse_slo, settings.goals.slo))
     spec = settings.load.spec
-    one = replace(settings, load=load_of(replace(spec, requests=1)))
+    one = replace(settings, load=load_of(replace(spec, requests=1, warmup=0)), goals=Goals())
     ended = carry_out(one, progress, server.serving)
     try:
         rate = forecast_rate(Run.of(ended.run), slos, settings.load)

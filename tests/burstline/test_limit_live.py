@@ -82,9 +82,10 @@ def test_a_server_that_is_always_too_slow_holds_at_no_load(tmp_path, capsys):
 )
 def test_a_wrong_flag_is_told_in_one_line(flags, said, capsys):
     assert main(["limit", "--engine", "truth", *flags]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error
+    told = capsys.readouterr()
+    assert said in told.err
+    assert "Traceback" not in told.err
+    assert "may not be met" not in told.err + told.out, "the one request that asks for a forecast has no SLO"
 
 
 def waits_and_services(n_servers, load, t):

@@ -1,6 +1,7 @@
 """What held text on its way to the client is named, and nothing that an engine or a late client does."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -99,12 +100,12 @@ def in_groups(pieces: Pieces, *sizes: int, after: bytes = b"") -> Pieces:
     return made
 
 
-def in_one_event(share: float, first_share: float = 1.0) -> Columns:
+def in_one_event(share: float, first_share: float = 1.0, n: int = 20) -> Columns:
     """Replies of which so many have so much of their text in their first event, after all the time."""
     replies = []
-    for k in range(20):
+    for k in range(n):
         pieces = engine(20)
-        if k < 20 * share:
+        if k < n * share:
             head, *rest = pieces
             n_first = round(20 * first_share)
             first = (rest[-1][0], chunk(event(n_first, text="x" * 99)))
@@ -132,6 +133,16 @@ def test_replies_in_one_event_are_counted(share: float, first_share: float, said
     told = {each.code: each.text for each in summary.verdict.warnings}
     assert told.get("in-one-event", "").startswith(said)
     assert ("in-one-event" in told) == bool(said)
+
+
+@pytest.mark.parametrize(("n", "printed"), [(13, []), (20, ["p50"]), (79, ["p50"]), (81, ["p50", "p90"])])
+def test_the_rest_of_them_has_only_the_percentiles_that_so_few_settle(n: int, printed: list[str]) -> None:
+    """A fifth came in one event: 10, 16, 63 and 64 are left."""
+    (told,) = (
+        each.text for each in summarize(in_one_event(0.2, n=n), **conditions()).verdict.warnings
+        if each.code == "in-one-event"
+    )  # fmt: skip
+    assert re.findall(r"p\d+", told) == printed
 
 
 def test_a_counted_reply_without_text_is_not_one_that_came_in_one_event() -> None:

@@ -24,6 +24,7 @@ from burstline.measure.stats.estimates import clopper_pearson, early_stopping_fl
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known, measured, noted
 from burstline.measure.stats.limit_search import Evidence, LatencyBound
 from burstline.wording import time_text
+from burstline.workloads.arrivals import STEADY_PATTERNS
 from burstline.workloads.load import Load
 from burstline.workloads.request import WorkloadError
 
@@ -104,15 +105,18 @@ def parse_slo(text: str) -> Slo:
 
 
 def cannot_be_met(targets: Sequence[str], load: Load) -> list[str]:
-    """What is known before the load of targets on percentiles: those that so few requests cannot meet."""
+    """What is known before the load of targets on percentiles: those that so few requests cannot settle."""
     n = math.inf if load.until_s is not None or load.has_sessions else load.arrivals.n
+    first = load.spec.concurrency or int(load.arrivals.pattern in STEADY_PATTERNS)
     floors = {
         slo: early_stopping_floor(float(str(slo.statistic)[1:]) / 100)
         for slo in map(parse_slo, targets)
         if slo.statistic in PERCENTILES and METRICS[slo.metric].of is not None
     }
-    text = "{} cannot be met in one run: {} needs at least {:,} requests, {:,} are planned"
-    return [text.format(slo.text, slo.statistic, floor, n) for slo, floor in floors.items() if n < floor]
+    behind = f" behind the first{f' {first:,}' * (first > 1)}" * bool(first)
+    told = "{} may not be met in one run: {} needs at least {:,} requests{}, {:,} are planned".format
+    few = {slo: floor for slo, floor in floors.items() if n - first < floor}
+    return [told(slo.text, slo.statistic, floor, behind, n) for slo, floor in few.items()]
 
 
 def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.verdict import Reason
+from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.quantiles import quantile_of
 from burstline.wording import time_text
 
@@ -103,8 +104,9 @@ def in_one_event(c: Columns) -> Reason | None:
         return None
     without = ""
     rest_s, all_s = ((c.first_s - c.origin_s)[of] for of in (has_text & ~is_one, has_text))
-    if len(rest_s):
-        mid, p90, all_90 = (quantile_of(s, p) for s, p in ((rest_s, 0.5), (rest_s, 0.9), (all_s, 0.9)))
-        with_them = f"({time_text(all_90)} with them)"
-        without = f"; without them TTFT p50 is {time_text(mid)} and p90 {time_text(p90)} {with_them}"
+    enough = [p for p in (50, 90) if len(rest_s) >= early_stopping_floor(p / 100)]
+    if enough:
+        rest = " and ".join(f"p{p} is {time_text(quantile_of(rest_s, p / 100))}" for p in enough)
+        with_them = f" ({time_text(quantile_of(all_s, enough[-1] / 100))} with them)"
+        without = f"; without them TTFT {rest}{with_them}"
     return Reason.of("in-one-event", n=n_one, n_ok=np.count_nonzero(has_text), without=without)
