@@ -107,7 +107,8 @@ def point(figure: Figure, scale: Scale) -> str:
     """The value in the scale's unit, a dash where it is absent."""
     if isinstance(figure, Absent):
         return "–"
-    if scale.unit in COUNTED and figure.low is None and figure.point.is_integer():
+    is_counted = scale.unit in COUNTED or (scale.unit == "tok" and figure.point >= 1000)
+    if is_counted and figure.low is None and figure.point.is_integer():
         return count(figure.point)
     return number(figure.point / scale.divisor, _half_width(figure, scale))
 

@@ -392,7 +392,10 @@ OF_STEPS: Final[Mapping[str, Predicate]] = {
     "NEXT.limit.queue": lambda t: t.waits,
     "NEXT.limit.too-short": lambda t: not t.is_watched or OF_LIMITS["limit.unsure"](t),
     "NEXT.limit.unknown": lambda t: not t.is_watched,
-    "next.looser": lambda t: t.missed("<=") and (t.in_flight <= 1 or t.users == 1 or t.kept_up),
+    "next.looser": lambda t: (
+        t.missed("<=")
+        and (t.in_flight <= 1 or t.users == 1 or t.kept_up or 0 < t.most("concurrency", "mean") < 1)
+    ),
     "next.room": lambda t: t.waits and (t.slots or 0) < _raised(t) <= 1.1 * _kv_room(t),
     "next.all": lambda t: t.waits and (t.slots or 0) < _raised(t) <= 1.1 * _kv_room(t),
     "next.raise": lambda t: t.waits,

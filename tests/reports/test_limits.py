@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from burstline.measure.record.manifest import Manifest
-from burstline.measure.record.summary import Concurrency, Memory, Stationarity, Summary, Throughput
+from burstline.measure.record.summary import (
+    Concurrency,
+    Memory,
+    MetricFigures,
+    Stationarity,
+    Summary,
+    Throughput,
+)
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Figure, Result, known, measured
 from burstline.reports.page.bottleneck import limit_of, limited_by, next_by
@@ -151,6 +158,24 @@ def test_an_open_loop_with_a_queue_or_too_short_for_one_did_not_see_the_server_k
     assert limited_by(summary, manifest)[0] == code
     view = SimpleNamespace(summary=summary, manifest=manifest)
     assert next_by(view).startswith("Next: lower the load until the SLOs hold")
+
+
+@pytest.mark.parametrize(
+    ("mean", "least_s", "step"),
+    [(0.4, 0.08, "loosen TTFT p90 ≤ 50 ms"), (0.4, 0.04, "lower the load"), (1.6, 0.08, "lower the load")],
+)
+def test_requests_that_overlap_by_chance_do_not_hide_an_slo_out_of_reach(
+    mean: float, least_s: float, step: str
+) -> None:
+    """Alone nearly always, and the fastest is slower than the SLO: no lower load would meet it."""
+    ttft = MetricFigures(min=measured(least_s, "s", ""), max=measured(0.2, "s", ""))
+    gauges = Concurrency(mean=measured(mean, "requests", ""), max=measured(2.0, "requests", ""))
+    target = SloResult("ttft.p90<=50ms", Result.FAIL, "", measured(0.15, "s", ""))
+    summary = Summary(
+        {"planned": 20, "ok": 20}, {"ttft": ttft}, Verdict(State.VALID), concurrency=gauges, targets=(target,)
+    )
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(20, rate=4.0))
+    assert step in next_by(SimpleNamespace(summary=summary, manifest=manifest))
 
 
 @pytest.mark.parametrize(("slots", "code"), [(4, "limit.overloaded-batch"), (8, "limit.overloaded")])

@@ -50,7 +50,14 @@ def test_a_row_takes_the_largest_unit_that_its_greatest_value_fills(unit, values
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "shown"), [(8.0, "sessions", "8"), (35.0, "requests", "35"), (8.0, "tok", "8.00")]
+    ("value", "unit", "shown"),
+    [
+        (8.0, "sessions", "8"),
+        (35.0, "requests", "35"),
+        (8.0, "tok", "8.00"),
+        (16_384.0, "tok", "16,384"),
+        (16_384.5, "tok", "16,400"),
+    ],
 )
 def test_a_count_of_whole_things_has_no_decimals(value, unit, shown):
     """ "Sessions 35.0" stood under the title "50 sessions"."""

@@ -38,6 +38,8 @@ BUSY: Final = 0.8
 """Users who pause and have a smaller share of their requests in flight could send more."""
 NEARLY: Final = 0.9
 """So large a share counts as all: of requests by gauges read every so often, of replies, of a rate."""
+FEW: Final = 30
+"""The mean of fewer readings of a gauge has no digits behind its point."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
@@ -139,7 +141,11 @@ def limited_by(
             return "limit.streams", {"n": count(streams), "most": n, "reason": waiting.reason}
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
-    waits = f", of which {waiting.point:,.1f} on average waited for their prefill"
+    digits = 0 if waiting.n < FEW and waiting.point >= 1 else 1
+    read = counted(waiting.n, "reading")
+    waits = (
+        f", of which {waiting.point:,.{digits}f} on average waited for their prefill ({read} of its gauge)"
+    )
     running = finite(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
@@ -333,13 +339,14 @@ def _room(view: View) -> float:
 
 
 def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
-    """The first SLO that even the fastest request misses at a server that kept up with its load.
+    """The first SLO that even the fastest request misses at a server that kept up, or served one at a time.
 
     With it the metric's `min` and, where it is finite, `max`, with their unit.
     """
-    summary = view.summary
-    is_alone = (finite(summary.concurrency.max) or 0) <= 1
-    if limited_by(summary, view.manifest)[0] not in ("limit.load", *BY_USERS * is_alone):
+    summary, code = view.summary, limited_by(view.summary, view.manifest)[0]
+    mean, most = finite(summary.concurrency.mean), finite(summary.concurrency.max) or 0
+    is_alone = most <= 1 or (mean is not None and mean < 1)
+    if code != "limit.load" and (not is_alone or code in ("limit.client", "limit.refused", "limit.lost")):
         return None
     for slo in _missed(summary):
         ends = {end: summary.figure("metrics", slo.metric, end) for end in ("min", "max")}
