@@ -32,11 +32,11 @@ from burstline.workloads.request import WorkloadError
 
 
 class _UncalibratedError(RooflineError):
-    """The engine computes on `n_cores` of this CPU, which was never measured for its model."""
+    """The engine computes on `n_cores` of this CPU, never measured for its model; `step` measures it."""
 
-    def __init__(self, text: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
-        super().__init__(text)
-        self.config, self.model, self.n_cores = config, model, n_cores
+    def __init__(self, step: str, config: Mapping[str, Any], model: str, n_cores: int) -> None:
+        super().__init__(f"this CPU is not calibrated for this model: run {step}")
+        self.step, self.config, self.model, self.n_cores = step, config, model, n_cores
 
 
 def check_hints(hints: Hints) -> None:
@@ -98,8 +98,12 @@ def note_hardware(
         if needed:
             raise WorkloadError(f"--device {hints.device}: {why}") from None
         lacking = why if isinstance(why, _UncalibratedError) else None
-        once = f" ({unmeasured}). Once that has changed, run" if lacking and unmeasured else ": run"
-        facts = replace(facts, absent=str(why).replace(": run", once, 1))
+        absent = str(why)
+        if lacking and unmeasured:
+            absent = (
+                f"this CPU could not be calibrated ({unmeasured}). Once that has changed, run {lacking.step}"
+            )
+        facts = replace(facts, absent=absent)
     run.note(replace(manifest, hardware=facts))
     return lacking
 
@@ -180,8 +184,8 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
         if known is None:
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
             raise _UncalibratedError(
-                "this CPU is not calibrated for this model: run `burstline calibrate --device cpu --quick "
-                f"--model {shlex.quote(model)} --threads {n_cores}` (20 s, once), "
+                f"`burstline calibrate --device cpu --quick --model {shlex.quote(model)} "
+                f"--threads {n_cores}` (20 s, once), "
                 f"then `burstline report {run.path} --device cpu{f' --quant {stated}' if stated else ''}`",
                 config, model, n_cores,
             )  # fmt: skip
