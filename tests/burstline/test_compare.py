@@ -297,14 +297,19 @@ def test_a_setting_is_one_factor_however_its_engine_spells_it(two_runs, capsys, 
         assert out.startswith(f"{engine} {canonical(factor)} ")
 
 
-def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_runs, capsys):
+@pytest.mark.parametrize(("attached", "own"), [(False, "-- --block-size 32"), (True, "--block-size 32")])
+def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_runs, capsys, attached, own):
+    """A flag of the engine alone is taken behind `--` where the command starts the engine."""
     folders, change = two_runs
-    for which, flags in enumerate((("--tp", "1"), ("--tp", "2", "--mlock"))):
-        server = ServerFacts(model="m", attached=False, argv=("server", *flags))
+    for which, flags in enumerate(
+        (("--tp", "1", "--block-size", "32"), ("--tp", "2", "--mlock", "--block-size", "16"))
+    ):
+        server = ServerFacts(model="m", attached=attached, argv=("server", *flags))
         change(which, engine="sglang", server=server)
     out = " ".join(compare(capsys, folders)[1].split())
     assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel-size." in out
     assert "Restart sglang without --mlock, or add --vary mlock." in out
+    assert f"Restart sglang with {own}, or add --vary block-size." in out
 
 
 TAKEN = [

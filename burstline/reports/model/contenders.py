@@ -78,8 +78,9 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     if name in CHECKED or name in NO_FLAG or (setting in SETTINGS and not (spelt and spelt.flags)):
         advice = f"Make the runs alike in this, or add --vary {name}."
     else:
-        flag, value = f"--{name}", values[0]
-        how = f"without {flag}" if value in (NOT_STATED, DEFAULT) else f"with {flag} {value}"
+        server, value = odd.manifest.server, values[0]
+        behind = "-- " * (setting not in SETTINGS and server is not None and not server.attached)
+        how = f"without --{name}" if value in (NOT_STATED, DEFAULT) else f"with {behind}--{name} {value}"
         advice = f"Restart {odd.manifest.engine} {how}, or add --vary {name}."
     return Reason(name, f"{what}.", advice)
 
