@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
         raise WorkloadError(f"--ports {args.ports}: expected numbers such as 8000,8080") from None
     if wrong := sorted(port for port in more if not 0 < port < 65536):
         raise WorkloadError(f"--ports {args.ports}: there is no port {wrong[0]}; expected 1 to 65535")
+    for number in (signal.SIGINT, signal.SIGTERM):  # nothing is at stake: it does not wait for the answers
+        signal.signal(number, signal.SIG_DFL)
     print("\n".join(table(rows(sorted(own | more)))))
     return exit_codes.DONE
 

@@ -11,6 +11,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _AGAIN_S = 0.05
 _IMPORT = "<frozen importlib._bootstrap>"
+_LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
 
 _n_holding = 0
 _is_pending = False
@@ -22,9 +23,9 @@ _outermost: FrameType | None = None
 def terminable() -> Iterator[None]:
     """Within it these signals raise KeyboardInterrupt, SIGINT also where a shell had us ignore it.
 
-    One that meets an import is raised after it: a module's lock that is never released would stop every
-    other thread that imports. SIGHUP stays ignored where it was (`nohup`). In another thread than the main
-    one it does nothing.
+    One that meets an import, or a condition's lock as it is taken or given back, is raised after it: a lock
+    that is never released would stop every other thread that needs it. SIGHUP stays ignored where it was
+    (`nohup`). In another thread than the main one it does nothing.
     """
     global _outermost
     if threading.current_thread() is not threading.main_thread():
@@ -98,7 +99,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     elif _on_first is not None:
         first, _on_first = _on_first, None
         first()
-    elif _is_importing(frame):
+    elif _is_importing(frame) or (frame is not None and frame.f_code in _LOCKING):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     else:
         raise KeyboardInterrupt

@@ -8,7 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -83,6 +86,22 @@ def test_an_interrupt_that_meets_an_import_is_raised_after_it(
     with pytest.raises(KeyboardInterrupt):
         imports()
     assert is_whole
+
+
+def test_an_interrupt_that_meets_a_lock_is_raised_behind_it() -> None:
+    """Raised before the `with` statement has it, it is never given back: a pool's threads wait for ever.
+
+    The stand-in of a lock sends the signal as it is taken, in no frame of its own.
+    """
+    held: list[str] = []
+    take = partial(os.kill, os.getpid(), signal.SIGTERM)
+    lock = SimpleNamespace(
+        acquire=take, release=take, __enter__=take, __exit__=lambda *_: held.append("given")
+    )
+    with pytest.raises(KeyboardInterrupt), terminable(), threading.Condition(cast("threading.Lock", lock)):  # noqa: PT012
+        held.append("taken")
+        time.sleep(5)
+    assert held == ["taken", "given"]
 
 
 def test_an_import_around_it_delays_no_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
