@@ -8,6 +8,7 @@ import pytest
 from burstline.measure.metrics.sessions import Turns, session_figures
 from burstline.measure.metrics.steady_state import cold_start
 from burstline.measure.record.columns import columns_of
+from burstline.measure.record.record import NO_TEXT
 from burstline.measure.record.tables import record_table
 from tests.measure.making import failed, ok
 
@@ -66,6 +67,14 @@ def test_each_turn_has_its_own_latency_and_cached_share():
     assert [turn.ttft.p50.point for turn in figures.by_turn] == pytest.approx([0.2, 0.3, 0.4])
     assert [turn.cached_fraction.point for turn in figures.by_turn] == pytest.approx([0, 16 / 40, 32 / 60])
     assert [turn.earlier_fraction.point for turn in figures.by_turn] == pytest.approx([0, 22 / 40, 42 / 60])
+
+
+def test_a_reply_without_text_brings_the_next_prompt_nothing():
+    """A chat sends the text back, and there is none."""
+    records, turns = lines(20)
+    silent = [replace(each, split=NO_TEXT) if each.index % 3 == 0 else each for each in records]
+    figures = session_figures(columns_of(record_table(silent)), turns)
+    assert figures.by_turn[1].earlier_fraction.point == pytest.approx(20 / 40)
 
 
 def test_a_turns_place_is_how_many_come_before_it():

@@ -128,7 +128,7 @@ def _followers(c: Columns, turns: Turns) -> tuple[Floats, Floats]:
     """
     late_s, tok, asked_tok = np.full(len(c), np.nan), np.zeros(len(c)), prompt_tok(c)
     later = ~turns.opens
-    before = turns.before[later]
+    before, brought_tok = turns.before[later], np.where(c.has_text, c.output_tok, 0.0)
     late_s[later] = c.sent_s[later] - c.closed_s[before] - turns.pause_s[later]
-    tok[later] = asked_tok[before] + np.nan_to_num(c.output_tok[before])
+    tok[later] = asked_tok[before] + np.nan_to_num(brought_tok[before])
     return late_s, np.minimum(tok, asked_tok)

@@ -296,7 +296,7 @@ def served(view: View) -> list[Block]:
 def _prefix_cache(cache: PrefixCache | None) -> list[Block]:
     """Prefix-cache hits as expected and as counted; folded where the plan shares nothing."""
     if cache is None or not (known(cache.infinite_tok) or known(cache.served_tok)):
-        return [Note("The plan shares no prefix, and no prompt token is known to have come from a cache.")]
+        return [Note("No prompt token is known to have come from a cache.")]
     total_tok, sizes = known(cache.prompt_tok) or 0.0, zip("¼½124", cache.by_size, strict=False)
     lines = [(each.title, each.figure) for each in cache.rows() if each.name != "restarted_s"]
     curve = [(f"Curve: {x} × the engine's cache ({s.blocks:,} blocks)", s.hit_tok) for x, s in sizes]
@@ -312,9 +312,8 @@ def _prefix_cache(cache: PrefixCache | None) -> list[Block]:
             for title, figure in lines
         ],
     )
-    return (
-        [shown] if known(cache.infinite_tok) else [Folded("Prefix cache: the plan shares nothing", (shown,))]
-    )
+    nothing = [Folded("Prefix cache: the plan shares nothing", (shown,))]
+    return nothing if known(cache.infinite_tok) == 0 else [shown]
 
 
 def _length_row(label: str, asked: Floats, got: Floats, source: Sequence[str | None]) -> list[str]:
