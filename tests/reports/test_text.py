@@ -1,12 +1,15 @@
 import re
 import shutil
+from dataclasses import replace
 
 from burstline.console.stdout import SIGNS
 from burstline.console.terminal import show
 from burstline.measure.record.rundir import open_run
+from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.reports.blocks import Command, table
 from burstline.reports.formats.text import columns, text
 from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.answer import served
 from burstline.reports.page.digest import digest, headline
 from burstline.reports.page.files import written
 
@@ -89,3 +92,13 @@ def test_a_command_stays_whole_however_long_it_is():
     """Broken it would be two commands."""
     command = f"burstline run {'--requests 1000 ' * 12}--salt 5eed"
     assert command in text([Command("Reproduce this run", command)], 60)
+
+
+def test_an_unreliable_number_says_so_in_the_first_sentence(lossy):
+    """`--short` has no table whose footnotes would."""
+    contender = alone(view_of(lossy)).cases[0].contenders[0]
+    late = {"ttft": {"p50": PercentileGrade(Grade.UNRELIABLE, send_effect_s=0.003)}}
+    view = replace(contender.views[0], summary=replace(lossy.summary, grades=late))
+    assert "(unreliable)" not in served(contender)
+    told = served(replace(contender, views=[view]))
+    assert re.search(r"median first token [\d.]+ \w+ \(unreliable\), then [\d.]+ \w+ per token", told)

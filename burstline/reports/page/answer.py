@@ -108,6 +108,8 @@ def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
 def served(contender: Contender) -> str:
     """`Served 34.0 req/s, 2,170 output tok/s; median first token 13.7 s, then ....`"""
     shown = dict(headline_numbers(contender))
+    for key in [key for key in shown if any(view.summary.spoilt_by(*key) for view in contender.views)]:
+        shown[key] += " (unreliable)"
     rates = [text for key, text in shown.items() if key[0] == "throughput"]
     words: dict[Path, str] = {
         ("metrics", "ttft", "p50"): "median first token {}",
