@@ -25,7 +25,6 @@ from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
-from burstline.measure.stats.figure import known
 from burstline.measure.summarize import summarize
 from burstline.measure.verdict.judge import caveats
 from burstline.servers.host.telemetry import Row
@@ -156,6 +155,13 @@ def test_ttft_grows_along_the_queue_by_the_time_one_prefill_takes():
     assert found.drain_s.point == pytest.approx(0.5 + 0.02 * 99)
 
 
+def test_a_reply_that_came_at_once_does_not_bend_the_slope():
+    """Its first token came with its last: that says nothing of when it was admitted."""
+    streamed = [ok(i, 0.5 + 0.02 * i, [0.1] * 9) for i in range(60)]
+    found = burst(columns(*streamed, ok(60, 9.0, [], [10])))
+    assert found.ttft_slope_s_per_request.point == pytest.approx(0.02)
+
+
 def test_a_burst_that_was_cut_off_never_drained():
     records = [ok(i, 0.5, []) for i in range(20)]
     cut = replace(records[0], outcome="cancelled")
@@ -177,14 +183,12 @@ def test_the_servers_queue_counts_while_the_load_ran():
     assert all(isinstance(figure, Absent) for figure in unknown.values())
 
 
-@pytest.mark.parametrize(("waiting", "seen"), [(0.0, None), (1.0, 0.0)])
-def test_a_gauge_that_met_no_request_does_not_say_that_none_ran(waiting, seen):
+def test_a_gauge_that_met_no_request_does_not_say_that_none_ran():
     """The server of 80 short requests, read between them each time, "ran at most 0"."""
-    values = {"running": 0.0, "waiting": waiting}
-    rows = [Row(at * MS, "engine", name, n) for at in (0, 500) for name, n in values.items()]
+    rows = [Row(at * MS, "engine", name, 0.0) for at in (0, 500) for name in ("running", "waiting")]
     found = server_queue(Telemetry.of(telemetry_table(rows)).over(1.0))
-    assert known(found["server_running_max"]) == seen
-    assert (known(found["server_waiting_mean"]) is None) == (seen is None)
+    assert found["server_running_max"].reason == "no reading of its gauge met a request"
+    assert found["server_waiting_mean"].point == 0
 
 
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():

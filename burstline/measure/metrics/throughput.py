@@ -315,18 +315,18 @@ def _open_after(c: Columns) -> Figure:
 def server_queue(watched: Telemetry) -> dict[str, Any]:
     """How many requests ran and waited in the server, by its own gauges while the load ran."""
     (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
-    most, longest = (watched.peak("engine", name, "requests") for name in ("running", "waiting"))
+    most = watched.peak("engine", "running", "requests")
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))
     if len(watched.series("engine", "waiting")[1]):
         mean = Absent("the load was too short to watch", "too-short")
-    if known(most) == 0 and not known(longest):
-        most = longest = mean = Absent("no reading of its gauges met a request", "too-short")
-    elif len(waiting) > 1:
+    if known(most) == 0:
+        most = Absent("no reading of its gauge met a request")
+    if len(waiting) > 1:
         mean = measured(float(waiting.mean()), "requests", "", len(waiting))
     full = np.interp(at_s[waiting > 0], since_s, running) >= 0.9 * running.max() if len(running) else ()
     return {
         "server_running_max": most,
-        "server_waiting_max": longest,
+        "server_waiting_max": watched.peak("engine", "waiting", "requests"),
         "server_waiting_mean": mean,
         "server_full_fraction": measured(float(np.mean(full)), "1", "", len(full)) if len(full) else None,
     }
@@ -397,10 +397,10 @@ def _plateau(c: Columns) -> Figure:
 
 
 def _drain_slope(c: Columns) -> Figure:
-    waits_s = np.sort(ttft(c)[c.has_text])
+    waits_s = np.sort(ttft(c)[c.has_text & ~c.came_at_once])
     n = len(waits_s)
     if n < 11:
-        return Absent(f"a slope along the queue needs 11 requests that succeeded, there are {n}")
+        return Absent(f"a slope along the queue needs 11 replies that streamed, there are {n}")
     place = np.arange(n) - (n - 1) / 2
     # Not by BLAS: the last digits of its sums go by the number of its threads.
     return _once((waits_s * place).sum() / (place**2).sum(), "s/request", n)

@@ -16,6 +16,8 @@ from burstline.measure.record.record import NO_TEXT, Outcome
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+LONG: Final = 8
+"""Of a reply of so many tokens or more one can say that it came at once."""
 _PER_EVENT: Final = ("event_s", "event_n", "event_lag_ns", "event_error_ns")
 _LISTS: Final = ["token_ns", "token_n", "read_lag_ns", "read_error_ns"]
 _MOMENTS: Final = ("dispatched", "connected", "headers", "closed", "answer", "first_event")
@@ -109,6 +111,11 @@ class Columns:
     def has_text(self) -> NDArray[np.bool_]:
         """Which requests succeeded and brought text."""
         return self.ok & ~np.isnan(self.text_s)
+
+    @property
+    def came_at_once(self) -> NDArray[np.bool_]:
+        """Whether one event brought all text of a reply, or nearly all: no first token shows."""
+        return self.has_text & (self.shown_tok >= LONG) & (self.first_n >= 0.9 * self.shown_tok)
 
     def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(values, self.n_events)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from burstline.measure.record.columns import Columns, Floats, Ints
+from burstline.measure.record.columns import LONG, Columns, Floats, Ints
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.quantiles import quantile_of
@@ -15,9 +15,9 @@ from burstline.wording import time_text
 
 BUNCHED: Final = "bunched"
 """Code of whole events in groups, which may be the engine's own; the others make TPOT and ITL unreliable."""
-_TOGETHER_S, _LEAST, _SHARE, _LONG, _OWN_SHARE, _FEW = 1e-4, 10, 0.8, 8, 0.2, 0.1
+_TOGETHER_S, _LEAST, _SHARE, _OWN_SHARE, _FEW = 1e-4, 10, 0.8, 0.2, 0.1
 """Events closer than this came together: in one read, or in segments of one write. How many groups a finding
-needs, which share must agree, and events of a reply that came at once; the share of the time before a group
+needs, and which share must agree; the share of the time before a group
 up to which the client may have slept and not made the group itself, or groups may be uneven; the share of
 events below which nothing gathers them."""
 
@@ -43,11 +43,11 @@ def gathered(c: Columns) -> Reason | None:
     share = (n[sure] - 1).sum() / n_gaps
     if share <= _FEW or (share <= 0.5 and not _has_beat(n, wait_s, sure & ~is_first & ~is_last)):
         return None
-    whole, inner = sure & is_first & is_last & (n >= _LONG), sure & ~is_last & (n > 2)
+    whole, inner = sure & is_first & is_last & (n >= LONG), sure & ~is_last & (n > 2)
     cut = inner & (c.event_error_ns[starts + n - 1] > 0)
     n_silent = c.table.column("n_events").to_numpy() - c.n_events
     cut &= (n_silent <= np.bincount(of[cut], minlength=len(c)))[of]
-    n_whole, n_cut, n_long = (np.count_nonzero(x) for x in (whole, cut, c.ok & (c.n_events >= _LONG)))
+    n_whole, n_cut, n_long = (np.count_nonzero(x) for x in (whole, cut, c.ok & (c.n_events >= LONG)))
     n_agree, n_all = n_whole + n_cut, max(n_whole + np.count_nonzero(inner), n_long)
     bunched = Reason.of(BUNCHED, share=share)
     if n_agree >= max(_LEAST, _SHARE * n_all) and 2 * n_long >= np.count_nonzero(c.ok):
@@ -92,14 +92,9 @@ def _slope(x: Ints, y_s: Floats) -> tuple[float, float]:
     return float(slope), float((((y_off - slope * x_off) ** 2).sum() / max(len(x) - 2, 1) / spread) ** 0.5)
 
 
-def came_at_once(c: Columns) -> NDArray[np.bool_]:
-    """Whether one event brought all text of a reply, or nearly all."""
-    return c.has_text & (c.shown_tok >= _LONG) & (c.first_n >= 0.9 * c.shown_tok)
-
-
 def in_one_event(c: Columns) -> Reason | None:
     """The replies of which one event brought all text, or nearly all: their TTFT is of the whole reply."""
-    has_text, is_one = c.has_text, came_at_once(c)
+    has_text, is_one = c.has_text, c.came_at_once
     if not (n_one := np.count_nonzero(is_one)):
         return None
     without = ""

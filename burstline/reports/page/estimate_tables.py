@@ -203,7 +203,7 @@ def whole_run(summary: Summary) -> Table:
         else window.end_s
     )
     totals = [
-        replace(mean, point=mean.point * n, unit="1", low=None, high=None)
+        replace(mean, point=float(round(mean.point * n)), low=None, high=None)
         if isinstance(mean := each.served_mean, Estimate)
         else mean
         for each in (lengths.prompt_tok, lengths.output_tok)

@@ -14,7 +14,6 @@ from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, known
-from burstline.measure.verdict.buffering import came_at_once
 from burstline.reports.blocks import MARKS, Banner, Plot, Tile
 from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
@@ -247,7 +246,7 @@ def left_out(view: View, end_s: float) -> list[Span]:
 def _time_split(view: View) -> Iterator[Plot]:
     """The parts of E2E round its percentiles, each request's by the client's clock, and by the server's."""
     c = view.counted
-    e2e = np.where(c.ok & ~came_at_once(c), c.last_s - c.origin_s, np.nan)
+    e2e = np.where(c.ok & ~c.came_at_once, c.last_s - c.origin_s, np.nan)
     order = np.argsort(e2e, kind="stable")[: int(np.isfinite(e2e).sum())]
     if not len(order) or not view.is_generating:
         return
