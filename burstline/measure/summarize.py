@@ -76,7 +76,7 @@ def summarize(
     """
     slos = tuple(map(parse_slo, manifest.targets))
     part = part_of(planned, manifest, status, turns)
-    watched = (telemetry or Telemetry.empty()).over(part.planned.end_s)
+    watched = (telemetry or Telemetry({}, [])).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, slos)
     if (gathering := buffering.gathered(part.counted)) and gathering.code != buffering.BUNCHED:
         summary = replace(summary, grades=grades.held(summary.grades))

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +99,7 @@ def run_suite(
             f"{path} has the platforms {', '.join(names)}: add --ray to run on a cluster's nodes, or "
             f"--platform {names[0]} if this machine is one of them"
         )
-    folder = out / suite.folder_name
+    folder = out / f"{suite.name}-{suite.sha256[:8]}"
     if dry_run:
         lacking = [] if suite.platforms else [f"cannot run here: {each}" for each in lacks(slots)]
         lines = (*fits(slots), *lacking, *_made_and_sent(slots), _time_of(slots))
@@ -193,10 +194,7 @@ def _carry_out_all(
     quiet: bool,
 ) -> list[int]:
     """The exit codes of the runs, one after another here, or on a cluster's nodes."""
-
-    def carry_out(slot: Slot, call: Call) -> int:
-        return _carry_out(slot, len(slots), folder, call, quiet=quiet)
-
+    carry_out = partial(_carry_out, n_slots=len(slots), folder=folder, quiet=quiet)
     if ray is None:
 
         def here(argv: Sequence[str], slot: Slot) -> int:
@@ -267,7 +265,7 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
     write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
 
 
-def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, quiet: bool) -> int:
+def _carry_out(slot: Slot, call: Call, n_slots: int, folder: Path, *, quiet: bool) -> int:
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"

@@ -130,10 +130,6 @@ class Suite:
     sha256: str
     platforms: tuple[Platform, ...] = ()
 
-    @property
-    def folder_name(self) -> str:
-        return f"{self.name}-{self.sha256[:8]}"
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

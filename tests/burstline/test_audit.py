@@ -59,7 +59,7 @@ def test_a_token_swapped_in_one_of_a_hundred_replies_under_load_alone_is_caught(
     assert n_served >= 3 * N
     assert audit.second_reader == SecondReader(f"httpx {version('httpx')}", N)
     # No figure counts what was sent again, and the page comes from the run's files alone.
-    assert len(run.records) == run.summary.counts["ok"] == N
+    assert len(run.record_table.to_pandas()) == run.summary.counts["ok"] == N
     page = run.path.joinpath("report.html").read_bytes()
     write_report(open_run(run.path))
     assert run.path.joinpath("report.html").read_bytes() == page

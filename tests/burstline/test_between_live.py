@@ -114,7 +114,7 @@ def test_a_run_through_a_router_says_so_and_counts_what_came(tmp_path: Path) -> 
     run = open_run(the_run(tmp_path / "runs"))
     assert run.manifest.server is not None
     assert any("router with 2 workers" in note for note in run.manifest.server.notes)
-    records = run.records
+    records = run.record_table.to_pandas()
     assert len(records) == 24
     assert (records["outcome"] == "ok").all()
     assert (records["output_tok"] == 8).all()
@@ -184,7 +184,7 @@ def test_how_late_a_token_was_read_counts_from_the_read_before(read_late: Late) 
     assert run.summary is not None
     [t0_ns] = {each.t0_ns for each in run.manifest.drivers}
     true_ns = {row.index: row.token_ns for row in served}
-    rows = list(run.records.itertuples())
+    rows = list(run.record_table.to_pandas().itertuples())
     late_ns = [np.add(row.token_ns, row.read_lag_ns) + t0_ns - true_ns[row.index] for row in rows]
     for name, share in (("read_lag_p50_s", 0.5), ("read_lag_p99_s", 0.99)):
         shown_s = known(run.summary.figure("instrument", name))

@@ -53,7 +53,7 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
         stdout, stderr, run = burstline(tmp_path / "runs", *where, *load)
     assert "1,500 tokens would become 2,048. The client disconnects at the requested token" in stderr
     assert counts(run) == {"planned": 16, "ok": 16}
-    records = run.records
+    records = run.record_table.to_pandas()
     assert set(records["output_tok"]) == {1500}
     assert all(len(token_ns) == 1500 for token_ns in records["token_ns"])
     assert (records["beyond_tok"] >= 0).all()

@@ -131,7 +131,7 @@ def test_an_honest_server_is_never_condemned_whatever_is_wrong_or_unknown_about_
         load = ("--requests", "24", "--prompt-tokens", "256", "--output-tokens", "32")
         on = ("--device", "cpu", "--model-config", str(model))
         run = fired(tmp_path / "runs", *where, *load, *on)
-    outcomes = run.records["outcome"].value_counts().to_dict()
+    outcomes = run.record_table.to_pandas()["outcome"].value_counts().to_dict()
     assert outcomes == {"ok": 24}, outcomes
     assert condemned(run) == []
     verdicts = {

@@ -45,7 +45,7 @@ def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_p
     code, output = ran(tmp_path / "runs", *server, *flags, *small)
     assert done(code, tmp_path / "runs"), output
     run = open_run(the_run(tmp_path / "runs"))
-    records = run.records
+    records = run.record_table.to_pandas()
     assert len(records) == n
     assert (records["outcome"] == "ok").all()
     assert (records["prompt_tok"] == records["planned_prompt_tok"]).all()
@@ -81,8 +81,9 @@ def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_promp
     assert done(code, tmp_path / "runs"), output
     run = open_run(the_run(tmp_path / "runs"))
     assert len(run.manifest.drivers) == 2
-    assert (run.records["outcome"] == "ok").sum() == len(run.records) == 12 * 4
-    assert (run.records["prompt_tok"] == run.records["planned_prompt_tok"]).all()
+    records = run.record_table.to_pandas()
+    assert (records["outcome"] == "ok").sum() == len(records) == 12 * 4
+    assert (records["prompt_tok"] == records["planned_prompt_tok"]).all()
     for request in run.plan.requests:
         if request.turn.after:
             over_ns = max(served[index].event_ns[-1] for index in request.turn.after)
@@ -109,12 +110,13 @@ def test_embeddings_and_rerank_have_latency_and_rates_but_no_token_metrics(load,
     assert done(code, tmp_path / "runs"), output
     assert paths == {f"/v1/{'embeddings' if 'embed' in load else 'rerank'}"}
     run = open_run(the_run(tmp_path / "runs"))
-    assert (run.records["outcome"] == "ok").all()
-    e2e_s = run.records["closed_ns"] / 1e9 - run.records["sent_ns"] / 1e9
+    records = run.record_table.to_pandas()
+    assert (records["outcome"] == "ok").all()
+    e2e_s = records["closed_ns"] / 1e9 - records["sent_ns"] / 1e9
     assert np.median(e2e_s) == pytest.approx(0.1, abs=0.02)
     summary = json.loads((run.path / "summary.json").read_text())
-    assert summary["metrics"]["e2e"]["p50"]["point"] or len(run.records) < 11
-    assert summary["throughput"]["requests_per_s"].get("point") or len(run.records) < 80
+    assert summary["metrics"]["e2e"]["p50"]["point"] or len(records) < 11
+    assert summary["throughput"]["requests_per_s"].get("point") or len(records) < 80
     assert summary["metrics"]["tpot"]["p50"]["point"] is None
 
 
@@ -138,4 +140,4 @@ def test_the_suite_of_loads_runs_whole(tmp_path, monkeypatch):
     assert len(runs) == 5
     for run in runs:
         assert run.status == "complete"
-        assert (run.records["outcome"] == "ok").all(), run.name
+        assert (run.record_table.to_pandas()["outcome"] == "ok").all(), run.name

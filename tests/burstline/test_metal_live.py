@@ -280,12 +280,13 @@ def by_hand(run: Run) -> dict[tuple[str, str], float]:
     )
     layers = n_layers * (d * (heads + 2 * kv_heads) * h + heads * h * d + 3 * d * config["intermediate_size"])
     flops_per_s, bytes_per_s = device["peak_flops_per_s"]["bf16"], device["levels"][-1]["bytes_per_s"]
-    prompt = run.records["planned_prompt_tok"].to_numpy()
+    records = run.record_table.to_pandas()
+    prompt = records["planned_prompt_tok"].to_numpy()
     tokens = [
         np.repeat(np.array(at) / 1e9, n)
-        for at, n in zip(run.records["token_ns"], run.records["token_n"], strict=True)
+        for at, n in zip(records["token_ns"], records["token_n"], strict=True)
     ]
-    begin_s = run.records["sent_ns"].min() / 1e9
+    begin_s = records["sent_ns"].min() / 1e9
     last_first_s, end_s = max(at[0] for at in tokens), max(at[-1] for at in tokens)
 
     contexts = np.concatenate([p + np.arange(1, len(at)) for p, at in zip(prompt, tokens, strict=True)])

@@ -42,7 +42,7 @@ def profiled_run(tmp_path_factory):
 @pytest.mark.slow
 def test_a_profiled_load_follows_the_load_and_is_in_none_of_its_figures(profiled_run):
     run = open_run(profiled_run)
-    assert len(run.records) == 12
+    assert len(run.record_table.to_pandas()) == 12
     steps = pq.read_table(profiled_run / "steps.parquet").to_pydict()
     assert sum(steps["decode_tok"]) == 12 * 7
     kept = json.loads((profiled_run / "profile.json").read_text())["steps"]

@@ -43,7 +43,7 @@ def run(out: Path, *words: str) -> Run:
 
 
 def outcomes(made: Run) -> Counter[str]:
-    return Counter(made.records["outcome"])
+    return Counter(made.record_table.to_pandas()["outcome"])
 
 
 def test_adapters_answer_differently_and_requests_name_them_in_turn(server: Life, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_chat_endpoint_takes_sampling_and_extra_fields(server: Life, tmp_pat
     words = ("--endpoint", "chat", "--tokenizer", str(server.model), "--temperature", "0.8", "--top-p", "0.9")
     made = run(tmp_path / "runs", "--url", server.url, *words, "--extra-body", '{"top_k": 5}')
     assert outcomes(made) == {"ok": N}
-    assert set(made.records["output_tok"]) == {8}
+    assert set(made.record_table.to_pandas()["output_tok"]) == {8}
 
 
 def test_a_server_frees_the_kv_cache_of_clients_that_hang_up(server: Life, tmp_path: Path) -> None:

@@ -325,5 +325,5 @@ def test_a_run_needs_no_terminal(tmp_path):
     assert done(code, tmp_path)
     run = open_run(the_run(tmp_path))
     assert run.status == "complete"
-    assert len(run.records) == 45
+    assert len(run.record_table.to_pandas()) == 45
     assert (run.path / "report.html").exists()

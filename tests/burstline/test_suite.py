@@ -249,7 +249,7 @@ def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
     (tmp_path / "a").write_text(SMALL)
     (tmp_path / "b").write_text("# the same\n" + SMALL)
     (tmp_path / "c").write_text(SMALL.replace("24", "25"))
-    a, b, c = (load_suite(tmp_path / name).folder_name for name in "abc")
+    a, b, c = (load_suite(tmp_path / name).sha256 for name in "abc")
     assert a == b != c
 
 
@@ -447,7 +447,8 @@ def test_an_interrupt_leaves_a_report_of_what_there_is(small, tmp_path, fake_run
 
 
 def test_two_cannot_run_the_same_suite_at_once(small, tmp_path, fake_runs):
-    folder = tmp_path / load_suite(small).folder_name
+    suite = load_suite(small)
+    folder = tmp_path / f"{suite.name}-{suite.sha256[:8]}"
     folder.mkdir()
     with execution._locked(folder), pytest.raises(WorkloadError, match="is running already"):
         run_suite(small, tmp_path)

@@ -97,9 +97,9 @@ def test_five_real_engines_with_equal_settings_make_one_page_and_leave_nothing_r
     runs = [open_run(manifest.parent) for manifest in sorted(folder.glob("0*/*/manifest.json"))]
     assert sorted(run.manifest.engine for run in runs) == ENGINES
     for run in runs:
-        assert list(run.records["outcome"]) == ["ok"] * 16, run.manifest.engine
-        assert set(run.records["prompt_tok"]) == {64}
-        assert set(run.records["output_tok"]) == {8}
+        assert list(run.record_table.to_pandas()["outcome"]) == ["ok"] * 16, run.manifest.engine
+        assert set(run.record_table.to_pandas()["prompt_tok"]) == {64}
+        assert set(run.record_table.to_pandas()["output_tok"]) == {8}
         # What only an engine has that Burstline started itself: its command, its log, its processes' memory.
         assert run.manifest.server.argv, run.manifest.engine
         assert run.manifest.server.ready_s > 0

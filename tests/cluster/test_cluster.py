@@ -105,7 +105,7 @@ def test_one_burst_from_three_nodes_with_one_clock(cluster, tmp_path):
     log = truth.log()[1:]  # the first row asks whether the server is ready
     assert verdicts.done(done.returncode, tmp_path / "runs"), done.stderr
     run = only_run(out)
-    records = run.records
+    records = run.record_table.to_pandas()
     assert len(records) == 900
     assert (records["outcome"] == "ok").all(), Counter(records["outcome"])
     assert len(log) == 900
@@ -141,7 +141,8 @@ STAMPS = re.compile(rb'"t":(\d+),"a":(\d+)')
 
 def ttfts(run, chosen) -> tuple[np.ndarray, np.ndarray]:
     """TTFT in ms of the chosen requests, as recorded and as each first event tells by the server's clock."""
-    first = {i: ns[0] for i, ns in zip(run.records["index"], run.records["token_ns"], strict=True)}
+    records = run.record_table.to_pandas()
+    first = {i: ns[0] for i, ns in zip(records["index"], records["token_ns"], strict=True)}
     rows = [
         ((first[c.index] - c.sent_ns) / 1e6, (int(told[1]) - int(told[2])) / 1e6)
         for c in read_captures(run.path / "captures")
@@ -293,7 +294,7 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     )
     truth.log()
     run = only_run(tmp_path / "runs")
-    outcomes = Counter(run.records["outcome"])
+    outcomes = Counter(run.record_table.to_pandas()["outcome"])
     print(f"\nCtrl-C: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
     assert code == 130, printed
     assert sum(outcomes.values()) == 240
@@ -434,7 +435,7 @@ def test_a_rate_adds_up_over_nodes_and_its_union_is_poisson(cluster, tmp_path, n
     assert verdicts.done(done.returncode, tmp_path / "runs"), done.stderr
     run = only_run(tmp_path / "runs")
     assert len(arrived_s) == 600
-    due_s = np.sort(run.records["due_ns"].to_numpy()) / 1e9
+    due_s = np.sort(run.record_table.to_pandas()["due_ns"].to_numpy()) / 1e9
     gaps_s = np.diff(due_s)
     law = stats.kstest(gaps_s, "expon", args=(0, gaps_s.mean()))
     true, planned = (len(gaps_s) / np.ptp(times_s) for times_s in (arrived_s, due_s))
@@ -459,9 +460,9 @@ def test_sessions_over_two_nodes_keep_their_order(cluster, tmp_path):
         server.send_signal(signal.SIGINT)
     assert verdicts.done(done.returncode, tmp_path / "runs"), done.stderr
     run = only_run(tmp_path / "runs")
-    assert Counter(run.records["outcome"]) == {"ok": 24}
+    assert Counter(run.record_table.to_pandas()["outcome"]) == {"ok": 24}
     assert [driver.n_sent for driver in run.manifest.drivers] == [12, 12]
-    sent = run.records.sort_values("index")["sent_ns"].to_numpy().reshape(8, 3)
+    sent = run.record_table.to_pandas().sort_values("index")["sent_ns"].to_numpy().reshape(8, 3)
     assert (np.diff(sent, axis=1) > 0.1e9).all()
 
 
@@ -471,7 +472,7 @@ def test_ten_thousand_streams_over_three_workers(cluster, tmp_path):
     truth.log()
     assert verdicts.done(done.returncode, tmp_path / "runs"), done.stderr
     run = only_run(tmp_path / "runs")
-    outcomes = Counter(run.records["outcome"])
+    outcomes = Counter(run.record_table.to_pandas()["outcome"])
     print(f"\n10,000 streams: {dict(outcomes)}")
     for driver in run.manifest.drivers:
         cpu_us = 1e6 * driver.cpu_s / (driver.n_planned * N_TOKENS)

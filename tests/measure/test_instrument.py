@@ -26,29 +26,29 @@ def stamped(ns_ms, lag_ms):
 def test_lateness_counts_from_due_also_where_a_turn_waited_for_the_client(closed_loop):
     """A turn of a session in a closed loop is due when its pause ends, before the client dispatches it."""
     record = replace(ok(0, 0.1, []), dispatched_ns=900_000, sent_ns=1_000_000)
-    found = instrument(columns(record), (), Telemetry.empty(), closed_loop=closed_loop, n_cores=2)
+    found = instrument(columns(record), (), Telemetry({}, []), closed_loop=closed_loop, n_cores=2)
     assert found.send_lag_p50_s.point == pytest.approx(1e-3)
 
 
 def test_an_event_that_others_follow_in_its_read_may_have_waited_since_the_read_before():
     """The first two of three came with the third, whose stamp is exact: 23.9 ms for 97 ms is no lateness."""
     record = replace(stamped([100, 100, 100], [24, 24, 24]), read_error_ns=[73 * MS, 50 * MS, 0])
-    found = instrument(columns(record), (), Telemetry.empty(), closed_loop=False, n_cores=2)
+    found = instrument(columns(record), (), Telemetry({}, []), closed_loop=False, n_cores=2)
     assert (found.read_lag_max_s.point, found.read_lag_p50_s.point) == pytest.approx((0.097, 0.074))
     unknown = replace(stamped([100, 100], [24, None]), read_error_ns=[-1, 5 * MS])
-    found = instrument(columns(unknown), (), Telemetry.empty(), closed_loop=False, n_cores=2)
+    found = instrument(columns(unknown), (), Telemetry({}, []), closed_loop=False, n_cores=2)
     assert (found.read_lag_max_s.point, found.read_lag_max_s.n) == (pytest.approx(0.024), 1)
 
 
 def test_the_peak_is_the_most_events_within_any_second():
     times_ms = [[0, 700, 1600, 1650, 1690, 2650], [1700]]
     records = [replace(stamped(ms, [0] * len(ms)), index=i) for i, ms in enumerate(times_ms)]
-    found = instrument(columns(*records), (), Telemetry.empty(), closed_loop=False, n_cores=2)
+    found = instrument(columns(*records), (), Telemetry({}, []), closed_loop=False, n_cores=2)
     assert found.peak_events_per_s.point == 4  # from 1600 ms, or from 1650: 2650 is outside
 
 
 def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
-    found = instrument(columns(stamped([100], [None])), (), Telemetry.empty(), closed_loop=False, n_cores=2)
+    found = instrument(columns(stamped([100], [None])), (), Telemetry({}, []), closed_loop=False, n_cores=2)
     for name in ("read_lag_p99_s", "client_cpu_s", "client_peak_bytes", "others_cpu_fraction", "max_pass_s"):
         assert isinstance(found.figure(name), Absent)
         assert found.figure(name).reason
@@ -70,7 +70,7 @@ def test_a_client_that_a_quota_stopped_on_several_cpus_was_stopped_all_the_time_
 
 
 def test_a_client_without_a_quota_was_never_watched_for_one():
-    assert isinstance(Telemetry.empty().throttled_fraction(), Absent)
+    assert isinstance(Telemetry({}, []).throttled_fraction(), Absent)
 
 
 def watched_cpu(values, *, started=False, n_events=5000, note=None):

@@ -178,7 +178,7 @@ def test_the_servers_queue_counts_while_the_load_ran():
         "server_waiting_mean": 3,
         "server_full_fraction": 0.5,
     }
-    unknown = server_queue(Telemetry.empty())
+    unknown = server_queue(Telemetry({}, []))
     assert unknown.pop("server_full_fraction") is None
     assert all(isinstance(figure, Absent) for figure in unknown.values())
 

@@ -104,16 +104,10 @@ class Run(RunDir):
         return columns
 
     @cached_property
-    def records(self) -> pd.DataFrame:
-        """The same for pandas: token times are arrays, what never happened is NaN or None."""
-        frame: pd.DataFrame = self.record_table.to_pandas()
-        return frame
-
-    @cached_property
     def watched(self) -> Telemetry:
         """The watcher's telemetry as arrays; empty without a watcher."""
         table = self.telemetry_table or self._read("telemetry.parquet")
-        return Telemetry.empty() if table is None else Telemetry.of(table)
+        return Telemetry({}, []) if table is None else Telemetry.of(table)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame | None:

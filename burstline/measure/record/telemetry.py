@@ -47,11 +47,6 @@ class Telemetry:
             [(pair, note) for pair, note in notes if note is not None],
         )
 
-    @classmethod
-    def empty(cls) -> Telemetry:
-        """Of a run on which nothing was watched."""
-        return cls({}, [])
-
     def over(self, length_s: float) -> Telemetry:
         """The same for a load that ran for `length_s`."""
         return replace(self, length_s=length_s)
