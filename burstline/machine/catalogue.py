@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -26,7 +25,7 @@ from burstline.roofline.device.calibration import (
     read_calibration,
     read_device_file,
 )
-from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.device.device import Device, cpu_model, load_device
 from burstline.roofline.model.checkpoint import config_file
 from burstline.roofline.model.families import bundled_config, bundled_models, read_config
 
@@ -117,14 +116,6 @@ def cached_file(of: str, device: str, n_cores: int, *, quick: bool) -> Path:
     """Where the calibration of a device is kept, `of` the shape or the model that it was measured with."""
     kind = "quick" if quick else "full"
     return cache_folder() / f"device-{Path(of).name}-{device.replace(':', '')}-{n_cores}-{kind}.toml"
-
-
-def cpu_model() -> str | None:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 def cache_folder() -> Path:

@@ -18,8 +18,8 @@ from typing import Final
 
 import psutil
 
-from burstline.machine.catalogue import cpu_model
 from burstline.measure.record.manifest import HostFacts
+from burstline.roofline.device.device import cpu_model
 from burstline.servers.host.kernel import cpu_quotas, memory_limit, usable_cores
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")

@@ -10,13 +10,13 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
 from burstline.compute_threads import Cores
+from burstline.roofline.device.device import cpu_model
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -42,12 +42,7 @@ class NumpyProbe:
 
     @property
     def name(self) -> str:
-        cpuinfo = Path("/proc/cpuinfo")
-        lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        return (
-            f"{models[0] if models else platform.processor() or platform.machine()}, {self.n_units} core(s)"
-        )
+        return f"{cpu_model() or platform.machine()}, {self.n_units} core(s)"
 
     @property
     def memory_bytes(self) -> float:

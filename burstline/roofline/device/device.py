@@ -10,7 +10,9 @@ may send each rank's buffer up and its sum down once.
 """
 
 import math
+import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
@@ -268,3 +270,12 @@ def _all_to_all(sent_bytes: float, n_ranks: int, tiers: list[tuple[Link, int]]) 
         (link.latency_s + sent_bytes * (outer - inner) / n_ranks / link.bytes_per_s, link.kind)
         for (link, _), (inner, outer) in zip(tiers, pairwise(sizes), strict=True)
     ]
+
+
+def cpu_model() -> str | None:
+    """This machine's."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
