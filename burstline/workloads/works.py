@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -99,9 +100,11 @@ def written_sessions(
     """Sessions out of rows: those with one `session` are its turns; a chat of several turns is one itself."""
     requests, dropped, session = list[Request](), Counter[str](), 0
     think = rng(seed, "think times")
-    for turns in _conversations(items):
+    # Rows of one session stand together.
+    for _, rows in groupby(items, lambda item: item.row if item.session is None else item.session):
         if session == n:
             break
+        turns = [turn for item in rows for turn in _turns_of(item)]
         if server.template is None and not server.speaks_chat:
             turns = [as_plain_text(item) for item in turns]
         first, n_context = len(requests), 0
@@ -126,14 +129,6 @@ def written_sessions(
             n_context += n_output
         session += len(requests) > first
     return tuple(requests), _sessions(requests, server.max_tok), dropped
-
-
-def _conversations(items: Sequence[Item]) -> Iterator[list[Item]]:
-    grouped: dict[object, list[Item]] = {}
-    for item in items:
-        grouped.setdefault(item.session if item.session is not None else ("row", item.row), []).append(item)
-    for turns in grouped.values():
-        yield [turn for item in turns for turn in _turns_of(item)]
 
 
 def _turns_of(item: Item) -> Iterator[Item]:
