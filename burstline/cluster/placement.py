@@ -151,14 +151,8 @@ def main(home: Connection, task: _Placement) -> None:
             try:
                 ray.get(ref)
             except ray.exceptions.RayError as error:  # read while agents are awaited; later they are lost
-                home.send(
-                    Failed(
-                        EngineError(
-                            f"a worker could not start: {first_line(error)}; each node needs "
-                            f"Burstline {__version__} and `pip install 'ray[default]'`"
-                        )
-                    )
-                )
+                needs = f"each node needs Burstline {__version__} and `pip install 'ray[default]'`"
+                home.send(Failed(EngineError(f"a worker could not start: {first_line(error)}; {needs}")))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from burstline.errors import tables_beside
-from burstline.models.weights import gguf_package, n_bytes_of, tensors_of, write_gguf, write_weights
+from burstline.models.weights import Tensor, gguf_package, n_bytes_of, tensors_of, write_gguf, write_weights
 from burstline.roofline.model.families import bundled_config, bundled_models
 from burstline.wording import hint
 from burstline.workloads.model_files import read_json
@@ -52,7 +52,7 @@ def make_model(
     tokenizer_of(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", _tokenizer_config(config))
     _write(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
-    _write_formats(folder, config, like, formats, seed)
+    _write_formats(folder, config, tensors, formats, seed)
     made = {"made_like": like, "weights": "random" if tensors else "none", "seed": seed}
     _write(folder / MARKER, made)
     _write(folder / "config.json", config)  # last: with it the folder is a model
@@ -71,8 +71,9 @@ def add_missing_formats(folder: Path, formats: Sequence[str]) -> tuple[str, ...]
         return ()
     like = str(made["made_like"])
     _check_formats(config, like, missing)
-    _check_room(folder, n_bytes_of(tensors_of(config, like)) * len(missing))
-    _write_formats(folder, config, like, missing, int(made["seed"]))
+    tensors = tensors_of(config, like)
+    _check_room(folder, n_bytes_of(tensors) * len(missing))
+    _write_formats(folder, config, tensors, missing, int(made["seed"]))
     _write(folder / MARKER, made | {"weights": "random"})
     return missing
 
@@ -85,9 +86,8 @@ def _check_formats(config: dict[str, Any], like: str, formats: Sequence[str]) ->
 
 
 def _write_formats(
-    folder: Path, config: dict[str, Any], like: str, formats: Sequence[str], seed: int
+    folder: Path, config: dict[str, Any], tensors: Sequence[Tensor], formats: Sequence[str], seed: int
 ) -> None:
-    tensors = tensors_of(config, like) if formats else []
     if "safetensors" in formats:
         write_weights(folder, tensors, seed)
     if "gguf" in formats:

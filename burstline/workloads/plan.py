@@ -362,12 +362,8 @@ def _like(
         picks = np.arange(n)
     if example.kind is RequestKind.RERANK:
         return tuple(replace(plan.requests[int(k)], index=first + i, stage=name) for i, k in enumerate(picks))
-    if isinstance(plan.requests, DrawnRequests):
-        prompt_tok, output_tok = (plan.requests.column(c)[picks] for c in ("n_prompt_tok", "n_output_tok"))
-    else:
-        some = [plan.requests[int(k)] for k in picks]
-        prompt_tok = np.array([r.n_prompt_tok or LEAST_PROMPT for r in some], dtype=np.int64)
-        output_tok = np.array([r.n_output_tok for r in some], dtype=np.int64)
+    prompt_tok, output_tok = plan.prompt_tok[picks], plan.output_tok[picks]
+    prompt_tok[prompt_tok == 0] = LEAST_PROMPT
     if short:
         output_tok = np.minimum(output_tok, N_BURST_OUTPUT)
     numbers = np.arange(first, first + n, dtype=np.int64)

@@ -172,9 +172,7 @@ class CaptureWriter:
         # Unbuffered: what has been put is on its way to the disk, even if this process is killed next.
         self._file = self._partial.open("wb", buffering=0)
         self._compress = zstandard.ZstdCompressor(level=1, write_checksum=True).compress
-        self._queue: queue.SimpleQueue[Callable[[], Capture | None] | threading.Event | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[_Make | threading.Event | None] = queue.SimpleQueue()
         self._on_error = on_error
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
