@@ -50,10 +50,6 @@ class RayOptions:
     canary: bool = True
     resources: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def bundle(self) -> dict[str, float]:
-        return {"CPU": 1.0, **self.resources}
-
 
 def parse_ray(text: str) -> tuple[str, dict[str, float]]:
     """`HOST:PORT,client=1` as the address and what each driver reserves; WorkloadError for any other form."""
@@ -124,7 +120,7 @@ def main(home: Connection, task: _Placement) -> None:
     imported()
     home.send(None)
     ray = connected(task.options.address)
-    bundle = task.options.bundle
+    bundle = {"CPU": 1.0, **task.options.resources}
     nodes = [node for node in ray.nodes() if node["Alive"]]
 
     def n_fit(has: Mapping[str, float]) -> int:
