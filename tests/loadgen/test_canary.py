@@ -146,7 +146,7 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
     with canary() as server:
         assert server.pid > 0
         t0_ns = time.monotonic_ns()
-        wire.watch_canary(exchange, server.port)
+        wire.watch_canary(exchange, server.port, lambda _: None)
         limit_s = time.monotonic() + 40
         while len(exchange.data) < 1200 and time.monotonic() < limit_s:
             time.sleep(0.1)
@@ -163,7 +163,7 @@ def test_a_canary_that_is_lost_at_its_start_holds_up_no_load():
     wire.start()
     with canary() as server:
         os.kill(server.pid, signal.SIGKILL)
-        wire.watch_canary(asked, server.port)
+        wire.watch_canary(asked, server.port, lambda _: None)
         opened = threading.Event()
         wire.when_open(opened.set)
         assert opened.wait(20)
@@ -266,7 +266,7 @@ def test_the_canary_uses_less_than_one_percent_of_two_cores():
     wire.start()
     with canary() as server:
         t0_ns = time.monotonic_ns()
-        wire.watch_canary(exchange, server.port)
+        wire.watch_canary(exchange, server.port, lambda _: None)
         time.sleep(3)
         wire.close()
         lasted_s = (time.monotonic_ns() - t0_ns) / 1e9

@@ -45,20 +45,21 @@ def plain_lru(prompts, n_blocks):
 
 def test_the_second_of_two_equal_prompts_hits_all_but_its_last_block():
     uses = alone(["abcd", "abcd", "abxx"])
-    assert simulate(uses, MANY, TOK) == [0, 3 * TOK, 2 * TOK]
+    assert simulate(uses, MANY, TOK, names_early=False) == [0, 3 * TOK, 2 * TOK]
     assert [len(row) for row in stack_distances(uses, TOK)] == [0, 3, 2]
 
 
 def test_a_prompt_that_does_not_end_with_a_block_hits_all_its_whole_blocks():
     ids = np.arange(4 * TOK + 1)
     uses = [CacheUse(chain_of(ids, TOK), len(ids), k, k + 0.2, k + 0.4) for k in range(2)]
-    assert simulate(uses, MANY, TOK) == [0, 4 * TOK]
+    assert simulate(uses, MANY, TOK, names_early=False) == [0, 4 * TOK]
 
 
 def test_requests_that_are_computed_together_do_not_serve_each_other():
     chain = chain_of(np.arange(4 * TOK), TOK)
     together = [CacheUse(chain, 4 * TOK, 0.0, 1.0, 2.0 + k) for k in range(3)]
-    assert simulate([*together, CacheUse(chain, 4 * TOK, 1.0, 3.0, 4.0)], MANY, TOK) == [0, 0, 0, 12]
+    uses = [*together, CacheUse(chain, 4 * TOK, 1.0, 3.0, 4.0)]
+    assert simulate(uses, MANY, TOK, names_early=False) == [0, 0, 0, 12]
 
 
 def test_blocks_of_a_running_request_are_not_evicted():
@@ -66,20 +67,20 @@ def test_blocks_of_a_running_request_are_not_evicted():
     crowd = [CacheUse(other, 4 * TOK, 2.0, 3.0, 4.0), CacheUse(first, 4 * TOK, 5.0, 6.0, 7.0)]
     running = CacheUse(first, 4 * TOK, 0.0, 1.0, 9.0)
     ended = CacheUse(first, 4 * TOK, 0.0, 1.0, 1.5)
-    assert simulate([running, *crowd], 4, TOK) == [0, 0, 3 * TOK]
-    assert simulate([ended, *crowd], 4, TOK) == [0, 0, 0]
+    assert simulate([running, *crowd], 4, TOK, names_early=False) == [0, 0, 3 * TOK]
+    assert simulate([ended, *crowd], 4, TOK, names_early=False) == [0, 0, 0]
 
 
 def test_a_reply_is_found_by_the_turn_that_follows_it():
     ids = np.arange(10 * TOK)
     first = CacheUse(chain_of(ids[: 5 * TOK - 1], TOK), 2 * TOK, 0.0, 1.0, 2.0, (1.0, 1.3, 1.6))
     following = CacheUse(chain_of(ids, TOK), 10 * TOK, 3.0, 4.0, 5.0)
-    assert simulate([first, following], MANY, TOK) == [0, 4 * TOK]
+    assert simulate([first, following], MANY, TOK, names_early=False) == [0, 4 * TOK]
 
 
 def test_an_engine_that_names_blocks_early_shares_those_of_a_prompt_that_it_computes():
     uses = [CacheUse(chain_of(np.arange(4 * TOK), TOK), 4 * TOK, k / 4, 1.0, 2.0) for k in range(3)]
-    assert simulate(uses, MANY, TOK) == [0, 0, 0]
+    assert simulate(uses, MANY, TOK, names_early=False) == [0, 0, 0]
     assert simulate(uses, MANY, TOK, names_early=True) == [0, 3 * TOK, 3 * TOK]
 
 
@@ -89,7 +90,7 @@ def test_a_reply_that_grows_evicts_what_a_later_prompt_looks_for():
     growing = CacheUse(new, TOK, 3.0, 4.0, 9.0, (5.0, 6.0, 7.0))
     for at_s, n_found in ((4.5, 3), (5.5, 3), (6.5, 2), (7.5, 1)):  # the last block goes first
         again = CacheUse(old, 4 * TOK, at_s, at_s + 0.1, at_s + 0.2)
-        assert simulate([ended, growing, again], 5, TOK) == [0, 0, n_found * TOK], at_s
+        assert simulate([ended, growing, again], 5, TOK, names_early=False) == [0, 0, n_found * TOK], at_s
 
 
 def test_without_room_for_a_reply_the_youngest_is_preempted_and_its_blocks_are_evicted():
@@ -97,8 +98,8 @@ def test_without_room_for_a_reply_the_youngest_is_preempted_and_its_blocks_are_e
     growing = CacheUse(old, 2 * TOK, 0.0, 1.0, 9.0, (3.0, 4.0))
     preempted = CacheUse(young[:2], 2 * TOK, 1.5, 2.0, 10.0)
     like_it = CacheUse(young[:2], 2 * TOK, 5.0, 6.0, 7.0)
-    assert simulate([growing, preempted, like_it], 5, TOK) == [0, 0, TOK]
-    assert simulate([growing, preempted, like_it], 4, TOK) == [0, 0, 0]
+    assert simulate([growing, preempted, like_it], 5, TOK, names_early=False) == [0, 0, TOK]
+    assert simulate([growing, preempted, like_it], 4, TOK, names_early=False) == [0, 0, 0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -108,7 +109,7 @@ def test_simulation_stack_distances_and_a_plain_lru_agree_at_every_size(prompts,
     prompts = [f"{prompt}{chr(1000 + k)}" for k, prompt in enumerate(prompts)]
     uses = alone(prompts)
     by_distance = [sum(d <= n_blocks for d in row) * TOK for row in stack_distances(uses, TOK)]
-    assert simulate(uses, n_blocks, TOK) == by_distance == plain_lru(prompts, n_blocks)
+    assert simulate(uses, n_blocks, TOK, names_early=False) == by_distance == plain_lru(prompts, n_blocks)
 
 
 def codes(*, served_tok, identity=None, restarted_s=NO_FALL, simulated_tok=400.0):

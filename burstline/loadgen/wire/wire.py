@@ -95,9 +95,7 @@ class Wire:
         """Call back, in the wire's thread, when all that is due in the first second has its connection."""
         self._ask(lambda: self._when_open.append(callback))
 
-    def watch_canary(
-        self, exchange: Exchange, port: int, on_part: Callable[[Exchange], None] = lambda _: None
-    ) -> None:
+    def watch_canary(self, exchange: Exchange, port: int, on_part: Callable[[Exchange], None]) -> None:
         """Read the canary's events into `exchange` over its own connection, on the loopback.
 
         What came goes to `on_part`, in the wire's thread, a part at a time; the last one when the wire ends.

@@ -152,9 +152,7 @@ class _BlockCache:
             self._idle.popitem(last=False)
 
 
-def simulate(
-    uses: Sequence[CacheUse], n_blocks: int, block_tok: int, *, names_early: bool = False
-) -> list[int]:
+def simulate(uses: Sequence[CacheUse], n_blocks: int, block_tok: int, *, names_early: bool) -> list[int]:
     """Prompt tokens of each request that a cache of `n_blocks` serves, with admission as observed."""
     cache = _BlockCache(uses, n_blocks, block_tok, names_early=names_early)
     growing, ready, closing, admitted = range(4)  # in this order where all come at the same time

@@ -369,9 +369,7 @@ def _half_width(figure: Figure) -> float:
     return math.inf if figure.low is None or figure.high is None else (figure.high - figure.low) / 2
 
 
-def cold_start(
-    c: Columns, concurrency: int | None, opening: NDArray[np.bool_] | None = None
-) -> ColdStart | None:
+def cold_start(c: Columns, concurrency: int | None, opening: NDArray[np.bool_] | None) -> ColdStart | None:
     """The largest group of first requests slower by more than the scatter of the rest; None without one.
 
     Less than the instrument may be off by is no difference. A burst has no first requests: all wait in one

@@ -286,9 +286,7 @@ def _answered(mean: float, narrow: float, wide: float, margin: float, n: int, no
     return Look(answer, Estimate(math.exp(mean), *ends, LEVEL, n, "1", note))
 
 
-def series(
-    values: Floats, *, margin: float, n_numbers: int = 1, lower_is_better: bool = True
-) -> list[Look | None]:
+def series(values: Floats, *, margin: float, n_numbers: int, lower_is_better: bool) -> list[Look | None]:
     """Judge each of a series of runs, logarithms in the order of time, by the good ones before it.
 
     A run stands for itself and the next ones, as far as they are there: a change lasts. One that is DIFFERENT
