@@ -268,7 +268,8 @@ def _cluster(ray: RayOptions | None, run: RunDir, load: Load, progress: Progress
     progress.phase(f"Placing load drivers on the Ray cluster at {ray.address}")
     with fleet_of(ray, load.spec.concurrency or load.arrivals.n, run.path / "ray.log") as fleet:
         for driver in fleet.drivers:
-            progress.phase(f"{driver.name}: clock {driver.before.describe()}")
+            ahead_s, bound_us = driver.before.ns / 1e9, driver.before.bound_ns / 1e3
+            progress.phase(f"{driver.name}: clock {ahead_s:+.6f} s from ours, known to {bound_us:.0f} us")
         yield fleet
 
 

@@ -47,9 +47,6 @@ class Offset:
         """The true offset is within this distance of `ns`."""
         return (self.high_ns - self.low_ns + 1) // 2
 
-    def describe(self) -> str:
-        return f"{self.ns / 1e9:+.6f} s from ours, known to {self.bound_ns / 1e3:.0f} us"
-
     @classmethod
     def of(cls, exchanges: Sequence[ClockExchange]) -> Offset:
         """Intersect the exchanges of one volley, short enough for drift not to matter."""

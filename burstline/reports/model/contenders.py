@@ -35,10 +35,8 @@ NO_FLAG: Final = frozenset({
 def differing_factors(runs: Sequence[Run], *, as_sweep: bool = True) -> dict[str, list[str]]:
     """In which factors the runs differ, but for the load where they may be seen as a sweep."""
     swept = as_sweep and differ_in_load_alone([run.manifest for run in runs])
-    rows = []
-    for run in runs:
-        fitted = ("workload", *GATED) if swept else ()  # adapters fit limits to the load
-        rows.append({name: value for name, value in factors(run.manifest).items() if name not in fitted})
+    fitted = ("workload", *GATED) if swept else ()  # adapters fit limits to the load
+    rows = [{k: value for k, value in factors(run.manifest).items() if k not in fitted} for run in runs]
     most = [run.summary.concurrency.max for run in runs if run.summary is not None]
     known = [figure.point for figure in most if not isinstance(figure, Absent)]
     return differing(rows, max(known) if len(known) == len(runs) else None)

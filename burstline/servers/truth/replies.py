@@ -196,10 +196,6 @@ def plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     return {**whole, "usage": usage_of(wanted, n_tok)}
 
 
-def usage_event(wanted: Wanted, n_tok: int) -> Json:
-    return {**answer(wanted), "usage": usage_of(wanted, n_tok)}
-
-
 @dataclass(frozen=True, slots=True)
 class Mark:
     """An event whose last byte is in a write: headers, role, token, usage, done or plain, and its tokens."""
@@ -314,8 +310,8 @@ class Replies:
         closing, end = joined([event(b"[DONE]", Mark("done")), _END]), "done"
         if wanted.usage and script.usage_s is not None:
             end_ns += to_ns(script.usage_s)
-            usage = event(stamped(usage_event(wanted, n_tok), n_events), Mark("usage"))
-            closing = joined([usage, closing])
+            usage = {**answer(wanted), "usage": usage_of(wanted, n_tok)}
+            closing = joined([event(stamped(usage, n_events), Mark("usage")), closing])
         if script.cut_after_tok is not None and script.cut_after_tok < n_tok:
             n_shown = bisect_right(track.befores, script.cut_after_tok) - 1
             end_ns, closing, end = times_ns[n_shown], Write((b"",)), "close"
