@@ -3,8 +3,6 @@
 `{name}` in a template stands for a value that the caller fills in: `say("open.noise", n=5)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The figures of comparisons: how many times better one of two is, and a series of runs or pairs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Figures are drawn in the colours of the light theme, which `drawn` replaces by C
 and takes the page's font, ids are stable, and one unit of the viewBox is one CSS pixel at full width.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The share of requests at or below each latency of 1 to n contenders, failures as the gap below 1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The pictures of a first screen: latency over time, where a request's time goes, percentiles, methods."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle

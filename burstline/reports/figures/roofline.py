@@ -1,7 +1,5 @@
 """The figures on the hardware: the roofline of a phase, and the gap between ceiling and measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

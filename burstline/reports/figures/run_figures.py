@@ -3,8 +3,6 @@
 Below them are the series that the timeline draws, in bins of equal width, in seconds from the run's start.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Curves of labelled points with intervals both ways: how a trade-off is drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Blocks as plain text that aligns, for a terminal, a log or a mail; and as Markdown, for a pull request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap

@@ -1,7 +1,5 @@
 """From runs to the comparison of them: what they differ in, and who the contenders are."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results of other load generators: numbers to read beside ours, whose error and work nothing shows."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

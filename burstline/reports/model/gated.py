@@ -1,7 +1,5 @@
 """A candidate against its baseline, judged after each pair of runs; or the newest of a series of runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

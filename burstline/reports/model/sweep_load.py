@@ -1,7 +1,5 @@
 """How hard a run drove its server, and which runs differ in that alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

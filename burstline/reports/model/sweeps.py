@@ -1,7 +1,5 @@
 """One workload at several loads: what each engine gives and what its users wait for, point by point."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final

@@ -1,7 +1,5 @@
 """What a page or a terminal says first: how fast it was, what limited it or failed, who is faster."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

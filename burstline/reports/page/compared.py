@@ -1,7 +1,5 @@
 """The sections of a comparison: who is faster, what was equal, which runs these are; a sweep's trade-off."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run or a comparison in short: its verdict and SLOs, blocks for a terminal and a pull request, JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The summary's estimates as tables, a forecast's score, and the glossary of what they mean."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

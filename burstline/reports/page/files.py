@@ -1,7 +1,5 @@
 """A run or a comparison in other formats, as the bytes of files, and the page's figures alone."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

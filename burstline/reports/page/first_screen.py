@@ -1,7 +1,5 @@
 """The first screen of a run: how fast, at what load, what limits it, what next, and the pictures of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The result of `burstline gate`: its page, blocks for a terminal and a pull request, test cases, JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

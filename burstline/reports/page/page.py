@@ -4,8 +4,6 @@ To add a figure, write a function in `reports/figures/` and name it in a section
 to SECTIONS.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The section on the hardware: how far the engine is from what the device could do, and what bounds it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The sections on one run: each takes a view and returns the blocks that answer one question."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

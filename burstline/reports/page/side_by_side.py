@@ -1,7 +1,5 @@
 """The numbers of contenders side by side: the table, and in words what each says against the fastest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

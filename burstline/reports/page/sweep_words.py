@@ -1,7 +1,5 @@
 """The results of a sweep in sentences, and the table of all its loads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
