@@ -6,8 +6,6 @@ Options have the names of the command's flags with `_` for `-`, and a suite's ty
 wrong with them, EngineError what is wrong with the server.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

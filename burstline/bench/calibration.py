@@ -3,8 +3,6 @@
 A measurement is kept where it was made with nothing beside it, else refused.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The laboratory of `burstline certify`: a load generator, ours or another, at a server of known truth."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Everything after the load: records, summary, page, headline and exit code, from the run's files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Send a plan: start the drivers at one moment, monitor them and the server, and stop them on request."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

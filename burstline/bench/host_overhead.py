@@ -7,8 +7,6 @@ model will not do: where steps are shorter than the delivery of their tokens, se
 in one write.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

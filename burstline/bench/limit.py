@@ -1,7 +1,5 @@
 """`burstline limit`: probe one server, each probe a run of its own, until the highest load is known."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

@@ -1,7 +1,5 @@
 """`burstline run` several times, `--repeats N` or at each load of a sweep, and one page over all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ After it an audit sends some of the load's requests again, alone, and twice; a p
 load with the engine's own profiler on.
 """
 
-from __future__ import annotations
-
 import shutil
 from array import array
 from dataclasses import replace

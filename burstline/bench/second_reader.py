@@ -5,8 +5,6 @@ server may have other users. Each exchange passes a relay on the loopback device
 reply: Burstline's own reader gets what the client got.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

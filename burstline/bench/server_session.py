@@ -1,7 +1,5 @@
 """Where the load goes: an engine that Burstline starts and stops, or a server that is already running."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -18,8 +18,6 @@ stops the load, dials once more, and hands over what home lacks:
 Where home cannot be reached, the spool stays until the next agent on the node finds it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

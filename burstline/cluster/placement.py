@@ -5,8 +5,6 @@ at any moment, and what Ray prints goes to the child's own output. An agent (`ag
 from then on Ray only holds what was reserved for it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -6,8 +6,6 @@ Ray only places the agents (`placement.py`). Captures come home during the load,
 are mapped to ours when the driver has ended or is lost.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """Exit codes of the command; scripts and CI rely on them."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Options as flags of the command: argparse's arguments are made from the rows of `workloads/options.py`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

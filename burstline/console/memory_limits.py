@@ -1,7 +1,5 @@
 """What this process is given of memory and disk, read before anything large is imported and before a load."""
 
-from __future__ import annotations
-
 import os
 import resource
 import tempfile

@@ -1,7 +1,5 @@
 """Models and devices by name: bundled, of a file, or kept on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The device is the one that was named, else what the driver calls it, else this m
 `burstline calibrate` has measured it for the model.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

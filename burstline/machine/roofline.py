@@ -3,8 +3,6 @@
 The forecast is made before the run's first request, read back and scored after its last.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Files written whole or not at all, and a clear error for a full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """HTTP/1.1 replies: bytes in, reply and arrival times out. No sockets here (RFC 9112)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

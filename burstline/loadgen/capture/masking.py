@@ -4,8 +4,6 @@ A server may quote the key that it was sent. Text of the same length takes its p
 in the strings that are values of JSON, and in plain text. Names, numbers, framing and times stay.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterator

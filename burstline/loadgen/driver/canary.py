@@ -4,8 +4,6 @@ What the driver reports of them minus what was true is the instrument's error un
 machine, now. The truth process is a child (`burstline.servers.host.child`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

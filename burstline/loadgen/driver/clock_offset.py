@@ -7,8 +7,6 @@ each way took, so every exchange confines θ to [t3 - t4, t2 - t1]. The intersec
 time in a distributed system", 1983); its width is at most the least round trip.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -3,8 +3,6 @@
 No sockets and no clock: the caller reports that a turn has ended, and gets the turns which that releases.
 """
 
-from __future__ import annotations
-
 import json
 from array import array
 from collections import deque

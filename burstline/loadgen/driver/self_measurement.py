@@ -1,7 +1,5 @@
 """A driver's measurements of itself, in constant memory: a histogram of durations, the canary's errors."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

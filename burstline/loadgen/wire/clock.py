@@ -1,7 +1,5 @@
 """Convert the kernel's receive timestamps (CLOCK_REALTIME) to the run's clock (CLOCK_MONOTONIC)."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

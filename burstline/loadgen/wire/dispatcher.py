@@ -1,7 +1,5 @@
 """Dispatch every request when it is due and follow it to its end, over a pool of connections."""
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The network to a server by the kernel's data: TCP round trips, and when sent bytes left. Only on Linux."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time

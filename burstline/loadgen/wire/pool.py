@@ -1,7 +1,5 @@
 """Connections to one server: opened ahead at a bounded pace, reused, replaced when the server closes them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

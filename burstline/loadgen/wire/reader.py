@@ -4,8 +4,6 @@ This is the wire's inner loop, in Python alone: `docs/decisions/0006-one-reader-
 Order of work on a read: the bytes, the stamp, the question whether the stream just goes on.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import time

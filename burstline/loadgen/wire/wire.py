@@ -4,8 +4,6 @@ Nothing is parsed, nothing is logged, nothing is handed to another thread while 
 sends can end its own exchange, never the thread: every exception on a connection fails that exchange alone.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl
