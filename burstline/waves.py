@@ -1,7 +1,5 @@
 """When a load has filled, and the whole waves in which a closed loop ends; measured and forecast alike."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counted nouns and times in words, and what to write instead of an unknown word or another tool's flag."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

@@ -4,8 +4,6 @@ Weights do not change how fast a dense model runs, so that every engine can be m
 was made says so in a `burstline.json` of its own, and runs repeat it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ tensor names are those of the specification
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md); PyPI's `gguf` writes it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An engine's own gauges, counters and histograms, out of Prometheus text; ranks are added up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Run a suite: each run is one command, finished runs are skipped, one report covers all."""
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os

@@ -4,8 +4,6 @@ Platforms run side by side, the runs of one platform one after another: two engi
 disturb each other. A node runs the same command that a person would type there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`burstline compare`: rank runs that did the same work."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`burstline engines`: installed engines, running servers, and how to install the others."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Offline, from the run's own files: they are made once more in another folder, and compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Patterns of arrivals as they are asked for, and checked; `due_times.py` draws them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

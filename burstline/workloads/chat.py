@@ -3,8 +3,6 @@
 Source: transformers 5, utils/chat_template_utils.py (the sandbox, its two options and its helper functions).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ rate 1 and L(t) is how many requests the asked rate wants by time t, then L^-1(S
 plan is a Poisson process: its achieved rate varies by 1/sqrt(n), as it should.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 

@@ -11,8 +11,6 @@ A range after normal or lognormal (`normal:512,128,64..2048`) sets the ends. Not
 distribution is conditioned on lying between them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from array import array

@@ -3,8 +3,6 @@
 LoadSpec --load_of--> Load --Load.plan, with what is known of the Server--> Plan
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from dataclasses import dataclass, replace

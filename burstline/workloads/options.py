@@ -4,8 +4,6 @@ The same row makes the flag (`burstline/console/flags.py`), the key of a suite's
 (`burstline/suites/toml_table.py`), the words of a command line and the entry of a manifest.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace

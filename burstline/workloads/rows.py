@@ -3,8 +3,6 @@
 JSON lines, JSON lists, text, CSV (all also as .gz or .zst), Parquet, and what the `datasets` library loads.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import importlib.util

@@ -8,8 +8,6 @@ Every kind of work answers the same questions before a server is there (how many
 becomes a plan once it is known what the server takes.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A violation of a law is a bug in Burstline. Each holds between figures that are 
 other, or between a figure and the plain events behind it. Nothing here estimates anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final

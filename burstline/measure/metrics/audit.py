@@ -1,7 +1,5 @@
 """An audit: replies of a load, compared with those to the same requests sent alone, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final

@@ -5,8 +5,6 @@ the events that carry tokens arrived, n_1 ... n_m how many tokens each carries, 
 stream; all on one monotonic clock. A window is [a, b].
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

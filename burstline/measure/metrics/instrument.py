@@ -1,7 +1,5 @@
 """The client's lateness and cost, from its records, its drivers and the watcher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prefix-cache hits that a plan explains: in a cache of any size, and in the engine's own blocks."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ the network, whatever stands between, and the server's own front end (its HTTP s
 server can never have more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace

@@ -5,8 +5,6 @@ long the run was, and no property of the server. A closed loop begins with a wav
 together, and ends when nothing is left to dispatch; in between it is on its plateau.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

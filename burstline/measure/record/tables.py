@@ -1,7 +1,5 @@
 """Records and telemetry as Arrow tables, the shape in which a run is kept."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, get_args, get_origin, get_type_hints

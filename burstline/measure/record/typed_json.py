@@ -4,8 +4,6 @@ A type's own `to_json` or `from_json` is used where it has one. A field with a d
 that the type does not have is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum

@@ -4,8 +4,6 @@ Intervals of order statistics and of shares: one of a number of trials, and the 
 trials.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from itertools import count

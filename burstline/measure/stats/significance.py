@@ -10,8 +10,6 @@ of a look is read off there. Source: group-sequential tests with equal levels (P
 Turnbull 1999, 4.4).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final

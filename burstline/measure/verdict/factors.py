@@ -3,8 +3,6 @@
 A comparison varies some of these factors on purpose (`--vary max-num-seqs`); everything else must be equal.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ What counts is the effect on that very percentile, never a percentile of the lag
 1 ms late, no p99 need be wrong by 1 ms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ factor, which `roofline/device/constants.toml` has for each figure and each way 
 open loop it reaches as far as simulations with faster and slower steps do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ It takes text only, and has no way over HTTP to ignore the end of text: a folder
 served instead, in which no id that can be sampled ends a text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

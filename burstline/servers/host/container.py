@@ -5,8 +5,6 @@ and outside. Ports are published on the loopback alone. The command stays in the
 keeper: its end ends the container, and what would survive a kill is removed by name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """How many of this machine's cores a server gets (`keeper.py`, `_start`, pins it), and what they can."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """The GPUs of this machine as sources of the watcher, through NVML or amdsmi, and which of them serve."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress

@@ -5,8 +5,6 @@ time and memory we may use, in versions 1 and 2: https://docs.kernel.org/admin-g
 cgroup-v1/ and scheduler/sched-bwc.html there.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

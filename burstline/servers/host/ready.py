@@ -1,7 +1,5 @@
 """Wait until a server, started or attached to, has generated a token; send it GET requests."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import math

@@ -8,8 +8,6 @@ so the stamp is a plain integer padded on the right and the framing around it ne
 as the pieces around its holes, so that sending it costs one `stamp.join(pieces)`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
