@@ -310,7 +310,7 @@ def _prefix_cache(cache: PrefixCache | None) -> list[Block]:
             for title, figure in lines
         ],
     )
-    nothing = [Folded("Prefix cache: the plan shares nothing", (shown,))]
+    nothing: list[Block] = [Folded("Prefix cache: the plan shares nothing", (shown,))]
     return nothing if known(cache.infinite_tok) == 0 else [shown]
 
 
