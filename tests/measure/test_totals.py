@@ -183,6 +183,20 @@ def test_the_servers_queue_counts_while_the_load_ran():
     assert all(isinstance(figure, Absent) for figure in unknown.values())
 
 
+def test_what_waited_on_average_is_the_servers_own_sum_where_it_has_one():
+    """Four readings said 7.8; 64 requests waited 0.367 s each in 3.755 s, which is 6.3."""
+    rows = [
+        Row(at * MS, "engine", "waiting", n) for at, n in ((-5, 0.0), (500, 9.0), (1500, 6.6), (4000, 0.0))
+    ]
+    sums = [Row(at * MS, "engine", "queue_sum", s) for at, s in ((-5, 2.0), (500, 9.0), (4000, 25.49))]
+    by_gauge, by_sum = (
+        server_queue(Telemetry.of(telemetry_table(own)).over(3.755))["server_waiting_mean"]
+        for own in (rows, rows + sums)
+    )
+    assert (by_gauge.point, by_gauge.note) == (pytest.approx(7.8), "the mean of 2 readings of its gauge")
+    assert (by_sum.point, by_sum.note) == (pytest.approx(6.26, abs=0.01), None)
+
+
 def test_a_gauge_that_met_no_request_does_not_say_that_none_ran():
     """The server of 80 short requests, read between them each time, "ran at most 0"."""
     rows = [Row(at * MS, "engine", name, 0.0) for at in (0, 500) for name in ("running", "waiting")]

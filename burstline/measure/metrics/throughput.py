@@ -19,7 +19,7 @@ from burstline.measure.record.record import Outcome
 from burstline.measure.record.summary import Burst, Concurrency, Stalls, Throughput
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
-from burstline.measure.stats.figure import known
+from burstline.measure.stats.figure import known, noted
 from burstline.measure.stats.quantiles import quantile_of
 from burstline.measure.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
 
@@ -313,7 +313,10 @@ def _open_after(c: Columns) -> Figure:
 
 
 def server_queue(watched: Telemetry) -> dict[str, Any]:
-    """How many requests ran and waited in the server, by its own gauges while the load ran."""
+    """How many requests ran and waited in the server while the load ran, by its own gauges.
+
+    Where it sums up how long requests waited, that sum over the load's length is the mean (Little's law).
+    """
     (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
     most = watched.peak("engine", "running", "requests")
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))
@@ -321,8 +324,12 @@ def server_queue(watched: Telemetry) -> dict[str, Any]:
         mean = Absent("the load was too short to watch", "too-short")
     if known(most) == 0:
         most = Absent("no reading of its gauge met a request")
-    if len(waiting) > 1:
+    waited_s = watched.grown("engine", "queue_sum", "s")
+    if isinstance(waited_s, Estimate) and watched.length_s:
+        mean = measured(waited_s.point / watched.length_s, "requests", "", waited_s.n)
+    elif len(waiting) > 1:
         mean = measured(float(waiting.mean()), "requests", "", len(waiting))
+        mean = noted(mean, f"the mean of {len(waiting)} readings of its gauge")
     full = np.interp(at_s[waiting > 0], since_s, running) >= 0.9 * running.max() if len(running) else ()
     return {
         "server_running_max": most,

@@ -141,11 +141,9 @@ def limited_by(
             return "limit.streams", {"n": count(streams), "most": n, "reason": waiting.reason}
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
-    digits = 0 if waiting.n < FEW and waiting.point >= 1 else 1
-    read = counted(waiting.n, "reading")
-    waits = (
-        f", of which {waiting.point:,.{digits}f} on average waited for their prefill ({read} of its gauge)"
-    )
+    digits = 0 if waiting.note and waiting.n < FEW and waiting.point >= 1 else 1
+    by = f" ({waiting.note})" if waiting.note else ""
+    waits = f", of which {waiting.point:,.{digits}f} on average waited for their prefill{by}"
     running = finite(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
