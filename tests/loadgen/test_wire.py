@@ -190,6 +190,27 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
     assert len(server.asked) == 3
 
 
+@pytest.mark.parametrize(("soon_s", "n_resent"), [(100.0, 8), (0.0, 11)])
+def test_a_server_that_closes_after_each_reply_is_soon_given_fresh_connections_alone(
+    soon_s: float, n_resent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp announces keep-alive and closes: each request was written twice, 0.5 to 9 ms late. A server
+    whose idle timeout has passed (the second case) does not close each."""
+    monkeypatch.setattr("burstline.loadgen.wire.dispatcher._SOON_NS", round(soon_s * 1e9))
+
+    async def closes_on_second(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        if asked.nth == 0:
+            await stream(writer, asked)
+        else:
+            writer.close()
+
+    exchanges, client, server = shoot_in_turn(closes_on_second, 12)
+    assert [each.failure for each in exchanges] == [None] * 12
+    assert client.wire.traffic.n_resent == n_resent
+    assert len(server.asked) == 12 + n_resent
+    assert server.n_connections in (12, 13)  # one stands ready for the next
+
+
 @pytest.mark.parametrize(("stood_s", "stale_s", "n_resent"), [(0.12, 0.1, 1), (0.0, 100.0, 0)])
 def test_a_connection_that_stood_long_before_its_first_request_may_be_stale_too(
     stood_s: float, stale_s: float, n_resent: int, monkeypatch: pytest.MonkeyPatch

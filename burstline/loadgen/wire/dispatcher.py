@@ -61,6 +61,9 @@ _STALE_NS = 2_000_000_000
 _WAITING_BYTES = 1 << 27
 """Bytes held by all replies in flight above which parts are compressed; a thousand short ones never are."""
 _LEAST_PART_BYTES = 1 << 12
+_CLOSES_EACH, _SOON_NS = 8, 1_000_000_000
+"""So many second uses in a row of a connection that the server had closed within a second of its reply show
+that it closes each."""
 
 now = time.monotonic_ns
 
@@ -111,6 +114,7 @@ class Dispatcher:
         self._in_flight: dict[Exchange, Connection | None] = {}
         self._limited: set[Exchange] = set()
         self._ended: list[Exchange] = []
+        self._n_stale = 0
         self._compress = zstandard.ZstdCompressor(level=-1).compress
 
     def take_ended(self) -> list[Exchange]:
@@ -152,7 +156,8 @@ class Dispatcher:
         schedule, t0_ns = self._schedule, self._t0_ns
         schedule.look_ahead(0 if t0_ns is None else now() - t0_ns)
         n_free = self._limit - len(self._in_flight)
-        self._pool.want(len(self._waiting) + min(len(schedule.soon), n_free))
+        spare = bool(schedule.soon) and self._n_stale >= _CLOSES_EACH  # for the next, when a reply ends
+        self._pool.want(len(self._waiting) + min(len(schedule.soon), n_free) + spare)
         next_ns = schedule.next_ns(n_free > 0)
         self.next_due_ns = NEVER if t0_ns is None or next_ns is None else t0_ns + next_ns
 
@@ -281,8 +286,10 @@ class Dispatcher:
             and connection.unsent is None  # else the rest of this request would precede the next
             and exchange.failure is None
             and exchange.is_exact()  # bytes beyond the reply would be taken for the next one's
+            and self._n_stale < _CLOSES_EACH
         ):
-            connection.used = True
+            self._n_stale = 0 if connection.used else self._n_stale
+            connection.used, connection.free_ns = True, at_ns
             self._pool.n_stillborn = 0
             self._pool.idle[connection] = None
             self.serve_waiting()
@@ -361,7 +368,7 @@ class Dispatcher:
             self._pool.note_unused(connection)
             self._plan_ahead()  # closed while idle: replaced before it is needed
         elif not exchange.data and not exchange.resent and _was_stale(connection, exchange):
-            self._resend(exchange)
+            self._resend(connection, exchange)
         elif error is not None:
             self.fail(exchange, "reset", str(error))
         else:
@@ -380,12 +387,16 @@ class Dispatcher:
             detail = str(error)
         self.fail(exchange, "truncated", detail)
 
-    def _resend(self, exchange: Exchange) -> None:
+    def _resend(self, connection: Connection, exchange: Exchange) -> None:
         """Once more over a fresh connection: the server closed an idle one just as we wrote to it.
+
+        Where each second use ends so, and no idle timeout can be why, the server closes after each reply,
+        though it does not say so: from then on no connection is used twice.
 
         RFC 9112, 9.3.1 allows it where no byte of a reply came; every HTTP client with a pool does it.
         """
         exchange.resent = True
+        self._n_stale += connection.used and now() - connection.free_ns < _SOON_NS
         self.n_sent -= exchange.sent_ns is not None
         exchange.sent_ns = None
         self.n_resent += 1

@@ -84,8 +84,8 @@ now = time.monotonic_ns
 class Connection:
     """A socket to the server. `connected_ns` is when it stood (TLS included), None until then.
 
-    `place` is that of its address among the server's. `used` says that it has carried a reply before,
-    `adopted` that it is not to the server; `unsent` is what the socket would not take yet.
+    `place` is that of its address among the server's. `used` says that it has carried a reply before, the
+    last until `free_ns`; `adopted` that it is not to the server; `unsent` is what no socket took yet.
     """
 
     sock: socket.socket
@@ -100,6 +100,7 @@ class Connection:
     unsent: memoryview | None = None
     is_open: bool = True
     used: bool = False
+    free_ns: int = 0
     adopted: bool = False
 
     def __post_init__(self) -> None:
