@@ -258,6 +258,8 @@ def test_a_batch_that_was_seldom_full_while_requests_waited_is_not_the_limit(
     identity = Identity("vllm", max_num_seqs=128, max_num_batched_tokens=budget)
     manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(200), identity=identity)
     assert limited_by(summary, manifest)[0] == code
+    assert ("the rest waited" in limit_of(summary, manifest)) == (full > 0.5)
+    assert ("fewer for most of the time" in limit_of(summary, manifest)) == (full < 0.5)
 
 
 def test_users_who_pause_are_the_limit_and_not_the_model():

@@ -194,7 +194,10 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
         # Those that failed may never have been in the queue.
         asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
         is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)
-        rest = f"{below} and the rest waited" * bool(is_rest)
+        fewer = (
+            ", and fewer for most of the time in which others waited" if seldom else " and the rest waited"
+        )
+        rest = f"{below}{fewer}" * bool(is_rest)
         ran = f"at most {count(running)} of {count(asked)} requests ran at once{rest}"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None and kv >= 0.005 else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
