@@ -119,6 +119,10 @@ class _Drive:
                     before = self._fire()
             finally:
                 wire.close()
+            for exchange in (
+                self._turns_ended if self._sessions is not None else ()
+            ):  # no turn follows any more
+                self._keep(exchange)
             self._spool.close()  # first: what was captured is kept, whatever went wrong
             self._cells.release()
             if wire.error is not None:
@@ -168,6 +172,7 @@ class _Drive:
             why = (NO_IDS, WITHOUT_IDS) if lacks_ids else (PREDECESSOR, "an earlier turn failed")
             for each in due:
                 self._prepare([each])
+            self._keep(exchange)
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
                 never.failure, never.detail = why
@@ -282,14 +287,21 @@ class _Drive:
             os.eventfd_write(self._news, 1)
 
     def _on_ended(self, ended: list[Exchange]) -> None:
-        """Runs in the wire's thread: the captures are made and packed in the spool's."""
+        """Runs in the wire's thread: the captures are made and packed in the spool's.
+
+        That of a turn is made when the next turn has been prepared, which would else wait for the GIL.
+        """
         for exchange in ended:
-            self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
-        if self._sessions is not None:
-            self._turns_ended.extend(each for each in ended if each.failure not in (PREDECESSOR, NO_IDS))
+            if self._sessions is not None and exchange.failure not in (PREDECESSOR, NO_IDS):
+                self._turns_ended.append(exchange)
+            else:
+                self._keep(exchange)
         self._n_ended += len(ended)
         if self._sessions is not None or self._n_ended >= self._n_prepared:
             self._wake()
+
+    def _keep(self, exchange: Exchange) -> None:
+        self._spool.put(lambda: self._captured(exchange))
 
     def _captured(self, exchange: Exchange) -> Capture:
         """The capture, counted. Runs in the spool's thread, also once all has ended: a sign of life."""
