@@ -183,6 +183,16 @@ def test_where_every_probe_seems_to_miss_no_load_is_called_near_the_limit(result
     assert not FOUND.none_seems
 
 
+def test_a_search_below_which_an_slo_is_out_of_reach_advises_no_lower_load(result, tmp_path):
+    """The lowest load was one request at a time, and its fastest token too slow."""
+    run = finished_run(tmp_path, "vllm", 60, rate=2, targets=("tpot.p50<=2ms",))
+    for high in (None, 4.0):
+        found = replace(FOUND, low=None, high=high, best=None, probes=PROBES[:1], more_requests=4000)
+        shown = text(limit_blocks(replace(result, found=found), (run,)))
+        assert "Next: loosen TPOT p50 ≤ 2 ms, which is out of reach" in shown
+        assert "lower load" not in shown
+
+
 def test_what_limits_the_server_stands_at_the_upper_end(result, burst_run):
     probes = (replace_probe(PROBES[1], 1, 2.0), replace_probe(PROBES[0], 2, 2.2))
     shown = text(limit_blocks(replace(result, found=replace(FOUND, probes=probes)), (burst_run, burst_run)))

@@ -10,6 +10,7 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Grade, PercentileGrade
 from burstline.measure.stats.figure import Absent, measured
+from burstline.reports.blocks import Plot
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.formats.text import markdown, text
 from burstline.reports.model import sweeps
@@ -18,10 +19,20 @@ from burstline.reports.model.contenders import comparison_of, differing_factors
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
 from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
-from burstline.reports.page.compared import AtLoad, load_figure
+from burstline.reports.page.answer import answer
+from burstline.reports.page.compared import AtLoad, load_figure, tradeoff
 from burstline.reports.page.digest import banner, comparison_json, digest
+from burstline.reports.page.first_screen import sweep_tiles
 from burstline.reports.page.page import render
-from burstline.reports.page.sweep_words import best_loads, costs_of, knee, limits, remarks
+from burstline.reports.page.sweep_words import (
+    best_loads,
+    best_points,
+    costs_of,
+    knee,
+    limits,
+    next_loads,
+    remarks,
+)
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
 from tests.reports.synthetic_sweep import finished_run
@@ -152,6 +163,53 @@ def test_the_targets_are_told_in_words_and_why_no_more_load_meets_them(sweep):
     best = r"Highest output that meets all SLOs: \S+ tok/s per GPU at concurrency 4 with vllm"
     assert re.match(best, best_loads(sweep))
     assert "vllm first misses" in limits(sweep)
+
+
+def test_where_no_load_is_reliable_nothing_is_concluded_but_that(sweep):
+    """Three DISTURBED runs once had a "Highest output", and two CLIENT-BOUND ones a ratio."""
+    hollow = replace(sweep, points=tuple(replace(at, doubts=("DISTURBED",)) for at in sweep.points))
+    for each in (hollow, replace(hollow, slos=())):
+        assert best_loads(each) == "No load is reliable, so none is the best."
+        assert best_points(each) == []
+        assert not re.search("level|peak|rises", limits(each))
+        assert next_loads(each, "") == ""
+        plots = [block for block in tradeoff(each, "", {}) if isinstance(block, Plot)]
+        assert [plot.finding for plot in plots] == [best_loads(each)]
+
+
+def test_a_contender_without_a_reliable_load_is_named_and_not_compared(sweep):
+    points = tuple(replace(at, doubts=("FAILED",)) if at.label == "tgi" else at for at in sweep.points)
+    told = best_loads(replace(sweep, slos=(), points=points))
+    assert told.endswith("with vllm; tgi at no reliable load.")
+    assert "x that of" not in told
+
+
+def test_of_contenders_without_a_load_in_common_no_ratio_is_told(sweep):
+    points = tuple(at for at in sweep.points if at.load.value == {"vllm": 4, "tgi": 1}[at.label])
+    told = best_loads(replace(sweep, slos=(), points=points))
+    assert "with vllm, tgi (" in told
+    assert "x that of" in best_loads(replace(sweep, slos=()))
+
+
+def test_a_figure_of_a_sweep_tells_of_reliable_loads_alone(sweep):
+    points = tuple(replace(at, doubts=() if at.load.value == 4 else ("COLD",)) for at in sweep.points)
+    speed, *_ = (each for each in tradeoff(replace(sweep, points=points), "", {}) if isinstance(each, Plot))
+    assert re.fullmatch(
+        r"Speed for a user, at concurrency 4: \S+ tok/s with vllm, \S+ tok/s with tgi\.", speed.finding
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "loads", "step"),
+    [("rate", (2, 100), "loosen TPOT p50 ≤ 2 ms, which is out of"), ("concurrency", (8, 16), "try a lower load")],
+)
+def test_no_lower_load_is_advised_where_the_lowest_leaves_an_slo_out_of_reach(kind, loads, step, tmp_path):
+    """Its own page said that: even alone each request missed it."""
+    slow = [finished_run(tmp_path, "vllm", 99, **{kind: load}, targets=("tpot.p50<=2ms",)) for load in loads]
+    swept = comparison_of(slow, tmp_path)
+    ((sweep, cases),) = sweeps_in(swept.cases)
+    assert answer(swept).details[-1].startswith(f"Next: {step}")
+    assert sweep_tiles(sweep, cases)[-1].value.startswith(step[:1].upper() + step[1:16])
 
 
 def test_the_knee_is_the_least_load_that_is_nearly_enough(sweep):

@@ -36,6 +36,7 @@ from burstline.reports.page.bottleneck import (
     limits_at_the_top,
     limits_of,
     listed,
+    looser_at_the_lowest,
     next_by,
     next_step,
     not_why,
@@ -147,8 +148,10 @@ def cut_short(view: View) -> str:
         return ""
     ok, planned, n_cut = (summary.counts.get(name, 0) for name in ("ok", "planned", Outcome.CANCELLED))
     n_late = int(view.counted.having("outcome", [Outcome.CANCELLED]).sum())
-    count = f"{n_late:,} {'counts' if n_late == 1 else 'count'}" if n_late else "none count"
-    late = f"; it cut off {n_cut:,}, of which {count} as infinitely late" if n_cut else ""
+    count = f"of which {f'{n_late:,}' if n_late else 'none'} {'counts' if n_late == 1 else 'count'}"
+    if n_late == n_cut or n_cut == 1:  # all of them or, of one, none
+        count = f"which {'does not count' if not n_late else 'counts' if n_cut == 1 else 'count'}"
+    late = f"; it cut off {n_cut:,}, {count} as infinitely late" if n_cut else ""
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}."
 
 
@@ -195,7 +198,8 @@ def _of_cases(comparison: Comparison) -> Answer:
     lines = []
     for sweep, cases in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
-        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_loads(sweep))
+        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases))
+        parts = (*parts, next_loads(sweep, looser_at_the_lowest(sweep, cases)))
         lines += [f"{of}{words}" for words in parts if words]
     apart = [case for case in comparison.cases if not any(case in cases for _, cases in swept)]
     if len(apart) == 1 and not lines:

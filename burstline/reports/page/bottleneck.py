@@ -18,6 +18,7 @@ from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.judge import ANOTHER_LOAD, LISTEN_QUEUE
 from burstline.reports.model.comparison import E2E, Case, Contender, View
+from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import count, with_unit
 from burstline.reports.page.sweep_words import slo_words
 from burstline.reports.sentences import NEXT, SET_BY, say, say_next, uncapitalised
@@ -307,10 +308,8 @@ def next_by(view: View, who: str = "") -> str:
     code = "limit.kv-cache" if code.endswith("batch") and not _room(view) else code
     step, flag = NEXT.get(code, ""), _flag(code, view.manifest)
     by_load = code.startswith(BY_USERS) or view.manifest.asked.rate is not None
-    if (found := hopeless(view)) is not None:
-        slo, seen = found
-        title, most = METRICS[slo.metric].title, say("next.most", most=seen["max"]) if "max" in seen else ""
-        step = say("next.looser", slo=slo_words(slo), metric=title, least=seen["min"], most=most)
+    if looser := out_of_reach(view):
+        step = looser
     elif by_load and any(slo.op == "<=" for slo in _missed(view.summary)):
         is_one = (finite(view.summary.concurrency.max) or 0) <= 1
         step, flag = NEXT["limit.steps"] if is_one else say("next.lower"), ""
@@ -339,22 +338,30 @@ def _room(view: View) -> float:
     return room if (kv or 0) < FULL and room >= (running or 0) + 1 else 0.0
 
 
-def hopeless(view: View) -> tuple[Slo, dict[str, str]] | None:
-    """The first SLO that even the fastest request misses at a server that kept up, or served one at a time.
-
-    With it the metric's `min` and, where it is finite, `max`, with their unit.
-    """
+def out_of_reach(view: View) -> str:
+    """To loosen the first SLO that even the fastest request misses, at a server that kept up or served one at
+    a time: no lower load would meet it; "" where there is none."""
     summary, code = view.summary, limited_by(view.summary, view.manifest)[0]
     mean, most = finite(summary.concurrency.mean), finite(summary.concurrency.max) or 0
     is_alone = most <= 1 or (mean is not None and mean < 1)
     if code != "limit.load" and (not is_alone or code in ("limit.client", "limit.refused", "limit.lost")):
-        return None
+        return ""
     for slo in _missed(summary):
-        ends = {end: summary.figure("metrics", slo.metric, end) for end in ("min", "max")}
-        if slo.statistic is not None and slo.op == "<=" and (finite(ends["min"]) or 0.0) > slo.bound:
-            seen = {end: with_unit(f) for end, f in ends.items() if isinstance(f, Estimate) and finite(f)}
-            return slo, seen
-    return None
+        low, high = (summary.figure("metrics", slo.metric, end) for end in ("min", "max"))
+        if slo.statistic and slo.op == "<=" and isinstance(low, Estimate) and low.point > slo.bound:
+            up_to = (
+                say("next.most", most=with_unit(high)) if isinstance(high, Estimate) and finite(high) else ""
+            )
+            values = {"metric": METRICS[slo.metric].title, "least": with_unit(low), "most": up_to}
+            return say("next.looser", slo=slo_words(slo), **values)
+    return ""
+
+
+def looser_at_the_lowest(sweep: Sweep, cases: Sequence[Case]) -> str:
+    """To loosen an SLO where it is out of reach of all that miss one at the lowest load of a sweep."""
+    missed = {at.label for at in sweep.points if at.missed and at.load == sweep.loads[0]}
+    found = [out_of_reach(own.views[0]) for own in cases[0].contenders if own.label in missed]
+    return say_next(found[0]) if found and all(found) else ""
 
 
 def _missed(summary: Summary) -> list[Slo]:
@@ -365,7 +372,7 @@ def limit_at(load: str, view: View) -> tuple[str, str]:
     """What limited a run at a load of a search; and what to try, "" if not known: no other load."""
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
     code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.").removesuffix("-unwatched")
-    is_load = code in BY_LOAD and hopeless(view) is None
+    is_load = code in BY_LOAD and not out_of_reach(view)
     then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
     return f"At {load}: {uncapitalised(limit)}", then
 

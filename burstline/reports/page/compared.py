@@ -323,17 +323,18 @@ def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
 
 
 def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
-    """From which value to which it goes as the load grows, contender by contender."""
+    """From which value to which it goes as the load grows, contender by contender, at reliable loads."""
     said: dict[str, list[str]] = {}
     for label in sweep.labels:
         who = f" with {label}" if len(sweep.labels) > 1 else ""
-        known = [at for at in sweep.of(label) if isinstance(cost.of(at), Estimate)]
+        known = [at for at in sweep.of(label) if isinstance(cost.of(at), Estimate) and not at.doubts]
+        ends = [f"{point(cost.of(at), scale)} {scale.unit}" for at in (*known[:1], *known[1:][-1:])]
         if known:
-            ends = (f"{point(cost.of(at), scale)} {scale.unit}" for at in (known[0], known[-1]))
-            loads = f"from {load_range(known[0].load, known[-1].load)}"
+            first, last = known[0].load, known[-1].load
+            loads = f"from {load_range(first, last)}" if first < last else f"at {first}"
             said.setdefault(loads, []).append(f"{' to '.join(ends)}{who}")
     told = "; ".join(f"{loads}: {', '.join(texts)}" for loads, texts in said.items())
-    return f"{cost.label}, {told}."
+    return f"{cost.label}, {told}." if told else say("sweep.unreliable")
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:

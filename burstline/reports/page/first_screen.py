@@ -20,7 +20,15 @@ from burstline.reports.model.comparison import QUANTILES, Case, Contender, View,
 from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
-from burstline.reports.page.bottleneck import finite, limit_of, limited_by, limits_at_the_top, next_by, used
+from burstline.reports.page.bottleneck import (
+    finite,
+    limit_of,
+    limited_by,
+    limits_at_the_top,
+    looser_at_the_lowest,
+    next_by,
+    used,
+)
 from burstline.reports.page.digest import FAILURES
 from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.sweep_words import (
@@ -77,7 +85,7 @@ def sweep_tiles(sweep: Sweep, cases: Sequence[Case]) -> list[Tile]:
         Tile("How fast?", speed(own[at], "p50") if best else "", f"Medians at {at} with {label}."),
         Tile("At what load?", f"{rates(own[at])} at {at}" if best else "At none", best_loads(sweep)),
         Tile("What limits it?", limit, why),
-        next_tile(next_loads(sweep)),
+        next_tile(next_loads(sweep, looser_at_the_lowest(sweep, cases))),
     ]
     return [tile for tile in tiles if tile.value]
 

@@ -33,13 +33,13 @@ from burstline.reports.figures.scatter import Region
 from burstline.reports.model.comparison import OUTPUT, view_of
 from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.number_format import count, duration, number
-from burstline.reports.page.bottleneck import limit_at, limited_by
+from burstline.reports.page.bottleneck import limit_at, limited_by, out_of_reach
 from burstline.reports.page.compared import AtLoad, load_figure
 from burstline.reports.page.estimate_tables import title_of
 from burstline.reports.page.first_screen import next_tile, rates, speed
 from burstline.reports.page.page import Page, PageSection, beside
 from burstline.reports.page.sweep_words import slo_words, slos_words
-from burstline.reports.sentences import LIMITS, SEARCH, say
+from burstline.reports.sentences import LIMITS, SEARCH, say, say_next
 from burstline.servers.registry import ENGINES
 from burstline.wording import counted
 from burstline.workloads.arrivals import ARRIVALS
@@ -118,15 +118,16 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         valid = say("highest.lost", n=counted(lost.total(), "other"), states=", ".join(lost))
     n = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "judged request")
     probes = counted(len(found.probes) - lost.total(), "probe")
-    basis, code, limit, then = say("highest.basis", probes=probes, n=n, valid=valid), "", "", ""
+    basis, code, limit, then, looser = say("highest.basis", probes=probes, n=n, valid=valid), "", "", "", ""
     if probed := _probe_at(missed, result, runs):
         view = view_of(probed[1])
         code = limited_by(view.summary, view.manifest)[0]
         limit, then = limit_at(str(result.load(probed[0].load)), view)
+        looser = say_next(out_of_reach(view))
     if found.none_holds or found.none_seems:
         none = "highest.none" if found.none_holds else "highest.none-seen"
         sentence = say(none, who=who, slo=slo_words(parse_slo(found.worst.text)), **loads)
-        then = result.why or say("highest.change" if found.none_holds else "highest.lower")
+        then = result.why or looser or say("highest.change" if found.none_holds else "highest.lower")
     elif result.state == "confirmed":
         slos = slos_words(bound.text for bound in found.bounds)
         sentence = say("highest.found", who=who, slos=slos, error=f"{100 * found.error:.3g}%", **loads)

@@ -42,19 +42,25 @@ def slos_words(texts: Iterable[str]) -> str:
 def best_loads(sweep: Sweep) -> str:
     """`Highest output that meets all SLOs: 90 tok/s at 8 req/s with vllm, 1.5x that of tgi (...).`
 
-    Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
+    Without SLOs the highest output of the reliable loads; the contender that gives most stands first. Where
+    two have no load in common, no ratio is told.
     """
+    if all(at.doubts for at in sweep.points):
+        return say("sweep.unreliable")
     known = best_points(sweep)
-    without = [label for label in sweep.labels if sweep.of(label) and label not in {at.label for at in known}]
+    without = [label for label in sweep.labels if label not in {at.label for at in known}]
     if not known:
         return say("sweep.none", labels=" or ".join(without)) if sweep.slos else ""
     first, *others = known
+    loads = {at.load for at in sweep.of(first.label)}
     parts = [f"{_told(first, sweep)} with {first.label}"]
     for at in others:
-        times = f"{number(first.output_point / at.output_point)}x that of " if at.output_point else ""
+        is_like = at.output_point and any(own.load in loads for own in sweep.of(at.label))
+        times = f"{number(first.output_point / at.output_point)}x that of " if is_like else ""
         parts.append(f"{times}{at.label} ({_told(at, sweep)})")
     what = say("sweep.best") if sweep.slos else _of_which_loads(sweep, known)
-    lacking = f"; {' and '.join(without)} at no load" if without and sweep.slos else ""
+    which = "load" if sweep.slos else "reliable load"
+    lacking = f"; {' and '.join(without)} at no {which}" if without else ""
     return f"{what}: {', '.join(parts)}{lacking}."
 
 
@@ -79,8 +85,11 @@ def limits(sweep: Sweep) -> str:
     return f"{'. '.join(parts)}." if parts else ""
 
 
-def next_loads(sweep: Sweep) -> str:
-    """What to run next to know more; "" where not one load is reliable: the verdict says what to do."""
+def next_loads(sweep: Sweep, looser: str) -> str:
+    """What to run next to know more; "" where not one load is reliable: the verdict says what to do.
+
+    `looser` is the advice where the SLOs are out of reach of the lowest load, "" elsewhere.
+    """
     if all(at.doubts for at in sweep.points):
         return ""
     top = sweep.loads[-1]
@@ -96,7 +105,7 @@ def next_loads(sweep: Sweep) -> str:
     if not any(at.missed for at in sweep.points if at.load == sweep.loads[0]):
         return say("sweep.next-longer")
     least = sweep.kind == "concurrency" and sweep.loads[0].value <= 1
-    return say("highest.change" if least else "highest.lower")
+    return looser or say("highest.change" if least else "highest.lower")
 
 
 def _between(best: Point, sweep: Sweep) -> str:
@@ -152,9 +161,9 @@ def _told(at: Point, sweep: Sweep) -> str:
 
 
 def _highest(points: Sequence[Point]) -> Point | None:
-    """Of the points that can be relied on, or of all where none can."""
-    known = [at for at in points if isinstance(at.output, Estimate)]
-    return max([at for at in known if not at.doubts] or known, key=lambda at: at.output_point, default=None)
+    """Of the points that can be relied on."""
+    known = (at for at in points if isinstance(at.output, Estimate) and not at.doubts)
+    return max(known, key=lambda at: at.output_point, default=None)
 
 
 def best_within(points: Sequence[Point]) -> Point | None:
