@@ -75,8 +75,8 @@ def duration(value_s: float) -> str:
 
 
 def error(value_s: float) -> str:
-    """An error in seconds, which the clock's own steps keep above 0: "26.5 µs", "below 1 µs"."""
-    return duration(value_s) if value_s >= 1e-6 else "below 1 µs"
+    """The bound of an error in seconds, which the clock's own steps keep above 0: "26.5 µs", "1 µs"."""
+    return duration(value_s) if value_s > 1e-6 else "1 µs"
 
 
 def prefixed(value: float, unit: str = "") -> str:

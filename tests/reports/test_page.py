@@ -292,12 +292,13 @@ def test_what_an_interruption_cut_off_has_not_failed(lossy):
 @pytest.mark.parametrize(
     ("cut", "words"),
     [
-        ((58, 59), "it cut off 2, of which 2 count as infinitely late"),
+        ((58, 59), "it cut off 2, which count as infinitely late"),
         (
             (3, 59),
             "it cut off 2, of which 1 counts as infinitely late",
         ),  # due before the first wave had ended
-        ((3,), "it cut off 1, of which none count as infinitely late"),
+        ((3,), "it cut off 1, which does not count as infinitely late"),
+        ((59,), "it cut off 1, which counts as infinitely late"),
     ],
 )
 def test_an_interrupted_loop_says_how_many_of_those_cut_off_count(tmp_path, cut, words):
@@ -416,6 +417,8 @@ def test_the_page_says_how_the_canary_checked_the_bounds_and_that_it_had_no_time
     right = "and at most 70.0 µs off."
     assert f"{told}within these bounds {right}" in shown(p99, measured(0.0, "s", "", 600))
     assert f"{told}at most 5.00 ms outside them {right}" in shown(p99, measured(0.005, "s", "", 600))
+    exact = measured(2e-7, "s", "", 600)
+    assert f"{told}at most 1 µs outside them and at most 1 µs off." in shown(exact, exact)
     short = Absent("not measured: the run was too short", "too-short")
     assert "The run was too short for the canary to check this." in shown(short, short)
     assert "canary" not in shown(Absent("no canary ran", "no-canary"), Absent("no canary ran", "no-canary"))

@@ -49,6 +49,14 @@ def test_the_waterfall_ends_at_what_was_measured(run):
     assert found.waterfall[0].seconds == pytest.approx(found.ceiling_s)
 
 
+def test_what_rounding_leaves_of_a_bar_is_none():
+    """The steps fill the run: "queue and idle" was −2.7e-13 s, shown as -0.0% of it."""
+    run = logged(1.3)
+    for beyond in (0.0, -3e-13, 3e-13):
+        *_, idle = reconcile(replace(run, makespan_s=run.makespan_s + beyond), SETUP).waterfall
+        assert (idle.name, idle.seconds) == ("queue and idle", 0.0)
+
+
 def test_the_log_of_an_interrupted_run_gives_shares_that_are_numbers():
     """It may end with steps in which nothing was computed."""
     run = logged(1.3)

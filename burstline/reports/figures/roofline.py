@@ -304,7 +304,7 @@ def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
 def _spans_table(bars: Sequence[Bar], measured_s: float, scale: Scale) -> Table:
     whole = Bar("measured", measured_s, "from the first request to the last token")
     rows = [
-        [bar.name, number(bar.seconds / scale.divisor), f"{bar.seconds / measured_s:.1%}", bar.why]
+        [bar.name, number(bar.seconds / scale.divisor), f"{bar.seconds / measured_s:z.1%}", bar.why]
         for bar in (*bars, whole)
     ]
     columns = ["Part", f"Time ({scale.unit})", "Of the run", "What it is"]

@@ -37,6 +37,7 @@ from burstline.roofline.reconcile.reconciliation import (
 )
 
 _MOST_STEPS = 200  # of a phase, looked at op by op; of more, one for each group of equal work
+_ROUNDING = 1e-9  # of the run: a bar that is a difference of sums is not known any better
 _NEAREST = 9  # steps around the mean whose median is what an op was measured to take
 
 
@@ -82,7 +83,9 @@ def reconcile(
     products = (timed_products(row, of_phases[row.phase]) for row in phases)
     suspicions, explained = judged(chain(run_checks(run), *products), setup)
     by_cache = limits.kv_tok > run.limits.kv_tok
-    bars, device = tuple(_waterfall(run, setup, looked, ideal_s, by_cache)), device_facts(setup)
+    least_s, spans = _ROUNDING * run.makespan_s, _waterfall(run, setup, looked, ideal_s, by_cache)
+    bars = tuple(bar if abs(bar.seconds) > least_s else replace(bar, seconds=0.0) for bar in spans)
+    device = device_facts(setup)
     beyond = (
         f"{each.what[0].upper()}{each.what[1:]} beats the assumed set-up by {each.excess:.0%}; explained by "
         f"{' or '.join(each.by)}."
