@@ -305,33 +305,118 @@ def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_run
         (("--tp", "1", "--block-size", "32"), ("--tp", "2", "--mlock", "--block-size", "16"))
     ):
         server = ServerFacts(model="m", attached=attached, argv=("server", *flags))
-        change(which, engine="sglang", server=server)
+        change(which, engine="sglang", server=server, argv=("burstline", "run", "--", *flags))
     out = " ".join(compare(capsys, folders)[1].split())
-    assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel-size." in out
-    assert "Restart sglang without --mlock, or add --vary mlock." in out
+    size = "--tp 1" if attached else "--tensor-parallel-size 1"
+    assert f"Restart sglang with {size}, or add --vary tensor-parallel-size." in out
+    assert f"Restart sglang without {'' if attached else '-- '}--mlock, or add --vary mlock." in out
     assert f"Restart sglang with {own}, or add --vary block-size." in out
 
 
+LLAMA = (
+    # What differs, the first run's own flags behind `--` and its command; the same of the second; the advice.
+    ("cram", ("-cram", "64"), (), "Restart llamacpp with -- -cram 64"),
+    ("no-mmap", ("--no-mmap",), (), "Restart llamacpp with -- --no-mmap"),
+    ("no-mmap", (), ("--no-mmap",), "Restart llamacpp without -- --no-mmap"),
+    ("ub", ("-ub=64",), ("-ub=32",), "Restart llamacpp with -- -ub=64"),
+    ("jinja", ("--chat-template", "a b"), ("--jinja",), "Restart llamacpp without -- --jinja"),
+)
+
+
+@pytest.mark.parametrize(("factor", "first", "second", "advice"), LLAMA)
+def test_an_engines_flag_is_advised_as_the_run_that_has_it_spelt_it(
+    two_runs, capsys, factor, first, second, advice
+):
+    """`-- --cram 64` and `-- --no-mmap on` were advised: llama-server knows neither."""
+    folders, change = two_runs
+    for which, flags in enumerate((first, second)):
+        server = ServerFacts(model="m", attached=False, argv=("llama-server", "-np", "4", *flags))
+        argv = ("burstline", "run", "--engine", "llamacpp", *(("--", *flags) if flags else ()))
+        change(which, engine="llamacpp", server=server, argv=argv, title=f"load {which}")
+    out = " ".join(compare(capsys, folders)[1].split())
+    assert f"{advice}, or add --vary {factor}." in out
+
+
+def test_a_flag_that_burstline_adds_is_not_advised_and_the_models_path_is_no_flag(two_runs, capsys):
+    """What nobody gave nobody can leave out: with the cache off we add `-cram 0`."""
+    folders, change = two_runs
+    off, on = ("--no-cache-prompt", "-cram", "0", "-t", "1"), ("-t", "3", "--cache-prompt")
+    for cached, (one, other) in enumerate(((off, on), (on, off))):
+        for which, (name, flags) in enumerate((("8b", one), ("70b", other))):
+            path, asked = f"/models/{name}/model.gguf", ("off", "on")[which != cached]
+            server = ServerFacts(
+                model=name, model_asked=f"/models/{name}", attached=False,
+                argv=("llama-server", "-m", path, "--alias", name, *flags),
+                settings=(Setting("prefix_cache", asked, None, asked),),
+            )  # fmt: skip
+            identity = Identity("llamacpp", model=path, prefix_cache=flags is on)
+            change(which, engine="llamacpp", server=server, identity=identity)
+        out = " ".join(compare(capsys, folders)[1].split())
+        assert f"Restart llamacpp with --prefix-cache {('off', 'on')[cached]}, or add --vary" in out
+        for factor in ("cram", "t", "model"):
+            assert f"Give the runs the same {factor}, or add --vary {factor}." in out
+        for factor in ("m", "alias", "no-cache-prompt"):
+            assert f"The {factor} differs" not in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ((Setting("max_num_seqs", "8", "-np 8", "8"),), "Restart llamacpp without --max-num-seqs"),
+        ((), "Give the runs the same max-num-seqs"),
+    ],
+)
+def test_only_a_setting_that_was_given_can_be_left_out(two_runs, capsys, settings, advice):
+    folders, change = two_runs
+    change(0, engine="llamacpp", title="a load", server=ServerFacts(model="m", attached=False, argv=("x",)))
+    server = ServerFacts(model="m", attached=False, argv=("x", "-np", "8"), settings=settings)
+    change(1, engine="llamacpp", identity=Identity("llamacpp", max_num_seqs=8), server=server)
+    assert f"{advice}, or add --vary max-num-seqs." in " ".join(compare(capsys, folders)[1].split())
+
+
 TAKEN = [
-    ("llamacpp", "dtype", ("float32", "bfloat16"), False),
-    ("llamacpp", "quantization", ("Q8_0", "Q4_0"), False),
-    ("vllm", "dtype", ("float32", "bfloat16"), True),
-    ("tgi", "quantization", ("awq", "gptq"), True),
+    ("llamacpp", "dtype", ("float32", "bfloat16"), ""),
+    ("llamacpp", "quantization", ("Q8_0", "Q4_0"), ""),
+    ("vllm", "dtype", ("float32", "bfloat16"), "--dtype"),
+    ("tgi", "quantization", ("awq", "gptq"), "--quantize"),
 ]
 
 
-@pytest.mark.parametrize(("engine", "factor", "values", "is_taken"), TAKEN)
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize(("engine", "factor", "values", "own"), TAKEN)
 def test_an_engine_is_to_be_restarted_only_with_a_flag_that_it_takes(
-    two_runs, capsys, engine, factor, values, is_taken
+    two_runs, capsys, engine, factor, values, own, attached
 ):
     """llama.cpp's file has its data type: `--dtype float32` would change nothing."""
     folders, change = two_runs
     for which, value in enumerate(values):
-        change(which, engine=engine, identity=Identity(engine, version=str(which), **{factor: value}))
+        identity = Identity(engine, version=str(which), **{factor: value})
+        change(which, engine=engine, identity=identity, server=ServerFacts(model="m", attached=attached))
     out = " ".join(compare(capsys, folders)[1].split())
-    restart, alike = f"Restart {engine} with --{factor} {values[0]}, or", "Make the runs alike in this, or"
-    assert f"{restart if is_taken else alike} add --vary {factor}." in out
-    assert (f"--{factor} {values[0]}" in out) == is_taken
+    flag = own if attached else f"--{factor}"
+    advice = f"Restart {engine} with {flag} {values[0]}" if own else f"Give the runs the same {factor}"
+    assert f"{advice}, or add --vary {factor}." in out
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"), [("awq", "without --quantization"), (None, "without -- -q awq")]
+)
+def test_a_value_that_is_the_lack_of_a_setting_is_no_word_of_its_flag(two_runs, capsys, asked, advice):
+    """`--quantization none` is refused by vLLM; what the server's own default is, is no word either."""
+    folders, change = two_runs
+    quantized = {
+        "settings": (Setting("quantization", asked, None, "awq"), Setting("dtype", None, None, "float16")),
+        "argv": ("vllm", "-q", "awq"),
+    }
+    for which, facts in enumerate(({"argv": ("vllm",)}, quantized)):
+        kind = ("none", "awq")[which]
+        identity = Identity("vllm", version=str(which), quantization=kind, dtype="float16" if which else None)
+        argv = ("burstline", "run", "--", "-q", "awq") if which else ()
+        server = ServerFacts(model="m", attached=False, **facts)
+        change(which, engine="vllm", argv=argv, identity=identity, server=server, title="a load")
+    out = " ".join(compare(capsys, folders)[1].split())
+    assert f"Restart vllm {advice}, or add --vary quantization." in out
+    assert "Give the runs the same dtype, or add --vary dtype." in out
 
 
 def follow(capsys, folders) -> tuple[int, str]:

@@ -201,7 +201,10 @@ def test_a_figure_of_a_sweep_tells_of_reliable_loads_alone(sweep):
 
 @pytest.mark.parametrize(
     ("kind", "loads", "step"),
-    [("rate", (2, 100), "loosen TPOT p50 ≤ 2 ms, which is out of"), ("concurrency", (8, 16), "try a lower load")],
+    [
+        ("rate", (2, 100), "loosen TPOT p50 ≤ 2 ms, which is out of"),
+        ("concurrency", (8, 16), "try a lower load"),
+    ],
 )
 def test_no_lower_load_is_advised_where_the_lowest_leaves_an_slo_out_of_reach(kind, loads, step, tmp_path):
     """Its own page said that: even alone each request missed it."""

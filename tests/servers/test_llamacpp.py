@@ -103,6 +103,13 @@ def test_it_starts_on_one_gguf_file_of_a_folder_with_metrics_and_without_cache(
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("extra", [(), ("--no-cache-prompt",)])
+def test_a_cache_that_is_off_by_a_setting_too_is_switched_off_once(extra: tuple[str, ...]) -> None:
+    argv = ENGINE.launch(options("m.gguf", *extra)).argv
+    assert (argv.count("--no-cache-prompt"), argv.count("-cram")) == (1, 1)
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_small_machine_keeps_a_core_for_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llamacpp, "threads_for_server", lambda: 1)
     launch = ENGINE.launch(replace(options("m.gguf"), n_concurrent=8))
@@ -144,6 +151,7 @@ def test_settings_are_spelled_in_its_own_flags() -> None:
     sent = spell("llama.cpp", ENGINE.settings, asked, ())
     assert sent.arguments == (
         *("-np", "8", "-b", "512", "--kv-unified-per-slot", "1024", "-ctk", "bf16", "-ctv", "bf16"),
+        "--no-cache-prompt",
     )
     for refused in (Settings(kv_cache_dtype="fp8"), Settings(tensor_parallel_size=2)):
         with pytest.raises(WorkloadError, match=r"llama\.cpp"):

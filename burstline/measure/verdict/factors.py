@@ -4,12 +4,14 @@ A comparison varies some of these factors on purpose (`--vary max-num-seqs`); ev
 """
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import dropwhile
 from typing import Final
 
-from burstline.measure.record.manifest import LoadFacts, Manifest
+from burstline.measure.record.manifest import LoadFacts, Manifest, ServerFacts
 from burstline.measure.verdict.comparable import NOT_STATED, quantization_of
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
@@ -65,7 +67,8 @@ def factors(manifest: Manifest) -> dict[str, str]:
     }
     # Some settings go to a server by its environment, or by flags that adapters fit to the load.
     asked = {canonical(row.name): row.asked for row in (server.settings if server else ()) if row.asked}
-    flags = _flags(argv[1:], passing, spellings)
+    models = filter(None, (server.model, server.model_asked, identity.model) if server else ())
+    flags = _flags(argv[1:], passing, spellings, {*models})
     defaults = dict.fromkeys(map(canonical, spellings), DEFAULT) if argv else {}
     told = {name: str(value) for name, value in known.items() if value is not None}
     return {**defaults, **asked, **flags, **told}
@@ -115,27 +118,47 @@ _FLAG: Final = re.compile(r"--?[A-Za-z]")
 
 
 def _flags(
-    words: Sequence[str], passing: Collection[str], spellings: Mapping[str, Spelling]
+    words: Sequence[str], passing: Collection[str], spellings: Mapping[str, Spelling], models: Collection[str]
 ) -> dict[str, str]:
-    """The flags of a command line by the setting that they are, else by canonical name.
+    """The flags of a command line by factor, without those whose value names the model.
 
-    A flag without a value is "on", or "off" where it switches its setting off. Several flags of one setting
-    (a cache's type of keys and of values) are one value.
+    Several flags of one setting (a cache's type of keys and of values) are one value.
     """
     flags: dict[str, str] = {}
+    for name, value, own in _told(words, spellings):
+        if value not in models and own[0].partition("=")[0] not in passing:
+            is_setting = name in flags and name.replace("-", "_") in spellings
+            flags[name] = f"{flags[name]} {value}" if is_setting else value
+    return flags
+
+
+def _told(
+    words: Sequence[str], spellings: Mapping[str, Spelling]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Each flag of a command line: the setting that it is, else its canonical name; its value; its words.
+
+    A flag without a value is "on", or "off" where it switches its setting off.
+    """
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
-        if not _FLAG.match(flag) or flag in passing:
+        if not _FLAG.match(flag):
             continue
         bare = not equals and (not following or bool(_FLAG.match(following)))
         setting, switched = _switched(flag, spellings) if bare else (None, "")
         if setting is None:
             setting = next((name for name, how in spellings.items() if flag in how.flags), None)
         value = value if equals else switched if bare else following
-        value = plain(value) if setting else value
-        name = canonical(setting or flag)
-        flags[name] = f"{flags[name]} {value}" if setting and name in flags else value
-    return flags
+        own = (word,) if equals or bare else (word, following)
+        yield canonical(setting or flag), plain(value) if setting else value, own
+
+
+def spelt(manifest: Manifest, name: str) -> str:
+    """A factor as who started the engine spelt it, after our `--` or in its own command; "" where unknown."""
+    engine, server = ENGINES.get(manifest.engine), manifest.server or ServerFacts()
+    behind = list(dropwhile(lambda word: word != "--", manifest.argv))
+    words = server.command if server.attached else behind
+    told = _told(words[1:], engine.settings if engine else {})
+    return shlex.join(word for factor, _, own in told if factor == name for word in own)
 
 
 def _switched(flag: str, spellings: Mapping[str, Spelling]) -> tuple[str | None, str]:

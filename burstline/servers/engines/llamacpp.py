@@ -86,7 +86,8 @@ class LlamaCpp(ProgramEngine):
             *("--host", options.host, "--port", str(options.port), "--metrics"),
             # It would shrink what was not set until it fits: another machine, another experiment.
             *(() if option_of(extra, "-fit", "--fit") else ("-fit", "off")),
-            *(("--no-cache-prompt", "-cram", "0") if no_cache else ()),
+            *(("--no-cache-prompt",) if no_cache and "--no-cache-prompt" not in extra else ()),
+            *(("-cram", "0") if no_cache else ()),
             *room,
             *extra,
         )
