@@ -507,6 +507,33 @@ def test_two_rates_are_a_sweep_and_two_loads_when_told(burst_run, tmp_path, caps
     assert out.startswith("vllm workload 2 req/s vs 3 req/s: ")
 
 
+def test_loads_that_are_compared_on_purpose_say_in_what_they_differ(burst_run, tmp_path, capsys, monkeypatch):
+    """Two of concurrency 4 were "load A" and "load B", with the slots that each had named nowhere."""
+    n, output_tok, asked = LOADS["closed loop"]
+    titles, folders = ("60 requests, concurrency 4", "48 requests, 4 at a time"), []
+
+    def change(which: int, **facts) -> None:
+        run = open_run(folders[which])
+        run.save_manifest(replace(run.manifest, **facts))
+
+    for which, (title, count) in enumerate(zip(titles, (n, 48), strict=True)):
+        monkeypatch.setitem(LOADS, title, (count, output_tok, replace(asked, requests=count, seed=which)))
+        folders.append(loaded(burst_run.path, tmp_path / title[:2], title, "llamacpp"))
+        argv = ("llama-server", "-np", ("4", "8")[which], "-t", "1")
+        server = ServerFacts(model="m", attached=False, argv=argv)
+        change(which, server=server, targets=("ttft.p50<=9s",) * which)
+    out = " ".join(compare(capsys, folders, "--vary", "workload")[1].split())
+    assert out.startswith("llamacpp workload 60-request load vs 48-request load: ")
+    told = (
+        "in --requests (60 and 48), --seed (0 and 1), --slo (none and ttft.p50<=9s), and so do the servers' "
+    )
+    assert f"The loads differ on purpose, {told}settings for them (-np 4 and -np 8): a difference may" in out
+    for which in (0, 1):
+        change(which, server=ServerFacts(model="m"), targets=(), asked=asked)
+    out = " ".join(compare(capsys, folders, "--vary", "workload")[1].split())
+    assert "The loads differ on purpose, only in --requests (60 and 48): a difference may" in out
+
+
 def test_two_engines_under_two_loads_are_not_led_to_vary_the_load(burst_run, tmp_path, capsys):
     engines = {"burst": "vllm", "closed loop": "sglang"}
     folders = [loaded(burst_run.path, tmp_path / name, name, engine) for name, engine in engines.items()]

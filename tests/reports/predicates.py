@@ -399,6 +399,8 @@ OF_STEPS: Final[Mapping[str, Predicate]] = {
     "next.room": lambda t: t.waits and (t.slots or 0) < _raised(t) <= 1.1 * _kv_room(t),
     "next.all": lambda t: t.waits and (t.slots or 0) < _raised(t) <= 1.1 * _kv_room(t),
     "next.raise": lambda t: t.waits,
+    "next.requests": lambda t: any(row.result == "inconclusive" for row in t.summary.targets),
+    "next.slots": lambda t: t.slots is not None and t.slots <= t.in_flight,
     "next.lower": lambda t: t.missed("<=") and t.in_flight > 1 and t.manifest.asked.kind != "burst",
 }
 """Of what to try next."""

@@ -51,7 +51,7 @@ HAD_ROOM: Final = frozenset(
 NOT_KNOWN: Final = frozenset({"limit.client", "limit.too-short", "limit.unsure", "limit.unknown"})
 CONTRARY: Final[Mapping[str, Sequence[frozenset[str]]]] = {
     "the load should be": (
-        frozenset({"NEXT.limit.concurrency", "NEXT.limit.one-in-flight"}),
+        frozenset({"NEXT.limit.concurrency", "NEXT.limit.one-in-flight", "next.slots"}),
         frozenset({"next.lower", "NEXT.limit.overloaded", "NEXT.limit.overloaded-batch",
                    "advice.lower-load", "overloaded", "overloaded.waiting", "died"}),
     ),
@@ -96,7 +96,9 @@ CONTRARY: Final[Mapping[str, Sequence[frozenset[str]]]] = {
         for code in ("no-success", "mostly-failed", "too-many-failures", "no-start", "no-request")
     ),
     "TTFT over time": tuple(frozenset({f"trend.{way}"}) for way in ("rose", "fell", "none")),
-    "an SLO was set": (frozenset({"no-slo"}), frozenset({"next.lower", "next.looser", "use.slos"})),
+    "an SLO was set": (
+        frozenset({"no-slo"}), frozenset({"next.lower", "next.looser", "next.requests", "use.slos"}),
+    ),
     "why requests failed": (frozenset({"advice.why-failed"}), frozenset({"no-start", "no-request"})),
 }  # fmt: skip
 """Sentences that contradict each other: of a row's sets, codes of one at most may be said of a run."""
@@ -165,7 +167,7 @@ IN_ANSWERS: Final = {
     for code, text in sentences.SENTENCES.items()
     if (code.startswith("limit.") and code not in ("limit.not-why", "limit.not-measured"))
     or code in ("not-reconciled", "no-slo", "rates.of-succeeded", "rates.apart", "tail.burst", "next.looser",
-                "next.room", "next.all", "next.raise", "next.lower")
+                "next.room", "next.all", "next.raise", "next.lower", "next.requests", "next.slots")
 }  # fmt: skip
 
 

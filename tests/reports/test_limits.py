@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.manifest import Manifest, ServerFacts
 from burstline.measure.record.summary import (
     Concurrency,
     Memory,
@@ -16,10 +16,12 @@ from burstline.measure.record.summary import (
     Throughput,
 )
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, SloResult, State, Verdict
-from burstline.measure.stats.figure import Absent, Figure, Result, known, measured
-from burstline.reports.page.bottleneck import limit_of, limited_by, next_by
+from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known, measured
+from burstline.reports.model.comparison import View
+from burstline.reports.page.bottleneck import limit_at, limit_of, limited_by, next_by
 from burstline.reports.sentences import LIMITS, NEXT
 from burstline.servers.identity import Identity
+from burstline.servers.settings import Setting
 from burstline.workloads.arrivals import parse_arrival
 from burstline.workloads.spec import LoadSpec
 
@@ -176,6 +178,97 @@ def test_requests_that_overlap_by_chance_do_not_hide_an_slo_out_of_reach(
     )
     manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(20, rate=4.0))
     assert step in next_by(SimpleNamespace(summary=summary, manifest=manifest))
+
+
+ALONE = Concurrency(mean=measured(0.4, "requests", ""), max=measured(1.0, "requests", ""))
+FEW = Absent("p90 needs 64 samples, there are 63")
+OPEN = [
+    # What was measured of the SLO, the load, and what decides it.
+    (FEW, {"requests": 64}, "send more requests (about --requests 66), which TTFT p90 ≤ 50 ms needs."),
+    (FEW, {"duration_s": 20.0}, "send more requests (about --duration-s 21), which"),
+    (FEW, {"sessions": 12}, "send more requests (about --sessions 13), which"),
+    # Half of the interval is 2.1 times as far from the point as the bound is: 4.41 times as many.
+    (
+        Estimate(0.06, 0.039, 0.081, 0.95, 60, "s"),
+        {"requests": 64},
+        "send more requests (about --requests 283), which",
+    ),
+    (Estimate(0.0501, 0.02, 0.08, 0.95, 60, "s"), {"requests": 64}, "send more at once"),
+    (Estimate(0.05, 0.02, 0.08, 0.95, 60, "s"), {"requests": 64}, "send more at once"),
+    (Absent("no token was counted"), {"requests": 64}, "send more at once"),
+]
+
+
+@pytest.mark.parametrize(("shown", "asked", "step"), OPEN)
+def test_an_slo_that_more_requests_decide_comes_before_another_load(
+    shown: Figure, asked: dict[str, float], step: str
+) -> None:
+    """A higher rate was advised: it sends as many requests, and leaves the SLO as open."""
+    n = 63 if shown is FEW else 90
+    ttft = MetricFigures(mean=Estimate(0.04, None, None, None, n, "s"))
+    target = SloResult("ttft.p90<=50ms", Result.INCONCLUSIVE, "", shown)
+    summary = Summary(
+        {"planned": 64, "ok": 64}, {"ttft": ttft}, Verdict(State.VALID), concurrency=ALONE, targets=(target,)
+    )
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(**asked, rate=4.0))
+    view = view_like(summary, manifest)
+    assert next_by(view).startswith(f"Next: {step}")
+    assert "more requests" not in limit_at("4 req/s", view)[1], "a search sends as many as it needs"
+    missed = replace(target, target="tpot.p90<=50ms", result=Result.FAIL)
+    view = view_like(replace(summary, targets=(target, missed)), manifest)
+    assert "more requests" not in next_by(view)
+
+
+SLOTS = "let the server run more than 4 requests"
+ASKED = (Setting("max_num_seqs", "4", "-np 4", "4"),)
+
+
+def view_like(summary: Summary, manifest: Manifest) -> View:
+    return View(SimpleNamespace(manifest=manifest), summary)
+
+
+@pytest.mark.parametrize(
+    ("engine", "slots", "server", "words", "step"),
+    [
+        ("llamacpp", 4, {"attached": False}, (), "raise --concurrency."),
+        ("llamacpp", 8, {"attached": True}, (), "raise --concurrency."),
+        ("llamacpp", 4, {"attached": True}, (), f"{SLOTS} (--parallel) at"),
+        ("llamacpp", 4, {"attached": False}, ("--", "-np", "4"), f"{SLOTS} (--max-num-seqs) at"),
+        ("llamacpp", 4, {"attached": False, "settings": ASKED}, (), SLOTS),
+        ("vllm", 4, {"attached": False}, (), f"{SLOTS} (--max-num-seqs) at"),
+        ("endpoint", 4, {"attached": True}, (), f"{SLOTS} at once, and raise --concurrency too."),
+        ("vllm", None, {"attached": True}, (), "raise --concurrency."),
+    ],
+)  # fmt: skip
+def test_where_all_slots_are_taken_more_users_are_advised_with_more_slots(
+    engine: str, slots: int | None, server: dict, words: tuple[str, ...], step: str
+) -> None:
+    """Without more of them, more users would only queue; of a server fitted to the load they follow."""
+    four = measured(4.0, "requests", "")
+    gauges = Concurrency(
+        mean=four,
+        max=measured(5.0, "requests", ""),
+        server_running_max=four,
+        server_waiting_mean=measured(0.0, "requests", ""),
+    )
+    summary = Summary({"planned": 60, "ok": 60}, {}, Verdict(State.VALID), concurrency=gauges)
+    manifest = Manifest(
+        engine=engine, workload="load", asked=LoadSpec(60, concurrency=4), argv=("burstline", "run", *words),
+        identity=Identity(engine, max_num_seqs=slots), server=ServerFacts(model="m", **server),
+    )  # fmt: skip
+    assert limited_by(summary, manifest)[0] == "limit.concurrency"
+    assert next_by(view_like(summary, manifest)).startswith(f"Next: {step}")
+
+
+def test_one_slot_that_is_taken_is_not_to_get_a_higher_rate_alone() -> None:
+    manifest = Manifest(
+        engine="llamacpp", workload="load", asked=LoadSpec(60, rate=4.0), server=ServerFacts(model="m"),
+        identity=Identity("llamacpp", max_num_seqs=1),
+    )  # fmt: skip
+    summary = Summary({"planned": 60, "ok": 60}, {}, Verdict(State.VALID), concurrency=ALONE)
+    assert limited_by(summary, manifest)[0] == "limit.one-in-flight"
+    told = "Next: let the server run more than 1 request (--parallel) at once, and raise --rate too."
+    assert next_by(view_like(summary, manifest)) == told
 
 
 @pytest.mark.parametrize(("slots", "code"), [(4, "limit.overloaded-batch"), (8, "limit.overloaded")])

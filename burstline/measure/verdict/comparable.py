@@ -240,9 +240,9 @@ def comparability(
     cached = {work.label: work.cache_warnings[0] for work in reversed(works) if work.cache_warnings}
     truths = (Reason("cache-truth", f"{label}: {each.text}", each.advice) for label, each in cached.items())
     reasons = (*unlike, *_workload(works), *differing, *truths)
-    loads: tuple[Reason, ...] = ()
+    loads = [reason for reason in unlike if "workload" in varied and reason.code in OF_LOAD]
     if "workload" in varied:
-        reasons, loads = tuple(r for r in reasons if r.code not in OF_LOAD), (Reason.of("workload.varied"),)
+        reasons = tuple(reason for reason in reasons if reason.code not in OF_LOAD)
     free = dict.fromkeys(work.label for work in works if not work.lengths_forced)
     unforced = (Reason.of("unforced", label=name) for name in free)
     warnings = (*loads, *_unbelievable(works, (State.CLIENT_BOUND,)), *_unchecked(facts), *unforced)

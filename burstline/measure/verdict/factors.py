@@ -12,10 +12,13 @@ from itertools import dropwhile
 from typing import Final
 
 from burstline.measure.record.manifest import LoadFacts, Manifest, ServerFacts
+from burstline.measure.record.rundir import Run
+from burstline.measure.record.verdict import Reason
 from burstline.measure.verdict.comparable import NOT_STATED, quantization_of
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
+from burstline.workloads.options import flag_of
 
 GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
@@ -159,6 +162,31 @@ def spelt(manifest: Manifest, name: str) -> str:
     words = server.command if server.attached else behind
     told = _told(words[1:], engine.settings if engine else {})
     return shlex.join(word for factor, _, own in told if factor == name for word in own)
+
+
+def loads_differ(runs: Sequence[Run]) -> Reason:
+    """In what loads differ that are compared on purpose, and the flags of their servers that are for them."""
+    values: dict[str, dict[str, None]] = {}
+    fitted: dict[str, None] = {}
+    for manifest, summary in ((run.manifest, run.summary) for run in runs):
+        row = {
+            **manifest.asked.to_json(),
+            "slo": ", ".join(manifest.targets) or None,
+            "salt": "",
+            "workers": 1,
+        }
+        row |= {"requests": summary.counts["planned"]} if summary else {}
+        for key, value in row.items():
+            values.setdefault(key, {})["none" if value is None else str(value)] = None
+        engine, command = ENGINES.get(manifest.engine), manifest.server.command if manifest.server else ()
+        flags, given = engine.load_flags if engine else (), _told(command[1:], {})
+        fitted[shlex.join(word for *_, own in given if own[0].partition("=")[0] in flags for word in own)] = (
+            None
+        )
+    told = [f"{flag_of(key)} ({' and '.join(own)})" for key, own in values.items() if len(own) > 1]
+    what = f", {'only ' * (len(told) == 1)}in {', '.join(told)}" if told else ""
+    also = f", and so do the servers' settings for them ({' and '.join(fitted)})" if len(fitted) > 1 else ""
+    return Reason.of("workload.varied", what=f"{what}{also}")
 
 
 def _switched(flag: str, spellings: Mapping[str, Spelling]) -> tuple[str | None, str]:

@@ -1,6 +1,7 @@
 """From runs to the comparison of them: what they differ in, and who the contenders are."""
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,15 @@ from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.figure import Absent
 from burstline.measure.verdict.comparable import NOT_STATED
-from burstline.measure.verdict.factors import DEFAULT, GATED, canonical, differing, factors, spelt
+from burstline.measure.verdict.factors import (
+    DEFAULT,
+    GATED,
+    canonical,
+    differing,
+    factors,
+    loads_differ,
+    spelt,
+)
 from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES
@@ -119,6 +128,7 @@ def comparison_of(
         if name not in varied and not (several and name in GATED)
     ]
     settled = settled_in(found, varied)
+    unlike += [loads_differ(runs)] if "workload" in settled else []
     setting = setting_of(manifests, varied)
     labels = labels_of(manifests, swept=swept, varied=varied)
     groups: dict[SweepLoad | None, list[Member]] = {}
@@ -170,8 +180,10 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
 def _loads(manifests: Sequence[Manifest], titles: Sequence[str]) -> list[str]:
     """`2 req/s`, `concurrency 4`, `burst`; where that is no name of one load alone, `load A`."""
     names = [str(load_of(manifest) or manifest.asked.kind) for manifest in manifests]
-    if len({*zip(names, titles, strict=True)}) == len({*names}):
-        return names
+    counts = [re.sub(r"([\d,]+) (\w+)s\b.*|.*", r"\1-\2 load", title, count=1) for title in titles]
+    for short in (names, counts):  # `60-request load`
+        if len({*zip(short, titles, strict=True)}) == len({*short}):
+            return short
     return [f"load {chr(ord('A') + list(dict.fromkeys(titles)).index(title))}" for title in titles]
 
 

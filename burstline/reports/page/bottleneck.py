@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from burstline.measure.metrics.definitions import METRICS
+from burstline.measure.metrics.definitions import METRICS, PERCENTILES
 from burstline.measure.metrics.slo import Slo, parse_slo
-from burstline.measure.record.manifest import Manifest
+from burstline.measure.record.manifest import Manifest, ServerFacts
 from burstline.measure.record.record import OVERLOADED, Outcome, lost_a_part
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, State, Use, withheld
+from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
+from burstline.measure.verdict.factors import spelt
 from burstline.measure.verdict.judge import ANOTHER_LOAD, LISTEN_QUEUE
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.model.sweeps import Sweep
@@ -45,6 +48,11 @@ REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
 """The limits that another load would move: what a search has done already."""
+MORE_USERS: Final = ("limit.concurrency", "limit.concurrency-unwatched", "limit.one-in-flight")
+"""Those after which more at once is advised, as far as the server has slots for them."""
+OPEN: Final = Result.INCONCLUSIVE
+MOST_TIMES: Final = 1000
+"""By more no load is made longer to decide an SLO."""
 BY_USERS: Final = ("limit.concurrency", "limit.pauses", "limit.one-in-flight")
 
 
@@ -313,9 +321,46 @@ def next_by(view: View, who: str = "") -> str:
     elif by_load and any(slo.op == "<=" for slo in _missed(view.summary)):
         is_one = (finite(view.summary.concurrency.max) or 0) <= 1
         step, flag = NEXT["limit.steps"] if is_one else say("next.lower"), ""
+    elif more := _more(view):
+        step, flag = more, ""
+    elif code in MORE_USERS and (slots := _full_slots(view)):
+        by = "--concurrency" if view.manifest.asked.rate is None else "--rate"
+        step = say("next.slots", load=by, slots=slots)
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])
     return say_next(step)
+
+
+def _more(view: View) -> str:
+    """To send as many requests as the first SLO takes that too few leave open; "" where none does."""
+    asked, summary = view.manifest.asked, view.summary
+    for slo, seen in ((parse_slo(r.target), r.measured) for r in summary.targets if r.result == OPEN):
+        mean, needed = summary.figure("metrics", slo.metric, "mean"), 0.0
+        if isinstance(seen, Absent) and slo.statistic in PERCENTILES and isinstance(mean, Estimate):
+            seen, needed = mean, early_stopping_floor(float(slo.statistic[1:]) / 100)
+        elif isinstance(seen, Estimate) and seen.low is not None and seen.high is not None:
+            half, gap = max(seen.high - seen.point, seen.point - seen.low), abs(slo.bound - seen.point)
+            needed = seen.n * (half / (gap or math.inf)) ** 2
+        if isinstance(seen, Estimate) and seen.n < needed < MOST_TIMES * seen.n:
+            name = next((name for name in ("duration_s", "sessions") if getattr(asked, name)), "requests")
+            n = math.ceil((getattr(asked, name) or summary.counts["planned"]) * needed / seen.n)
+            return say("next.requests", flag=flag_of(name), n=n, slo=slo_words(slo))
+    return ""
+
+
+def _full_slots(view: View) -> str:
+    """The server's batch limit, where as many ran as it has slots and these do not follow from the load."""
+    manifest, most = view.manifest, finite(view.summary.concurrency.max) or 0
+    engine, server = ENGINES.get(manifest.engine), manifest.server or ServerFacts()
+    slots = manifest.identity.max_num_seqs if manifest.identity else None
+    spelling = engine.settings.get("max_num_seqs") if engine else None
+    is_fitted = engine and spelling and engine.load_flags & {*spelling.flags} and not server.attached
+    asked = spelt(manifest, "max-num-seqs") or any(
+        r.name == "max_num_seqs" and r.asked for r in server.settings
+    )
+    if not slots or slots > min(most, manifest.asked.concurrency or most) or (is_fitted and not asked):
+        return ""
+    return f"{counted(slots, 'request')} ({_flag('limit.batch', manifest)})".removesuffix(" ()")
 
 
 def _raise(flags: str, code: str, views: Sequence[View]) -> str:
@@ -373,6 +418,10 @@ def limit_at(load: str, view: View) -> tuple[str, str]:
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
     code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.").removesuffix("-unwatched")
     is_load = code in BY_LOAD and not out_of_reach(view)
+    sure = tuple(
+        row for row in view.summary.targets if row.result != Result.INCONCLUSIVE
+    )  # the search's matter
+    view = replace(view, summary=replace(view.summary, targets=sure))
     then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
     return f"At {load}: {uncapitalised(limit)}", then
 
