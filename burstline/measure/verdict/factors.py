@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from typing import Final
 
 from burstline.measure.record.manifest import LoadFacts, Manifest, ServerFacts
@@ -19,6 +19,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
 from burstline.workloads.options import flag_of
+from burstline.workloads.request import WorkloadError
 
 GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
@@ -155,38 +156,56 @@ def _told(
         yield canonical(setting or flag), plain(value) if setting else value, own
 
 
-def spelt(manifest: Manifest, name: str) -> str:
+def _spelt(manifest: Manifest, name: str) -> str:
     """A factor as who started the engine spelt it, after our `--` or in its own command; "" where unknown."""
     engine, server = ENGINES.get(manifest.engine), manifest.server or ServerFacts()
-    behind = list(dropwhile(lambda word: word != "--", manifest.argv))
-    words = server.command if server.attached else behind
+    words = server.command if server.attached else [*dropwhile(lambda word: word != "--", manifest.argv)]
     told = _told(words[1:], engine.settings if engine else {})
     return shlex.join(word for factor, _, own in told if factor == name for word in own)
 
 
+def is_fitted(manifest: Manifest) -> bool:
+    """Whether the server's batch limit follows from the load, and nobody chose it."""
+    engine, server = ENGINES.get(manifest.engine), manifest.server or ServerFacts()
+    spelling = engine.settings.get("max_num_seqs") if engine and not server.attached else None
+    asked = any(row.name == "max_num_seqs" and row.asked for row in server.settings)
+    fits = engine and spelling and engine.load_flags & {*spelling.flags} and not asked
+    return bool(fits) and not _spelt(manifest, "max-num-seqs")
+
+
+def how_alike(name: str, value: str, like: Manifest, odd: Manifest) -> str:
+    """With which flag `odd` is started like the other run, "" where none is known: our own flag of a setting,
+    else as who started one of the two spelt it. What Burstline adds by itself nobody can leave out."""
+    engine, row = ENGINES.get(odd.engine), SETTINGS.get(name.replace("-", "_"))
+    spelling, server = engine.settings.get(row.name) if engine and row else None, odd.server or ServerFacts()
+    is_set, own = value not in (NOT_STATED, DEFAULT, "none"), _spelt(like, name)
+    if row and spelling and spelling.flags and is_set:
+        with suppress(ValueError, WorkloadError):
+            words = spelling.arguments(row.parse(value))
+            if words is not None and not server.attached:
+                return f"with {row.flag} {value}"
+            own = own or " ".join(words or ())
+    if row and not (own or is_set) and any(each.name == row.name and each.asked for each in server.settings):
+        return f"without {row.flag}"
+    word, own = ("with", own) if own else ("without", "" if is_set else _spelt(odd, name))
+    return f"{word} {'' if server.attached else '-- '}{own}" if own else ""
+
+
 def loads_differ(runs: Sequence[Run]) -> Reason:
-    """In what loads differ that are compared on purpose, and the flags of their servers that are for them."""
+    """In what loads that are compared on purpose differ, the flags of their servers for them included."""
     values: dict[str, dict[str, None]] = {}
-    fitted: dict[str, None] = {}
     for manifest, summary in ((run.manifest, run.summary) for run in runs):
-        row = {
-            **manifest.asked.to_json(),
-            "slo": ", ".join(manifest.targets) or None,
-            "salt": "",
-            "workers": 1,
-        }
-        row |= {"requests": summary.counts["planned"]} if summary else {}
-        for key, value in row.items():
-            values.setdefault(key, {})["none" if value is None else str(value)] = None
         engine, command = ENGINES.get(manifest.engine), manifest.server.command if manifest.server else ()
-        flags, given = engine.load_flags if engine else (), _told(command[1:], {})
-        fitted[shlex.join(word for *_, own in given if own[0].partition("=")[0] in flags for word in own)] = (
-            None
-        )
-    told = [f"{flag_of(key)} ({' and '.join(own)})" for key, own in values.items() if len(own) > 1]
+        flags = engine.load_flags if engine else ()
+        given = (own for *_, own in _told(command[1:], {}) if own[0].partition("=")[0] in flags)
+        row = {**manifest.asked.to_json(), "slo": ", ".join(manifest.targets), "salt": "", "workers": 1}
+        row |= {"requests": summary.counts["planned"]} if summary else {}
+        for key, value in {**row, "flags of the server": shlex.join(chain(*given))}.items():
+            values.setdefault(key, {})["none" if value in (None, "") else str(value)] = None
+    found = {key: " and ".join(texts) for key, texts in values.items() if len(texts) > 1}
+    told = [f"{key if ' ' in key else flag_of(key)} ({texts})" for key, texts in found.items()]
     what = f", {'only ' * (len(told) == 1)}in {', '.join(told)}" if told else ""
-    also = f", and so do the servers' settings for them ({' and '.join(fitted)})" if len(fitted) > 1 else ""
-    return Reason.of("workload.varied", what=f"{what}{also}")
+    return Reason.of("workload.varied", what=what)
 
 
 def _switched(flag: str, spellings: Mapping[str, Spelling]) -> tuple[str | None, str]:

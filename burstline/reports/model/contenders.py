@@ -3,28 +3,18 @@
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from burstline.measure.record.manifest import Manifest, ServerFacts
+from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Reason
 from burstline.measure.stats.figure import Absent
 from burstline.measure.verdict.comparable import NOT_STATED
-from burstline.measure.verdict.factors import (
-    DEFAULT,
-    GATED,
-    canonical,
-    differing,
-    factors,
-    loads_differ,
-    spelt,
-)
+from burstline.measure.verdict.factors import GATED, canonical, differing, factors, how_alike, loads_differ
 from burstline.reports.model.comparison import Comparison, Member, case_of
 from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of, load_range
 from burstline.servers.registry import ENGINES
-from burstline.servers.settings import SETTINGS
 from burstline.workloads.request import WorkloadError
 
 CHECKED: Final = {
@@ -76,36 +66,13 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
     odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])
-    what = f"The {CHECKED.get(name, name)} differs: {told}"
+    title, has_flag = CHECKED.get(name, name), name not in CHECKED and name not in NO_FLAG
+    what = f"The {title} differs: {told}"
     if name == "workload" and len({run.manifest.engine for run in runs}) > 1:
         return Reason.of(name, what=what)
-    how = (
-        ""
-        if name in CHECKED or name in NO_FLAG
-        else _how_alike(name, values[0], runs[0].manifest, odd.manifest)
-    )
-    do = (
-        f"Restart {odd.manifest.engine} {how}" if how else f"Give the runs the same {CHECKED.get(name, name)}"
-    )
+    how = how_alike(name, values[0], runs[0].manifest, odd.manifest) if has_flag else ""
+    do = f"Restart {odd.manifest.engine} {how}" if how else f"Give the runs the same {title}"
     return Reason(name, f"{what}.", f"{do}, or add --vary {name}.")
-
-
-def _how_alike(name: str, value: str, like: Manifest, odd: Manifest) -> str:
-    """With which flag `odd` is started like the other run, "" where none is known: our own flag of a setting,
-    else as who started one of the two spelt it. What Burstline adds by itself nobody can leave out."""
-    engine, row = ENGINES.get(odd.engine), SETTINGS.get(name.replace("-", "_"))
-    spelling, server = engine.settings.get(row.name) if engine and row else None, odd.server or ServerFacts()
-    is_set, own = value not in (NOT_STATED, DEFAULT, "none"), spelt(like, name)
-    if row and spelling and spelling.flags and is_set:
-        with suppress(ValueError, WorkloadError):
-            words = spelling.arguments(row.parse(value))
-            if words is not None and not server.attached:
-                return f"with {row.flag} {value}"
-            own = own or " ".join(words or ())
-    if not (own or is_set) and row and any(each.name == row.name and each.asked for each in server.settings):
-        return f"without {row.flag}"
-    word, own = ("with", own) if own else ("without", "" if is_set else spelt(odd, name))
-    return f"{word} {'' if server.attached else '-- '}{own}" if own else ""
 
 
 def comparison_of(

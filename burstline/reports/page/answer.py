@@ -36,13 +36,13 @@ from burstline.reports.page.bottleneck import (
     limits_at_the_top,
     limits_of,
     listed,
-    looser_at_the_lowest,
     next_by,
+    next_of_sweep,
     next_step,
     not_why,
 )
 from burstline.reports.page.side_by_side import Times, detectable, is_same, times_of
-from burstline.reports.page.sweep_words import best_loads, limits, next_loads
+from burstline.reports.page.sweep_words import best_loads, limits
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import NotReconciled
 from burstline.wording import counted
@@ -198,8 +198,7 @@ def _of_cases(comparison: Comparison) -> Answer:
     lines = []
     for sweep, cases in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
-        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases))
-        parts = (*parts, next_loads(sweep, looser_at_the_lowest(sweep, cases)))
+        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_of_sweep(sweep, cases))
         lines += [f"{of}{words}" for words in parts if words]
     apart = [case for case in comparison.cases if not any(case in cases for _, cases in swept)]
     if len(apart) == 1 and not lines:

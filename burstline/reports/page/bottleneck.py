@@ -10,7 +10,7 @@ from typing import Final
 
 from burstline.measure.metrics.definitions import METRICS, PERCENTILES
 from burstline.measure.metrics.slo import Slo, parse_slo
-from burstline.measure.record.manifest import Manifest, ServerFacts
+from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import OVERLOADED, Outcome, lost_a_part
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, State, Use, withheld
@@ -18,12 +18,12 @@ from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
-from burstline.measure.verdict.factors import spelt
+from burstline.measure.verdict.factors import is_fitted
 from burstline.measure.verdict.judge import ANOTHER_LOAD, LISTEN_QUEUE
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import count, with_unit
-from burstline.reports.page.sweep_words import slo_words
+from burstline.reports.page.sweep_words import next_loads, slo_words
 from burstline.reports.sentences import NEXT, SET_BY, say, say_next, uncapitalised
 from burstline.roofline.reconcile.reconciliation import Reconciliation
 from burstline.servers.identity import Identity
@@ -324,8 +324,8 @@ def next_by(view: View, who: str = "") -> str:
     elif more := _more(view):
         step, flag = more, ""
     elif code in MORE_USERS and (slots := _full_slots(view)):
-        by = "--concurrency" if view.manifest.asked.rate is None else "--rate"
-        step = say("next.slots", load=by, slots=slots)
+        by = "rate" if view.manifest.asked.rate else "concurrency"
+        step = say("next.slots", load=flag_of(by), slots=slots)
     if flag:
         step = _raise(f"{flag} of {who}" if who else flag, code, [view])
     return say_next(step)
@@ -351,14 +351,8 @@ def _more(view: View) -> str:
 def _full_slots(view: View) -> str:
     """The server's batch limit, where as many ran as it has slots and these do not follow from the load."""
     manifest, most = view.manifest, finite(view.summary.concurrency.max) or 0
-    engine, server = ENGINES.get(manifest.engine), manifest.server or ServerFacts()
     slots = manifest.identity.max_num_seqs if manifest.identity else None
-    spelling = engine.settings.get("max_num_seqs") if engine else None
-    is_fitted = engine and spelling and engine.load_flags & {*spelling.flags} and not server.attached
-    asked = spelt(manifest, "max-num-seqs") or any(
-        r.name == "max_num_seqs" and r.asked for r in server.settings
-    )
-    if not slots or slots > min(most, manifest.asked.concurrency or most) or (is_fitted and not asked):
+    if not slots or slots > min(most, manifest.asked.concurrency or most) or is_fitted(manifest):
         return ""
     return f"{counted(slots, 'request')} ({_flag('limit.batch', manifest)})".removesuffix(" ()")
 
@@ -384,8 +378,7 @@ def _room(view: View) -> float:
 
 
 def out_of_reach(view: View) -> str:
-    """To loosen the first SLO that even the fastest request misses, at a server that kept up or served one at
-    a time: no lower load would meet it; "" where there is none."""
+    """To loosen the first SLO that even the fastest request misses where the server kept up; "" without one."""
     summary, code = view.summary, limited_by(view.summary, view.manifest)[0]
     mean, most = finite(summary.concurrency.mean), finite(summary.concurrency.max) or 0
     is_alone = most <= 1 or (mean is not None and mean < 1)
@@ -402,11 +395,11 @@ def out_of_reach(view: View) -> str:
     return ""
 
 
-def looser_at_the_lowest(sweep: Sweep, cases: Sequence[Case]) -> str:
-    """To loosen an SLO where it is out of reach of all that miss one at the lowest load of a sweep."""
+def next_of_sweep(sweep: Sweep, cases: Sequence[Case]) -> str:
+    """The loads to run next; an SLO to loosen where it is out of reach of all that miss one at the lowest."""
     missed = {at.label for at in sweep.points if at.missed and at.load == sweep.loads[0]}
     found = [out_of_reach(own.views[0]) for own in cases[0].contenders if own.label in missed]
-    return say_next(found[0]) if found and all(found) else ""
+    return next_loads(sweep, say_next(found[0]) if found and all(found) else "")
 
 
 def _missed(summary: Summary) -> list[Slo]:
@@ -418,9 +411,7 @@ def limit_at(load: str, view: View) -> tuple[str, str]:
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
     code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.").removesuffix("-unwatched")
     is_load = code in BY_LOAD and not out_of_reach(view)
-    sure = tuple(
-        row for row in view.summary.targets if row.result != Result.INCONCLUSIVE
-    )  # the search's matter
+    sure = tuple(row for row in view.summary.targets if row.result != OPEN)  # the search decides the others
     view = replace(view, summary=replace(view.summary, targets=sure))
     then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
     return f"At {load}: {uncapitalised(limit)}", then

@@ -330,8 +330,9 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
         known = [at for at in sweep.of(label) if isinstance(cost.of(at), Estimate) and not at.doubts]
         ends = [f"{point(cost.of(at), scale)} {scale.unit}" for at in (*known[:1], *known[1:][-1:])]
         if known:
-            first, last = known[0].load, known[-1].load
-            loads = f"from {load_range(first, last)}" if first < last else f"at {first}"
+            loads = (
+                f"from {load_range(known[0].load, known[-1].load)}" if known[1:] else f"at {known[0].load}"
+            )
             said.setdefault(loads, []).append(f"{' to '.join(ends)}{who}")
     told = "; ".join(f"{loads}: {', '.join(texts)}" for loads, texts in said.items())
     return f"{cost.label}, {told}." if told else say("sweep.unreliable")

@@ -25,20 +25,13 @@ from burstline.reports.page.bottleneck import (
     limit_of,
     limited_by,
     limits_at_the_top,
-    looser_at_the_lowest,
     next_by,
+    next_of_sweep,
     used,
 )
 from burstline.reports.page.digest import FAILURES
 from burstline.reports.page.estimate_tables import title_of
-from burstline.reports.page.sweep_words import (
-    best_loads,
-    best_points,
-    limits,
-    next_loads,
-    slo_words,
-    slos_words,
-)
+from burstline.reports.page.sweep_words import best_loads, best_points, limits, slo_words, slos_words
 from burstline.reports.sentences import LIMITS, say
 from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 from burstline.wording import counted
@@ -85,7 +78,7 @@ def sweep_tiles(sweep: Sweep, cases: Sequence[Case]) -> list[Tile]:
         Tile("How fast?", speed(own[at], "p50") if best else "", f"Medians at {at} with {label}."),
         Tile("At what load?", f"{rates(own[at])} at {at}" if best else "At none", best_loads(sweep)),
         Tile("What limits it?", limit, why),
-        next_tile(next_loads(sweep, looser_at_the_lowest(sweep, cases))),
+        next_tile(next_of_sweep(sweep, cases)),
     ]
     return [tile for tile in tiles if tile.value]
 

@@ -49,6 +49,7 @@ def best_loads(sweep: Sweep) -> str:
         return say("sweep.unreliable")
     known = best_points(sweep)
     without = [label for label in sweep.labels if label not in {at.label for at in known}]
+    without = [label for label in without if sweep.slos or all(at.doubts for at in sweep.of(label))]
     if not known:
         return say("sweep.none", labels=" or ".join(without)) if sweep.slos else ""
     first, *others = known
@@ -59,8 +60,7 @@ def best_loads(sweep: Sweep) -> str:
         times = f"{number(first.output_point / at.output_point)}x that of " if is_like else ""
         parts.append(f"{times}{at.label} ({_told(at, sweep)})")
     what = say("sweep.best") if sweep.slos else _of_which_loads(sweep, known)
-    which = "load" if sweep.slos else "reliable load"
-    lacking = f"; {' and '.join(without)} at no {which}" if without else ""
+    lacking = f"; {' and '.join(without)} at no {'' if sweep.slos else 'reliable '}load" if without else ""
     return f"{what}: {', '.join(parts)}{lacking}."
 
 
@@ -86,10 +86,7 @@ def limits(sweep: Sweep) -> str:
 
 
 def next_loads(sweep: Sweep, looser: str) -> str:
-    """What to run next to know more; "" where not one load is reliable: the verdict says what to do.
-
-    `looser` is the advice where the SLOs are out of reach of the lowest load, "" elsewhere.
-    """
+    """What to run next, `looser` SLOs if they are out of reach of the lowest load; "" if none is reliable."""
     if all(at.doubts for at in sweep.points):
         return ""
     top = sweep.loads[-1]
