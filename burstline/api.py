@@ -180,7 +180,7 @@ def limit(
     """
     table = _table("burstline.limit", (*_OF_A_RUN, LimitOptions), options, out)
     asked = LimitOptions(**table.options(LimitOptions))
-    settings = _settings(table, out, engine_args, lambda spec, goals: check_limit(spec, goals, asked))
+    settings = _settings(table, out, engine_args, asked)
     result, _, folder, interrupted = searched(replace(settings, quiet=True, calibrate=calibrate), asked)
     if interrupted:
         raise KeyboardInterrupt(f"what was found is kept in {folder}")
@@ -213,9 +213,9 @@ def _settings(
     table: TomlTable,
     out: str | PathLike[str],
     engine_args: Sequence[str],
-    checked: Callable[[LoadSpec, Goals], LoadSpec] = lambda spec, _: spec,
+    limit: LimitOptions | None = None,
 ) -> RunSettings:
-    """What a run is made of; `checked` makes the load of a search."""
+    """What a run, or a search for the `limit`, is made of."""
     if not isinstance(engine_args, list | tuple) or not all(isinstance(word, str) for word in engine_args):
         raise WorkloadError(
             f"{table.where}: engine_args must be a list of strings, e.g. ['--flag', '4'], not {engine_args!r}"
@@ -228,9 +228,10 @@ def _settings(
         api_key=own_key(),
     )
     asked = LoadSpec(**table.options(LoadSpec))
-    argv = words_of_run(where, Path(out), asked, goals, hints)
+    verb = "run" if limit is None else "limit"
+    argv = words_of_run(where, Path(out), asked, goals, hints, *filter(None, [limit]), verb=verb)
     learn_from((), os.environ)
-    load = checked_load(checked(asked, goals), goals, where)
+    load = checked_load(check_limit(asked, goals, limit) if limit else asked, goals, where)
     return RunSettings(where, load, goals, Path(out), hints=hints, argv=argv)
 
 

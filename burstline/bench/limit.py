@@ -28,7 +28,7 @@ from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import RECORDS
-from burstline.measure.record.verdict import HELD, State, Use, withheld
+from burstline.measure.record.verdict import HELD, State, Use, withheld, worst
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
 from burstline.reports.page.limit_page import RESULT, LimitResult, limit_blocks, limit_page, why_open
@@ -94,6 +94,7 @@ def run_limit(settings: Settings, options: LimitOptions) -> int:
 def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, list[Run], Path, bool]:
     """Search and write the page: what was found, by which runs, its folder, whether a person stopped it."""
     server, until_s = SharedServer(), time.monotonic() + options.budget_s
+    again = settings.again(options, verb="limit")
     settings = replace(settings, where=settings.where.with_room_for(settings.load, least=LEAST_ROOM))
     try:
         if settings.load.spec.rate is None and settings.load.spec.concurrency is None:
@@ -118,6 +119,7 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
         runs=tuple(run.name for run in runs),
         verdicts=tuple(str(run.summary.verdict.state) for run in runs if run.summary),
         why=why_open(found, runs),
+        again=again,
     )
     folder = settings.out / f"{runs[0].name}-limit"
     folder.mkdir(parents=True)
@@ -232,7 +234,7 @@ class _Prober:
             return ""
         state, grows = withheld(summary.verdict, Use.SEARCHED), look.overloaded
         if by := next(filter(None, (spoilt_by(slo, summary) for slo in self._slos)), ""):
-            return state or (by if by == HELD else State.CLIENT_BOUND)
+            return (state or by) if by == HELD else worst([state or State.VALID, State.CLIENT_BOUND])
         grows |= look.change > 0 and not self._users  # in a closed loop no queue grows
         if leaning(look, bounds_of(self._slos)) == Result.FAIL:
             state = state and withheld(summary.verdict, Use.MISSED, grows=grows)
@@ -251,7 +253,8 @@ class _Prober:
         own = replace(own, concurrency=round(ask.load)) if self._users else replace(own, rate=ask.load)
         # Some more than it asks for: those in flight when it has enough are not looked at.
         n = max(ask.n, 1 + round(min(n_in_time, MOST_REQUESTS, 1.2 * ask.n_most)))
-        salt, warmup = f"{int(own.salt, 16) + ask.number:x}", own.warmup if ask.number == 1 else 0
+        salt = f"{int(own.salt, 16) + ask.number:0{len(own.salt)}x}"
+        warmup = own.warmup if ask.number == 1 else 0
         own = replace(own, requests=n, seed=own.seed + ask.number, salt=salt, warmup=warmup)
         return replace(self._settings, load=load_of(own))
 

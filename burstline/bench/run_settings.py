@@ -50,6 +50,15 @@ class Settings:
     ray: RayOptions | None = None
     argv: tuple[str, ...] = ()
 
+    def again(self, *options: object, verb: str = "run") -> str:
+        """The command that asks for the same bytes again, of this run alone; `argv` may ask for several."""
+        named = (self.load.spec, self.goals, self.hints, *options)
+        words = ["burstline", *words_of_run(self.where, self.out, *named, verb=verb)]
+        words[2:2] = [*["--no-canary"] * (not self.canary), *["--no-calibrate"] * (not self.calibrate)]
+        if ray := self.ray:
+            words[2:2] = "--ray", ",".join([ray.address, *(f"{k}={n:g}" for k, n in ray.resources.items())])
+        return shlex.join(without_secrets(words))
+
 
 def words_of_run(where: ServerOptions, out: Path, *options: object, verb: str = "run") -> tuple[str, ...]:
     """The command-line arguments of this run; `options` are the other dataclasses of its flags."""
@@ -60,10 +69,6 @@ def words_of_run(where: ServerOptions, out: Path, *options: object, verb: str = 
 
 def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
     """The manifest of a run that begins; `repeat` is the command that asks for the same bytes again."""
-    again = ["burstline", *settings.argv]
-    if "--salt" not in again:
-        at = again.index("--") if "--" in again else len(again)
-        again[at:at] = ["--salt", load.spec.salt]
     return Manifest(
         engine=engine.name,
         workload=load.name,
@@ -77,7 +82,7 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         asked=replace(load.spec, arrival=load.arrivals.arrival),
         targets=settings.goals.slo,
         max_failures=settings.goals.max_failures,
-        repeat=shlex.join(without_secrets(again)),
+        repeat=settings.again(),
     )
 
 

@@ -4,7 +4,6 @@ import argparse
 import secrets
 import sys
 from dataclasses import replace
-from functools import partial
 
 from burstline.bench.server_session import check_where
 from burstline.cluster.placement import RayOptions, parse_ray
@@ -25,31 +24,18 @@ def run(args: argparse.Namespace) -> int:
     loads = [checked_load(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
     # Here: what a run imports would delay the answer to a wrong option.
     from burstline.bench.run import carry_out
-    from burstline.bench.run_settings import Settings, words_of_run
+    from burstline.bench.run_settings import Settings
 
-    settings = Settings(
-        where,
-        loads[0],
-        goals,
-        args.out,
-        args.quiet,
-        canary=not args.no_canary,
-        calibrate=not args.no_calibrate,
-        hints=read_options(Hints, args),
-        ray=_ray_of(args, loads[0].spec),
-        argv=tuple(sys.argv[1:]),
-    )
-    every = [settings]
-    if len(loads) > 1:  # each has a command of its own
-        words = partial(words_of_run, where, args.out, goals, settings.hints)
-        every = [replace(settings, load=load, argv=words(load.spec)) for load in loads]
+    canary, calibrate, argv = not args.no_canary, not args.no_calibrate, tuple(sys.argv[1:])
+    rest = canary, calibrate, read_options(Hints, args), _ray_of(args, loads[0].spec), argv
+    every = [Settings(where, load, goals, args.out, args.quiet, *rest) for load in loads]
     if args.repeats is not None or len(every) > 1:
         from burstline.bench.repeats import run_several  # it draws: matplotlib takes a second
 
         return run_several(every, args.repeats or 1, restart_after=args.restart)
     if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
-    return carry_out(settings, answer=True).code
+    return carry_out(every[0], answer=True).code
 
 
 def _swept(args: argparse.Namespace) -> list[argparse.Namespace]:

@@ -4,6 +4,7 @@ import html
 import itertools
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ from burstline.suites.suite import parse_suite, schedule
 from burstline.workloads.load import load_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
+from tests.burstline.test_repeats import asked_by
 from tests.reports.synthetic_sweep import finished_run
 from tests.reports.test_one_number import _Page, of_blocks, value_of
 
@@ -81,11 +83,45 @@ def test_the_page_says_the_answer_first_and_links_to_each_probe(result, burst_ru
     assert "at most 5%." in text(limit_blocks(result))
 
 
-def test_the_page_says_how_to_search_again(result, burst_run):
+def test_the_page_says_how_to_search_again_and_not_how_to_probe(result, burst_run):
     again = "burstline limit --engine vllm --rate 2 --slo 'ttft.p50<=2s' --salt 5eed"
-    run = Run(burst_run.path, replace(burst_run.manifest, repeat=again))
-    assert again in html.unescape(limit_page(result, (run, run)))
-    assert "Reproduce this search" not in limit_page(result, (burst_run, burst_run))
+    run = Run(burst_run.path, replace(burst_run.manifest, repeat="burstline run --rate 2 --salt 5eee"))
+    page = html.unescape(limit_page(replace(result, again=again), (run, run)))
+    assert again in page
+    assert "burstline run --rate 2" not in page
+    assert "Reproduce this search" not in limit_page(result, (run, run))
+
+
+def test_a_confirmed_search_says_what_was_probed_to_confirm_it(result, burst_run):
+    """The lower load has passed once only: its scouts need not have."""
+    lost = LoadProbe(3, 2.0, Purpose.SCOUT, lost="CLIENT-BOUND")
+    page = limit_page(replace(result, found=replace(FOUND, probes=(*PROBES, lost))), (burst_run,) * 3)
+    assert "One fresh probe met all SLOs at the lower load, and another missed one at the higher." in page
+    assert "again; the higher" not in page
+
+
+def test_a_share_stands_beside_the_requests_that_it_is_of(result, burst_run):
+    """A warm-up is left out of both, whatever has ended; a search of before knows only what has ended."""
+    look = replace(PROBES[0].last, shares=(LateShare(0.05, 200.0, 270), LateShare(0.3, 150.0, 250)))
+    probes = (replace(PROBES[0], last=look), PROBES[1])
+    blocks = limit_blocks(replace(result, found=replace(FOUND, probes=probes)), (burst_run, burst_run))
+    titles = [column.title for column in blocks[1].columns]
+    judged = "Requests judged", "of these beyond TTFT p50 ≤ 2 s"
+    assert tuple(titles[4:6]) == judged
+    cells = [[cell.text for cell in row.cells[4:]] for row in blocks[1].rows]
+    assert cells == [["270", "5.0%", "250", "30.0%"], ["–", "1.0%", "–", "2.0%"]]
+    assert "2 probes with 870 judged requests in all" in text(blocks)
+
+
+def test_a_probe_says_by_which_rule_it_is_judged_and_why_it_counts(result, burst_run):
+    verdicts = ("CLIENT-BOUND", "VALID")
+    result = replace(result, runs=("one", "two"), verdicts=verdicts, found=replace(FOUND, probes=PROBES[1:]))
+    shown = " ".join(text(limit_blocks(result, (burst_run, burst_run))).split())
+    assert "CLIENT-BOUND: still counts" in shown
+    assert "those that confirm share an error of 5%" in shown
+    lost = replace(PROBES[1], lost="CLIENT-BOUND")
+    result = replace(result, found=replace(FOUND, probes=(lost,)))
+    assert "still counts" not in text(limit_blocks(result, (burst_run, burst_run)))
 
 
 def test_report_writes_a_searchs_page_again_from_its_folder(result, burst_run, tmp_path, capsys):
@@ -132,7 +168,7 @@ def test_a_searchs_page_gives_the_four_answers_of_a_runs_page(result, tmp_path, 
     assert tiles["How fast?"][1].startswith(f"Medians at {at}. p90: {slow}, then ")
     value, detail = tiles["At what load?"]
     assert value == loads[state]
-    assert ("output tok/s at 2 req/s. This rests on 2 probes" in detail) == (state != "none")
+    assert ("output tok/s at 2 req/s. The search counted 2 probes" in detail) == (state != "none")
     state_shown = {"confirmed": "CONFIRMED", "open": "NOT CONFIRMED", "none": "NO LOAD HOLDS"}[state]
     assert f"</span> {state_shown}</p>" in page
     assert tiles["What limits it?"][1].startswith("At 4 req/s: ")
@@ -158,9 +194,11 @@ def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, m
     monkeypatch.setattr("burstline.bench.limit.carry_out", lambda *_: ended)
     spec, goals = LoadSpec(rate=2.0, salt="5eed"), Goals(slo=("ttft.p90<=1s",))
     settings = Settings(ServerOptions(), load_of(spec), goals, tmp_path, quiet=True)
-    assert run_limit(settings, LimitOptions()) == 130
+    assert run_limit(settings, LimitOptions(error=0.1)) == 130
     assert "more requests" not in capsys.readouterr().out, "no pace is known"
-    assert len(list(tmp_path.glob("*-limit/report.html"))) == 1
+    (page,) = tmp_path.glob("*-limit/report.html")
+    again = f"burstline limit --salt 5eed --rate 2 --slo 'ttft.p90<=1s' --error 0.1 --out {tmp_path}"
+    assert again in html.unescape(page.read_text())
 
 
 def test_where_no_load_holds_the_slo_that_is_missed_most_is_named(result):
@@ -262,6 +300,18 @@ def test_no_probe_of_a_search_repeats_another_ones_plan(tmp_path):
     search = prober(LoadSpec(rate=10.0, salt="5eed", seed=3), tmp_path, until_s=1e12)
     plans = [search._settings_of(Ask(number, 10.0, 100, 1000)).load.spec for number in range(1, 9)]
     assert len({plan.seed for plan in plans}) == len({plan.salt for plan in plans}) == len(plans)
+
+
+def test_the_command_of_a_probe_is_a_run_of_its_own_load(tmp_path):
+    """With the probe's seed, salt and SLOs: not the search, which would begin from the start."""
+    search = prober(LoadSpec(rate=10.0, salt="0eed", seed=3), tmp_path, until_s=1e12)
+    settings = search._settings_of(Ask(2, 12.5, 100, 1000))
+    words = shlex.split(settings.again())
+    assert words[:2] == ["burstline", "run"]
+    assert asked_by(words) == settings.load.spec
+    assert (settings.load.spec.salt, settings.load.spec.seed) == ("0eef", 5)
+    assert words[words.index("--slo") + 1] == "ttft.p90<=1s"
+    assert not {"--error", "--budget-s"} & {*words}
 
 
 def test_a_search_says_whether_its_probes_are_valid(result, burst_run):

@@ -301,6 +301,18 @@ def test_every_command_says_why_a_number_is_unreliable(grade, cause, made, tmp_p
     assert found.both(f"The last 3 probes could not decide: {state}. {WHY} Do so.")
 
 
+def test_a_probe_that_may_not_decide_is_called_what_its_own_page_calls_it(
+    made, tmp_path, capsys, monkeypatch
+):
+    """Too late for its SLO and not stationary: of both the worse, as every verdict is."""
+    both = verdict(State.CLIENT_BOUND, also=(State.NOT_STATIONARY,))
+    grade = PercentileGrade(Grade.UNRELIABLE)
+    found, saved = searched(lambda _: both, made, tmp_path, capsys, monkeypatch, grade=grade)
+    assert {probe["lost"] for probe in saved["found"]["probes"]} == {"CLIENT-BOUND"}
+    assert found.both("CLIENT-BOUND: does not count")
+    assert not found.both("NOT-STATIONARY")
+
+
 def test_a_disturbed_probe_is_repeated_and_the_search_goes_on(made, tmp_path, capsys, monkeypatch):
     odd = {2: State.DISTURBED, 3: State.DISTURBED, 5: State.DISTURBED}
     found, saved = searched(lambda k: verdict(odd.get(k, State.VALID)), made, tmp_path, capsys, monkeypatch)

@@ -1,18 +1,27 @@
 """`burstline run --repeats`: one page over the runs, intervals between them."""
 
+import argparse
 import json
+import shlex
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from burstline.bench import repeats
 from burstline.bench.run import Ended
+from burstline.bench.run_settings import manifest_of
 from burstline.cli import main
+from burstline.console import exit_codes
+from burstline.console.flags import read_options
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.manifest import RunClock
 from burstline.measure.record.rundir import open_run
+from burstline.servers.registry import ENGINES
+from burstline.verbs.arguments import add_arguments
 from burstline.workloads.load import load_of
+from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import LoadSpec
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -87,6 +96,39 @@ def test_repeats_are_those_of_this_command_whatever_else_is_written_beside_them(
     (over,) = (tmp_path / "runs").glob("*-repeats")
     (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
     assert {name for names in cell["runs"].values() for name in names} == {"ours-7", "ours-8"}
+
+
+def asked_by(words):
+    """The load that a command of `burstline run` asks for."""
+    parser = argparse.ArgumentParser()
+    add_arguments("run", parser)
+    return read_options(LoadSpec, parser.parse_args(words[2:]))
+
+
+@pytest.mark.parametrize("flags", ["--repeats 2", "--rate 5,20", "--rate 5,20 --repeats 2"])
+def test_the_command_of_each_run_sends_the_prompts_of_that_run(flags, tmp_path, monkeypatch):
+    """Its salt is its own: with that of another run, or without a zero in front, prompts differ."""
+    each = []
+
+    def carry_out(settings, *_, **__):
+        each.append(settings)
+        return Ended(SimpleNamespace(path=tmp_path), None, exit_codes.DONE)
+
+    def no_page(_):
+        raise WorkloadError("no run was made that a page could be over")
+
+    monkeypatch.setattr(repeats, "carry_out", carry_out)
+    monkeypatch.setattr(repeats, "open_run", no_page)
+    out = tmp_path / "runs"
+    assert run("http://127.0.0.1:9", out, "--salt", "0f8c", "--no-canary", *flags.split()) == exit_codes.USAGE
+    assert len({settings.load.spec.salt for settings in each}) == len(each) > 1
+    assert each[0].load.spec.salt == "0f8c"
+    for settings in each:
+        manifest = manifest_of(settings, settings.load, ENGINES["truth"])
+        words = shlex.split(manifest.repeat)
+        assert asked_by(words) == settings.load.spec
+        assert "--no-canary" in words
+        assert not {"--repeats", "5,20"} & {*words}
 
 
 def test_a_server_has_room_for_each_of_its_loads_and_keeps_it():

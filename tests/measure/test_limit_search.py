@@ -226,6 +226,13 @@ def test_a_queue_at_capacity_is_hardly_ever_called_overloaded():
     assert n_called <= stats.binom.ppf(0.999, 150, 0.05)
 
 
+def test_a_share_is_of_the_requests_behind_the_first_that_have_a_latency():
+    values = np.full(400, 0.5)
+    values[300:320] = np.nan
+    (share,) = judge(Evidence((values,), None), (P90,), 0.01, 4).shares
+    assert share.n == 400 - 40 - 20
+
+
 def test_few_requests_decide_nothing():
     assert judge(Evidence((np.full(20, 9.0),), None), (P90,), 0.4).judged == Result.INCONCLUSIVE
 

@@ -8,11 +8,12 @@ import pytest
 
 from burstline.measure.record.summary import CacheSize, PrefixCache
 from burstline.measure.stats.figure import measured
-from burstline.reports.blocks import Table
+from burstline.reports.blocks import Command, Table
 from burstline.reports.figures import first_screen, run_figures
 from burstline.reports.model import comparison
-from burstline.reports.model.comparison import shown_of
+from burstline.reports.model.comparison import shown_of, view_of
 from burstline.reports.page import sections
+from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
 from tests.reports.pages import page_of
 from tests.reports.test_page import Page
@@ -30,6 +31,26 @@ def test_a_small_run_is_shown_whole_and_a_large_one_in_parts():
     assert set(np.abs(np.diff(part.even)).tolist()) <= {6, 7}
     assert part.listed.tolist() == sorted({*part.even, *part.slowest, 17, 18}, reverse=True)
     assert (part.href(17), part.href(2000)) == ("#r17", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "title"),
+    [
+        ({}, "This sends the same requests at the same times"),
+        ({"rate": 5.0}, "This sends the same requests at the same times"),
+        ({"concurrency": 8}, "This sends the same requests, as many at a time"),
+        ({"sessions": 8, "concurrency": 4}, "This begins the same sessions, as many at a time"),
+        ({"sessions": 8, "rate": 4.0}, "This begins the same sessions at the same times"),
+    ],
+)
+def test_a_command_that_repeats_a_run_says_what_is_the_same(asked, title, single):
+    """A closed loop plans no times, and the later turns of a session are sent as its replies come."""
+    view = view_of(single)
+    manifest = replace(view.manifest, asked=LoadSpec(**asked), repeat="burstline run")
+    again = replace(view, run=replace(view.run, manifest=manifest))
+    assert sections.again(again)[0] == Command(title, "burstline run")
+    early = replace(view, run=replace(view.run, manifest=replace(manifest, ended_s=3.0)))
+    assert sections.again(early)[0].caption == f"{title}, then the rest of those planned"
 
 
 def test_the_outline_of_many_points_keeps_both_ends_of_each_few():

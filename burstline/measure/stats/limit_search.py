@@ -107,10 +107,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class LateShare:
-    """Of a bound: the share of requests beyond it, which carry the information of `n_effective`."""
+    """Of a bound: the share of `n` requests (0: unknown) beyond it, with the information of `n_effective`."""
 
     beyond: float
     n_effective: float
+    n: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,8 @@ def _share(latencies: Floats, bound: LatencyBound, n_cosines: int | None) -> Lat
     beyond = float((samples.value > bound.most).mean())
     # Those beyond the bound depend on each other. Where they are few or nearly all, less rare ones stand for
     # them: a crowd or two says little about how often crowds come.
-    return LateShare(beyond, size_at(ordered, min(max(1 - beyond, 0.5), bound.p, 0.9)))
+    rarest = min(max(1 - beyond, 0.5), bound.p, 0.9)
+    return LateShare(beyond, size_at(ordered, rarest), len(samples.value))
 
 
 def _at_most(k: float, n: float, share: float) -> float:

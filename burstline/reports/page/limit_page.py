@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +56,8 @@ class LimitResult:
     """A search that has ended: what it found, and the folder of each probe's run, in order.
 
     `kind` is a key of KINDS, `verdicts` are those of the runs; `more_s` is about how much longer the search
-    would take, None where more time would not help: then `why` says what happened and what to do.
+    would take, None where more time would not help: then `why` says what happened and what to do. `again` is
+    the command that searches again.
     """
 
     engine: str
@@ -67,6 +69,7 @@ class LimitResult:
     runs: tuple[str, ...]
     verdicts: tuple[str, ...] = ()
     why: str = ""
+    again: str = ""
 
     @property
     def state(self) -> str:
@@ -116,8 +119,9 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
     if lost:
         valid = say("highest.lost", n=counted(lost.total(), "other"), states=", ".join(lost))
-    n = counted(sum(probe.last.n for probe in found.probes if not probe.lost), "judged request")
-    probes = counted(len(found.probes) - lost.total(), "probe")
+    looks = [probe.last for probe in found.probes if not probe.lost]
+    judged = [max((share.n or look.n for share in look.shares), default=0) for look in looks]
+    n, probes = counted(sum(judged), "judged request"), counted(len(looks), "probe")
     basis, code, limit, then, looser = say("highest.basis", probes=probes, n=n, valid=valid), "", "", "", ""
     if probed := _probe_at(missed, result, runs):
         view = view_of(probed[1])
@@ -188,8 +192,8 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     then = next_tile("" if words.then == result.why else words.then)
     tiles = _how_fast(result, runs), _load(result, runs, words), limit, then
     sections = [PageSection("probes", "Probes", "What was probed, in order?", blocks[1:], folded=True)]
-    if again := view.manifest.repeat:
-        reproduce = Command("Reproduce this search", again)
+    if result.again:
+        reproduce = Command("Reproduce this search", result.again)
         sections.append(PageSection("again", "Reproduce", "Reproduce this search", [reproduce]))
     return Page(
         title=f"Highest load with {slos_words(result.targets)}: {_title(result.engine)}",
@@ -317,23 +321,24 @@ def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
 
 def _probes(result: LimitResult) -> Table:
     shares = [f"of these beyond {slo_words(parse_slo(bound.text))}" for bound in result.found.bounds]
-    columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", "Requests when judged", *shares)
+    titles = [title for share in shares for title in ("Requests judged", share)]
+    columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", *titles)
+    states = dict(zip(result.runs, result.verdicts, strict=False))
     rows: list[Sequence[str | Cell]] = []
     for probe, run in zip(result.found.probes, result.runs, strict=False):
-        late = [f"{share.beyond:.1%}" for share in probe.last.shares] or ["–"] * len(shares)
-        why = "the queue outgrew the server" if probe.last.overloaded else ""
+        late = [(count(s.n) if s.n else "–", f"{s.beyond:.1%}") for s in probe.last.shares]
+        cells = list(chain.from_iterable(late)) or ["–"] * len(titles)
+        state = states.get(run, State.VALID)
+        why = f"{state}: still counts" if state != State.VALID else ""
+        why = "the queue outgrew the server" if probe.last.overloaded else why
         why = f"{probe.lost}: does not count" if probe.lost else why
-        rows.append(
-            (
-                Cell(str(probe.number), href=f"../{run}/report.html"),
-                _cell(probe, "load", result.load(probe.load).number),
-                probe.purpose,
-                Cell(f"{MARKS[probe.last.judged]} {probe.last.judged}", detail=why),
-                _cell(probe, "n", count(probe.last.n)),
-                *(_cell(probe, f"beyond.{k}", text) for k, text in enumerate(late)),
-            )
-        )
-    return table("All probes in order", columns, rows, text=(2, 3))
+        at = _cell(probe, "load", result.load(probe.load).number)
+        number = Cell(str(probe.number), href=f"../{run}/report.html")
+        ended = Cell(f"{MARKS[probe.last.judged]} {probe.last.judged}", detail=why)
+        each = (_cell(probe, f"share.{k}", text) for k, text in enumerate(cells))
+        rows.append((number, at, probe.purpose, ended, *each))
+    rule = say("highest.rule", error=f"{100 * result.found.error:.3g}%")
+    return table("All probes in order", columns, rows, text=(2, 3), remark=rule)
 
 
 def _cell(probe: LoadProbe, what: str, text: str) -> Cell:

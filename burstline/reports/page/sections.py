@@ -326,7 +326,10 @@ def again(view: View) -> list[Block]:
     manifest = view.manifest
     blocks: list[Block] = []
     if manifest.repeat:
-        blocks.append(Command("This sends the same requests at the same times", manifest.repeat))
+        what = "begins the same sessions" if manifest.asked.of_sessions else "sends the same requests"
+        how = " at the same times" if manifest.asked.concurrency is None else ", as many at a time"
+        more = ", then the rest of those planned" if manifest.ended_s is not None else ""
+        blocks.append(Command(f"This {what}{how}{more}", manifest.repeat))
     if manifest.server and manifest.server.argv:
         blocks.append(Command("The server's command line", shlex.join(manifest.server.argv)))
     if manifest.server:
