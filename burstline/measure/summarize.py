@@ -75,6 +75,7 @@ def summarize(
     `turns` are their places in sessions, if there are any; `uses` what each did to the prefix cache.
     """
     slos = tuple(map(parse_slo, manifest.targets))
+    slos = tuple(replace(slo, advice="") for slo in slos) if manifest.is_probe else slos
     part = part_of(planned, manifest, status, turns)
     watched = (telemetry or Telemetry({}, [])).over(part.planned.end_s)
     summary = _numbers(part, manifest, watched, turns, slos)
@@ -222,7 +223,8 @@ def _cold(
         return False, (cold.left_out(),)
     rest = samples_of(METRICS["ttft"], c.where(~np.isin(c.index, cold.which)))
     printed = {p: ttft.figure(p) for p in map(label, QUANTILES)}
-    return cold.counted(printed, percentiles(rest, QUANTILES, "s"), warmed=bool(manifest.asked.warmup))
+    code = "cold.probe" if manifest.is_probe else "cold.warmed" if manifest.asked.warmup else "cold"
+    return cold.counted(printed, percentiles(rest, QUANTILES, "s"), code)
 
 
 def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:

@@ -58,6 +58,15 @@ def test_behind_a_warm_up_nobody_is_told_to_warm_up_again(warmup):
     assert "longer" in cold["advice"]
 
 
+def test_a_probe_of_a_search_is_not_advised_to_warm_up():
+    """Earlier probes have warmed its server up."""
+    c, given = loop()
+    manifest = replace(given["manifest"], argv=("burstline", "limit", "--concurrency", "4"))
+    (cold,) = told(summarized(c, given | {"manifest": manifest}))
+    assert cold["text"] == told(summarized(c, given))[0]["text"]
+    assert cold["advice"] == "The search leaves a probe's first requests out."
+
+
 def test_the_medians_of_an_automatic_warm_up_do_not_pass_for_the_loads():
     bursts = [StageFacts(f"warm-up {k}", 8, 8, 0.2) for k in (1, 2)]
     assert (

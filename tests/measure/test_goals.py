@@ -267,6 +267,27 @@ def test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains(ta
     assert result_of(target, reading(point)) == result
 
 
+@pytest.mark.parametrize(
+    ("target", "point", "said"),
+    [
+        ("ttft.p90<=40ms", 0.0277, "one run meets it by 31%"),
+        ("ttft.p90<=40ms", 0.06, "one run misses it by 50%"),
+        ("output_tok_per_s>=10", 12.5, "one run meets it by 25%"),
+        ("output_tok_per_s>=10", 7.5, "one run misses it by 25%"),
+    ],
+)
+def test_a_margin_is_in_percent_of_the_bound(target, point, said):
+    assert judged_of(target, reading(point)).reason == f"{said}; another run may not (use --repeats 3)"
+
+
+@pytest.mark.parametrize(("verb", "advice"), [("run", " (use --repeats 3)"), ("limit", "")])
+def test_a_probe_of_a_search_which_takes_no_repeats_is_not_advised_to_repeat(verb, advice):
+    given = conditions(goals=[parse_slo("ttft.p50<=150ms")])
+    given["manifest"] = replace(given["manifest"], argv=("burstline", verb, "--rate", "4"))
+    (told,) = summarized(COLUMNS, given)["targets"]
+    assert told["reason"] == f"one run meets it by 34%; another run may not{advice}"
+
+
 def test_targets_decide_unless_the_run_failed():
     met = (SloResult("x", Result.PASS, "", between(1, 2)),)
     for state, targets, decides in (

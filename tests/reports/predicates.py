@@ -212,6 +212,7 @@ OF_REASONS: Final[Mapping[str, Predicate]] = {
     "never-settled": lambda t: t.is_open and not t.has("drifting", "overloaded"),
     "cold": _slow_start,
     "cold.warmed": lambda t: _slow_start(t) and bool(t.manifest.asked.warmup),
+    "cold.probe": lambda t: _slow_start(t) and t.manifest.is_probe,
     "cold.left-out": _slow_start,
     "ran-out": lambda t: t.manifest.asked.duration_s is not None and t.n("not_sent") == 0,
     "warm-up": lambda t: t.manifest.load is not None and len(t.manifest.load.warm_up) > 0,

@@ -298,7 +298,7 @@ def test_the_interval_over_several_runs_includes_what_late_reading_may_have_move
 def test_slow_first_requests_that_change_no_printed_number_are_not_named():
     start = ColdStart(3, 0.05, 0.1, 0.2, np.arange(3))
     printed, rest = ({"p50": measured(each, "s", "")} for each in (0.10002, 0.10001))
-    assert start.counted(printed, rest, warmed=False) == (False, ())
+    assert start.counted(printed, rest) == (False, ())
 
 
 @pytest.mark.parametrize(

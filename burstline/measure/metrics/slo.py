@@ -67,13 +67,15 @@ _SLO = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """`statistic` is one of STATISTICS, None for a whole run or single requests; `bound` in stored units."""
+    """`statistic` is one of STATISTICS, None for a whole run or single requests; `bound` in stored units.
+    `advice` is for what one run leaves open."""
 
     text: str
     metric: str
     statistic: str | None
     op: str
     bound: float
+    advice: str = " (use --repeats 3)"
 
     @property
     def per_request(self) -> bool:
@@ -316,13 +318,13 @@ def _by_margin(slo: Slo, figure: Estimate, misses: Floats | None = None) -> tupl
             if (other >= slo.bound) == met:
                 return result, f"one run {'meets' if met else 'misses'} it, whatever runs may differ"
             reason = f"at {'half' if met else 'twice'} the latency bounds it is {other:.4g}"
-            return Result.INCONCLUSIVE, f"{reason}; another run may differ (use --repeats 3)"
+            return Result.INCONCLUSIVE, f"{reason}; another run may differ{slo.advice}"
     low, high = min(ends), max(ends)
-    margin = f"by {high / low - 1:.0%}" if low > 0 else "entirely"
+    margin = f"by {abs(ends[0] / ends[1] - 1):.0%}" if low > 0 else "entirely"
     reason = f"one run {'meets' if met else 'misses'} it {margin}"
     if high >= CERTAIN_MARGIN * low and low < high:
         return result, reason
-    return Result.INCONCLUSIVE, f"{reason}; another run may not (use --repeats 3)"
+    return Result.INCONCLUSIVE, f"{reason}; another run may not{slo.advice}"
 
 
 def _lies_among_failures(slo: Slo, c: Columns) -> bool:

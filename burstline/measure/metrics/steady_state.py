@@ -337,12 +337,12 @@ class ColdStart:
         )
 
     def counted(
-        self, printed: Mapping[str, Figure], rest: Mapping[str, Figure], *, warmed: bool
+        self, printed: Mapping[str, Figure], rest: Mapping[str, Figure], code: str = "cold"
     ) -> tuple[bool, tuple[Reason, ...]]:
         """Whether they spoil TTFT's `printed` percentiles, which without them were `rest`; what to say of it.
 
-        They do where they raise one by more than 5% and by more than half of its interval. Behind a warm-up
-        (`warmed`) another changes nothing.
+        They do where they raise one by more than 5% and by more than half of its interval. `code` is what is
+        advised: behind a warm-up another changes nothing, and neither does one before a search's probe.
         """
         pairs = {p: (known(rest[p]), known(figure)) for p, figure in printed.items()}
         moved = {p: (low, high) for p, (low, high) in pairs.items() if low and high and low < high}
@@ -352,7 +352,6 @@ class ColdStart:
         without, with_them = map(time_text, moved.get(p, (0.0, 0.0)))
         if without == with_them:
             return False, ()
-        code = "cold.warmed" if warmed else "cold"
         return bool(spoiled), (Reason.of(code, size=self.size, p=p, without=without, with_them=with_them),)
 
     def left_out(self) -> Reason:

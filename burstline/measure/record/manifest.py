@@ -222,6 +222,11 @@ class Manifest:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def is_probe(self) -> bool:
+        """Whether it is a probe of a search, which decides how long it lasts."""
+        return self.argv[1:2] == ("limit",)
+
+    @property
     def may_end_early(self) -> bool:
         """Whether more was planned than the load could need: what it did not send was not asked for."""
         goes_by_time = self.asked.concurrency is not None and self.asked.duration_s is not None
