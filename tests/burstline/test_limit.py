@@ -23,6 +23,7 @@ from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.typed_json import to_json
+from burstline.measure.record.verdict import SloResult
 from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import (
     Ask,
@@ -35,7 +36,9 @@ from burstline.measure.stats.limit_search import (
     Purpose,
 )
 from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import View
 from burstline.reports.number_format import with_unit
+from burstline.reports.page.bottleneck import next_by
 from burstline.reports.page.limit_page import (
     LimitResult,
     limit_blocks,
@@ -238,7 +241,11 @@ def test_what_limits_the_server_stands_at_the_upper_end(result, burst_run):
 
 
 def test_a_search_does_not_advise_to_search(result, burst_run, monkeypatch):
-    """It has tried other loads: what is left is another server, or another SLO."""
+    """It has tried other loads: what is left is another server or SLO. Nor do its probes' pages."""
+    manifest = replace(burst_run.manifest, argv=("burstline", "limit"), asked=LoadSpec(rate=2.0))
+    probe = Run(burst_run.path, manifest)
+    missed = SloResult("ttft.p50<=1s", Result.FAIL, "", burst_run.summary.metrics["ttft"].p50)
+    own = View(probe, replace(burst_run.summary, targets=(missed,)))
     probes = (replace_probe(PROBES[1], 1, 2.0), replace_probe(PROBES[0], 2, 2.2))
     result = replace(result, found=replace(FOUND, probes=probes))
     for code in (
@@ -253,8 +260,13 @@ def test_a_search_does_not_advise_to_search(result, burst_run, monkeypatch):
         told = {"load": "3", "most": "3", "n": "3", "reason": "", "waits": "", "all": "all", "mean": "2"}
         limited = (f"limit.{code}", told)
         monkeypatch.setattr("burstline.reports.page.bottleneck.limited_by", lambda *_, one=limited, **__: one)
-        shown = text(limit_blocks(result, (burst_run, burst_run)))
+        shown = text(limit_blocks(result, (probe, probe)))
         assert "Next: try a faster device, a smaller data type or more devices." in shown, code
+        assert next_by(own) == "Next: try a faster device, a smaller data type or more devices.", code
+    monkeypatch.setattr(
+        "burstline.reports.page.bottleneck.limited_by", lambda *_, **__: ("limit.queue", {"reason": ""})
+    )
+    assert next_by(own) == "Next: look at the server's scheduler settings."
 
 
 class Clock:

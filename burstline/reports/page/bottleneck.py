@@ -318,6 +318,9 @@ def next_by(view: View, who: str = "") -> str:
     by_load = code.startswith(BY_USERS) or view.manifest.asked.rate is not None
     if looser := out_of_reach(view):
         step = looser
+    elif view.manifest.is_probe:  # its search has tried other loads
+        is_load = code.removeprefix("limit.").removesuffix("-unwatched") in BY_LOAD
+        step, flag = (NEXT["limit.steps"], "") if is_load else (step, flag)
     elif by_load and any(slo.op == "<=" for slo in _missed(view.summary)):
         is_one = (finite(view.summary.concurrency.max) or 0) <= 1
         step, flag = NEXT["limit.steps"] if is_one else say("next.lower"), ""
@@ -378,7 +381,7 @@ def _room(view: View) -> float:
 
 
 def out_of_reach(view: View) -> str:
-    """To loosen the first SLO that even the fastest request misses where the server kept up; "" without one."""
+    """To loosen the first SLO that the fastest request misses where the server kept up; "" without one."""
     summary, code = view.summary, limited_by(view.summary, view.manifest)[0]
     mean, most = finite(summary.concurrency.mean), finite(summary.concurrency.max) or 0
     is_alone = most <= 1 or (mean is not None and mean < 1)
@@ -407,14 +410,11 @@ def _missed(summary: Summary) -> list[Slo]:
 
 
 def limit_at(load: str, view: View) -> tuple[str, str]:
-    """What limited a run at a load of a search; and what to try, "" if not known: no other load."""
+    """What limited a probe at its load; and what to try, "" if not known: no other load."""
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
-    code = limited_by(view.summary, view.manifest)[0].removeprefix("limit.").removesuffix("-unwatched")
-    is_load = code in BY_LOAD and not out_of_reach(view)
     sure = tuple(row for row in view.summary.targets if row.result != OPEN)  # the search decides the others
     view = replace(view, summary=replace(view.summary, targets=sure))
-    then = say_next(NEXT["limit.steps"]) if is_load else next_by(view)
-    return f"At {load}: {uncapitalised(limit)}", then
+    return f"At {load}: {uncapitalised(limit)}", next_by(view)
 
 
 def listed(names: Sequence[str]) -> str:
