@@ -41,6 +41,7 @@ from burstline.loadgen.driver.job import local_drivers, n_drivers
 from burstline.loadgen.wire.os_limits import ensure_ports, ensure_sockets
 from burstline.machine.hardware import check_hints
 from burstline.measure.record.manifest import LoadFacts, Status
+from burstline.measure.record.record import Outcome
 from burstline.measure.record.run_writer import FORECAST, RunDir, read_manifest
 from burstline.measure.record.tables import keep_pandas_out, telemetry_table
 from burstline.servers.destination import Destination
@@ -113,12 +114,14 @@ def carry_out(
         from burstline.bench.conclusion import conclude, of_summary  # the load does not wait for it
 
         with finishing(_report_first):
-            progress.phase("Decoding the captures and writing the report")
+            decoding = "Decoding the captures and writing" if (run.path / "captures").exists() else "Writing"
+            progress.phase(f"{decoding} the report")
             again = partial(measure_again, run, settings.hints, progress.phase)
             may = may_calibrate(settings.calibrate)
             summary = conclude(run, engine, again if may else None, answer=answer and failure is None)
     if failure is not None:
-        print(f"Partial run: {run.path}", file=sys.stderr)
+        nothing = summary.counts.get(Outcome.NOT_SENT, 0) == summary.counts["planned"]
+        print(f"{'Nothing was measured' if nothing else 'Partial run'}: {run.path}", file=sys.stderr)
         raise failure
     if answer:
         print(f"Report: {run.report}")

@@ -106,11 +106,15 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_that_does_not_start_raises_and_the_run_is_kept(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_raises_and_the_run_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(burstline.EngineError, match="unrecognized arguments: --no-such-flag"):
         burstline.run(engine="reference", engine_args=["--no-such-flag"], requests=2, out=tmp_path)
     (kept,) = tmp_path.iterdir()
     assert burstline.load(kept).requests.outcome.tolist() == ["not_sent"] * 2
+    assert f"Nothing was measured: {kept}" in (said := capsys.readouterr().err)
+    assert "captures" not in said
 
 
 def test_the_bound_is_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
