@@ -188,8 +188,8 @@ def test_a_sweep_has_a_run_for_each_load_each_with_its_own_command(monkeypatch, 
     )
     assert [each.load.spec.concurrency for each in given] == [8, 16]
     assert len({each.load.spec.salt for each in given}) == 1
-    assert given[1].argv[:3] == ("run", "--engine", "reference")
-    assert given[1].argv[given[1].argv.index("--concurrency") + 1] == "16"
+    assert given[1].again().startswith("burstline run --engine reference")
+    assert " --concurrency 16 " in given[1].again()
 
 
 def test_a_sweep_goes_forwards_then_backwards_and_ends_when_it_is_interrupted(monkeypatch, tmp_path):

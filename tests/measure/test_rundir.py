@@ -109,7 +109,7 @@ def test_everything_that_is_saved_comes_back(run):
     read = open_run(run.path)
     assert read.plan == plan()
     assert read.record_table == records
-    assert read.records["index"].tolist() == [0, 1, 2, 3]
+    assert read.record_table.to_pandas()["index"].tolist() == [0, 1, 2, 3]
     assert read.telemetry is not None
     assert read.telemetry["at_ns"].tolist() == [5]
     assert (read.status, read.summary, read.server_log, read.steps) == (
@@ -141,7 +141,7 @@ def test_a_run_killed_half_way_is_readable_and_what_it_lacks_is_cancelled(run):
     changed(run, pid=int(dead.stdout))
     read = open_run(run.path)
     assert read.status == "interrupted"
-    assert read.records["outcome"].tolist() == ["ok", "cancelled", "ok", "cancelled"]
+    assert read.record_table.to_pandas()["outcome"].tolist() == ["ok", "cancelled", "ok", "cancelled"]
     assert read.telemetry is None
     summary = summarize_run(read)
     assert summary.counts == {"planned": 4, "ok": 2, "cancelled": 2}
@@ -153,7 +153,7 @@ def test_a_run_killed_before_its_plan_says_so(run):
     with pytest.raises(WorkloadError, match=r"no plan\.parquet: the run ended before"):
         _ = open_run(run.path).plan
     with pytest.raises(WorkloadError, match=r"no plan\.parquet: the run ended before"):
-        _ = open_run(run.path).records
+        _ = open_run(run.path).record_table
 
 
 @pytest.mark.parametrize("other", [SCHEMA + 1, SCHEMA - 1])
@@ -218,14 +218,14 @@ def test_a_folder_that_is_no_run_is_called_so(tmp_path):
 def test_records_cut_short_are_an_error_that_names_the_file(run):
     (run.path / "records.parquet").write_bytes(b"PAR1 but no more")
     with pytest.raises(WorkloadError, match=r"records\.parquet cannot be read"):
-        _ = open_run(run.path).records
+        _ = open_run(run.path).record_table
 
 
 def test_an_engine_that_is_not_known_here_is_named(run):
     run.save_plan(plan())
     changed(run, engine="nosuch")
     with pytest.raises(WorkloadError, match="engine 'nosuch'; known are"):
-        _ = open_run(run.path).records
+        _ = open_run(run.path).record_table
 
 
 def test_no_secret_reaches_the_manifest(run):
