@@ -54,9 +54,13 @@ class Settings:
         """The command that asks for the same bytes again, of this run alone; `argv` may ask for several."""
         named = (self.load.spec, self.goals, self.hints, *options)
         words = ["burstline", *words_of_run(self.where, self.out, *named, verb=verb)]
-        words[2:2] = [*["--no-canary"] * (not self.canary), *["--no-calibrate"] * (not self.calibrate)]
-        if ray := self.ray:
-            words[2:2] = "--ray", ",".join([ray.address, *(f"{k}={n:g}" for k, n in ray.resources.items())])
+        if not self.calibrate:
+            words.insert(2, "--no-calibrate")
+        if not self.canary:
+            words.insert(2, "--no-canary")
+        if self.ray is not None:
+            resources = (f"{name}={n:g}" for name, n in self.ray.resources.items())
+            words[2:2] = "--ray", ",".join([self.ray.address, *resources])
         return shlex.join(without_secrets(words))
 
 

@@ -26,9 +26,19 @@ def run(args: argparse.Namespace) -> int:
     from burstline.bench.run import carry_out
     from burstline.bench.run_settings import Settings
 
-    canary, calibrate, argv = not args.no_canary, not args.no_calibrate, tuple(sys.argv[1:])
-    rest = canary, calibrate, read_options(Hints, args), _ray_of(args, loads[0].spec), argv
-    every = [Settings(where, load, goals, args.out, args.quiet, *rest) for load in loads]
+    one = Settings(
+        where,
+        loads[0],
+        goals,
+        args.out,
+        args.quiet,
+        canary=not args.no_canary,
+        calibrate=not args.no_calibrate,
+        hints=read_options(Hints, args),
+        ray=_ray_of(args, loads[0].spec),
+        argv=tuple(sys.argv[1:]),
+    )
+    every = [replace(one, load=load) for load in loads]
     if args.repeats is not None or len(every) > 1:
         from burstline.bench.repeats import run_several  # it draws: matplotlib takes a second
 
