@@ -90,6 +90,12 @@ class Run(RunDir):
         return self.decoded if table is None else table
 
     @cached_property
+    def records(self) -> pd.DataFrame:
+        """The same for pandas: token times are arrays, what never happened is NaN or None."""
+        frame: pd.DataFrame = self.record_table.to_pandas()
+        return frame
+
+    @cached_property
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
