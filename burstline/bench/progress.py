@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ class LiveTelemetry:
     """Follows a telemetry file as it grows; asks nothing of the processes that measure.
 
     None until they were seen: the server's resident memory, the tokens since the engine's first count, and
-    those per second between its last two; None where none came, as between replies that count at their end.
+    those per second between its last two; None where none came, or fewer than the client has.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,10 +185,10 @@ class LiveTelemetry:
         self.memory_bytes: float | None = None
         self.tok: float | None = None
         self.tok_per_s: float | None = None
-        self._count, self._first_tok = (0, 0.0), 0.0
+        self._count, self._base, self._rate, self._begun = (0, 0.0), math.nan, 0.0, 0.0
 
-    def refresh(self) -> None:
-        """Take in what was written since the last time; a line that is not whole yet waits."""
+    def refresh(self, begun: int = 0) -> None:
+        """Take in what was written since the last time; `begun` replies have a token at least."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -199,8 +200,12 @@ class LiveTelemetry:
             if value is not None and (source, name) == ("server", "rss_bytes"):
                 self.memory_bytes = value
             elif value is not None and (source, name) == ("engine", "generation_tokens"):
-                if self.tok is None:
-                    self._first_tok = value
+                if math.isnan(self._base):
+                    self._base = value
                 elif at_ns > self._count[0]:
-                    self.tok_per_s = (value - self._count[1]) / ((at_ns - self._count[0]) / 1e9) or None
-                self._count, self.tok = (at_ns, value), value - self._first_tok
+                    self._rate = (value - self._count[1]) / ((at_ns - self._count[0]) / 1e9)
+                # Below what had come by the reading before, it counts replies at their ends: no live count.
+                self._begun = begun if value - self._base >= self._begun else math.inf
+                self._count = (at_ns, value)
+        known = (self._count[1] - self._base, self._rate or None)
+        self.tok, self.tok_per_s = known if known[0] >= max(begun, self._begun) else (None, None)

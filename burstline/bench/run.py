@@ -307,7 +307,7 @@ def fire_watched(
     last_due_s = 0.0 if ready.load.spec.concurrency else max(ready.plan.due_ns) / 1e9
 
     def on_tick(snapshot: Snapshot) -> None:
-        live.refresh()
+        live.refresh(snapshot.first_tokens)
         signs.look(snapshot)
         watched = replace(snapshot, tok=live.tok, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
         known = replace(watched, until_s=until_s, last_due_s=last_due_s, planned_tok=planned_tok)
