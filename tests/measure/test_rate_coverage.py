@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from burstline.measure.metrics.steady_state import MOST_COSINES, steady_part
+from burstline.measure.metrics.steady_state import MOST_COSINES, Steady, steady_part
 from burstline.measure.metrics.throughput import Lives, throughputs_in
 from burstline.measure.record import tables
 from burstline.measure.record.columns import Columns, columns_of
@@ -141,6 +142,21 @@ def test_sessions_count_while_new_ones_take_the_place_of_those_that_end() -> Non
         rates = throughputs_in(c, steady.window, steady.block_s, lives, steady.n_cosines)
         points.append(rates.requests_per_s.point)
     assert np.mean(points) == pytest.approx(rate_of_sessions(8)["requests_per_s"], rel=0.03)
+
+
+def test_a_short_loop_of_sessions_says_how_many_sessions_to_run() -> None:
+    """Their number sets how long it takes: it cannot be run for so many seconds."""
+
+    def steady_of(n: int) -> Steady:
+        c, lives = sessions(3, n, np.random.default_rng(1))
+        steady = steady_part(c, None, concurrency=3, lives=lives)
+        assert steady is not None
+        return steady
+
+    found = re.fullmatch(r"1 run: .*; for an interval run --sessions (\d+)", steady_of(12).too_short or "")
+    assert found is not None
+    assert int(found[1]) > 12
+    assert steady_of(int(found[1])).n_cosines is not None
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def plateau(c: Columns, lives: Lives, concurrency: int) -> Steady | None:
     full = later & (c.closed_s <= last_s)
     series = {name: _logs(c, full, values) for name, values in (("ttft", ttft(c)), ("tpot", tpot(c)))}
     tests = [_shifted(name, *each, concurrency) for name, each in series.items()]
-    n_ended = int(((lives.end_s > window.start_s) & (lives.start_s <= last_s)).sum())
-    n_cosines, too_short = _n_cosines([logs for logs, _ in series.values()], n_ended / concurrency, window)
+    n_waves = int(((lives.end_s > window.start_s) & (lives.start_s <= last_s)).sum()) / concurrency
+    n_cosines, too_short = _n_cosines([logs for logs, _ in series.values()], n_waves, window, lives)
     return Steady(
         window=window,
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
@@ -228,15 +228,19 @@ def _shifted(name: str, logs: Floats, due_s: Floats, concurrency: int) -> _Test:
     return _Test(name, p, n, math.expm1(change), math.exp(float(np.median(logs))), at_s)
 
 
-def _n_cosines(series: Iterable[Floats], n_waves: float, window: Window) -> tuple[int | None, str | None]:
-    """From how many cosines the intervals of a closed loop come; else why there are none."""
+def _n_cosines(
+    series: Iterable[Floats], n_waves: float, window: Window, lives: Lives
+) -> tuple[int | None, str | None]:
+    """From how many cosines the intervals of a closed loop come; else why there are none, and what to run."""
     alike = max(correlation_length(logs) if np.ptp(logs) > FLAT else 0.0 for logs in series if len(logs))
     times = max(LEAST_LENGTHS * alike, LEAST_WAVES / n_waves)
     if times > 1:
         why, safe = f"fewer than {LEAST_WAVES} times as many as run at a time", 2
         if LEAST_LENGTHS * alike > 1:  # a short run shows only a part of how long it stays alike
             why, safe = f"the speed stays alike over {alike * window.length_s:.2g} s", 3
-        return None, f"1 run: {why}; for an interval run {math.ceil(safe * times * window.length_s)} s"
+        of_sessions = lives.session is not None  # their number sets how long the load takes
+        n = math.ceil(safe * times * (len(lives.begun_s) if of_sessions else window.length_s))
+        return None, f"1 run: {why}; for an interval run {f'--sessions {n}' if of_sessions else f'{n} s'}"
     most = int(min(n_waves, 0.1 / max(alike, 1e-3)))
     return max(LEAST_WAVES, min(MOST_COSINES, most)), None
 
