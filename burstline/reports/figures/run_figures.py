@@ -1,6 +1,6 @@
 """The figures of a run: each function takes data and returns a Plot, with its finding and its numbers.
 
-Below them are the series that the timeline draws, in bins of equal width, in seconds from the run's start.
+Below them are the series that the timeline draws, in bins, in seconds from the run's start.
 """
 
 import math
@@ -58,7 +58,7 @@ def timeline(
     finding: str,
     greyed: Sequence[Span] = (),
 ) -> Plot:
-    """Panels over one shared time axis in bins of equal width; `marks` are instants (s) worth a line."""
+    """Panels over one shared time axis, all bins but the last of equal width; `marks` are instants (s)."""
     scales = [scale_for(p.unit, map(_greatest, p.lines.values())) for p in panels]
 
     def draw(name: str, width: float) -> Drawing:
@@ -104,11 +104,16 @@ def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
     for k, ((label, stored), color, dashes) in enumerate(styles):
         values = stored / scale.divisor
         # The first of several is broad: another line on top of it, as "waiting" often is, leaves it visible.
-        broad = len(panel.lines) > 1 and k == 0
-        axis.stairs(values, edges, baseline=None, label=label, color=color, linestyle=dashes,
-                    linewidth=5 if broad else 1.8, alpha=0.45 if broad else 1)  # fmt: skip
-        if len(panel.lines) == 1:
-            axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
+        width, alpha = (5, 0.45) if len(panel.lines) > 1 and k == 0 else (1.8, 1)
+        style: Any = {"label": label, "color": color, "linestyle": dashes, "lw": width, "alpha": alpha}
+        if (read := np.isfinite(values)).all():
+            axis.stairs(values, edges, baseline=None, **style)
+            if len(panel.lines) == 1:
+                axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
+            continue
+        at, dot, values = ((edges[:-1] + edges[1:]) / 2)[read], edges[-1] * 5e-4, values[read]
+        axis.plot(at, values, **style | {"lw": 1})
+        axis.plot(*segments(at - dot, at + dot, values), color=color, lw=4.5, solid_capstyle="round")
     greatest = max(map(_greatest, panel.lines.values())) / scale.divisor
     axis.set_ylim(0, 100 if panel.unit == "fraction" else greatest * 1.08 or 1)
     if not panel.unit:
@@ -233,19 +238,19 @@ STALL = 10.0
 
 
 def bin_edges(end_s: float, n_bins: int = 200) -> Floats:
-    """From 0 to at least `end_s` in at most `n_bins` bins whose width is 1, 2 or 5 x 10^k seconds."""
+    """From 0 to `end_s` in at most `n_bins` bins of 1, 2 or 5 x 10^k seconds; the last ends with the run."""
     least = max(end_s, 1e-3) / n_bins
     power: float = 10.0 ** math.floor(math.log10(least))
     width = next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
-    return np.arange(math.ceil(end_s / width - 1e-9) + 1, dtype=np.float64) * np.float64(width)
+    return np.append(np.arange(math.ceil(end_s / width - 1e-9)) * np.float64(width), end_s)
 
 
-def step(c: Columns) -> float:
+def step(c: Columns, since_s: float = -math.inf) -> float:
     """About how long the engine's steps take, seconds: half of all time between tokens is in longer gaps.
 
     Not the median gap: while prompts are taken in, steps are few and long. 0 where there are no gaps.
     """
-    gaps = np.diff(c.event_s)[c.follows[1:]]
+    gaps = np.diff(c.event_s)[c.follows[1:] & (c.event_s[1:] >= since_s)]
     gaps = np.sort(gaps[gaps > 0][:: max(1, len(gaps) // MOST_GAPS)])
     if not len(gaps):
         return 0.0
@@ -275,18 +280,9 @@ def in_flight(c: Columns, edges: Floats) -> Floats:
 
 
 def level(telemetry: Telemetry, source: str, name: str, edges: Floats) -> Floats:
-    """The greatest reading in each bin; a bin without one keeps the last.
-
-    Readings from before the start do not count: what an idle server said is not held into the load.
-    """
+    """The greatest reading in each bin, NaN where none was taken: it is not known what was in between."""
     at_s, values = telemetry.series(source, name)
-    at_s, values = at_s[at_s >= 0], values[at_s >= 0]
     most = np.full(len(edges) - 1, np.nan)
-    if not len(at_s):
-        return most
-    last = np.searchsorted(at_s, edges[1:], "left") - 1
-    kept = (last >= 0) & (edges[:-1] <= at_s[-1])
-    most[kept] = values[last[kept]]
     bins = np.searchsorted(edges, at_s, "right") - 1
     inside = (bins >= 0) & (bins < len(most))
     np.fmax.at(most, bins[inside], values[inside])

@@ -124,13 +124,14 @@ def _end_s(view: View) -> float:
 def _edges(view: View) -> Floats | None:
     """Bins of the time axis, none shorter than three steps of the engine; None where nothing was sent.
 
-    Shorter bins would show the beat between bins and steps as stalls and peaks of the server.
+    Shorter ones would show the beat of bins and steps as stalls and peaks. So the last takes in a short rest.
     """
-    end_s = _end_s(view)
+    end_s, c = _end_s(view), view.columns
     if end_s <= 0:
         return None
-    step_s = run_figures.step(view.columns)
-    return run_figures.bin_edges(end_s, 200 if step_s <= 0 else int(np.clip(end_s / (3 * step_s), 8, 200)))
+    edges = run_figures.bin_edges(end_s, int(np.clip(end_s / max(3 * run_figures.step(c), 1e-9), 8, 200)))
+    least_s = max(3 * run_figures.step(c, edges[-2]), edges[1] / 5)
+    return np.delete(edges, -2) if end_s - edges[-2] < least_s else edges
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:
