@@ -34,10 +34,24 @@ def test_the_ecdf_its_table_and_its_sentence_have_the_estimators_percentiles():
     plot = curve(values, {0.5: median_s})
     by_share = dict(values_of(plot))
     assert by_share["50%"] == number(median_s) == "50.5"
-    assert by_share["99%"] == number(quantile_of(values, 0.99))
-    assert by_share["99.9%"] == "–"
+    assert by_share["90%"] == number(quantile_of(values, 0.9))
     assert "half within 50.5 s" in plot.finding
     assert "p50  50.5" in plot.drawings[0].body
+
+
+@pytest.mark.parametrize(("n", "least"), [(10, 75), (11, 50), (63, 75), (64, 90), (130, 95), (662, 99)])
+def test_the_table_of_a_distribution_leaves_out_what_all_tables_leave_out(n, least):
+    """150 requests have no p99 there, for want of 662: "99%" was one by another name. Low ones alike."""
+    by_share = dict(values_of(curve(np.arange(1.0, n + 1)))[:-1])
+    told = {float(share.rstrip("%")) for share, value in by_share.items() if value != "–"}
+    assert max(told, default=0) == (0 if n < 11 else least)
+    assert min(told, default=0) == (0 if n < 11 else 100 - least)
+
+
+def test_several_distributions_of_too_few_requests_have_no_medians_in_their_sentence():
+    curves = [ecdf.Curve(name, np.arange(1.0, n), {}) for name, n in (("few", 6), ("more", 12))]
+    assert ecdf.ecdf("e", "End to end", "E2E", curves).finding == "E2E p50: 6.00 s for more."
+    assert ecdf.ecdf("e", "End to end", "E2E", curves[:1] * 2).finding == ""
 
 
 def test_failures_are_the_gap_below_one():
@@ -96,6 +110,21 @@ def test_the_timeline_draws_what_its_table_says():
     ]  # fmt: skip
     assert values_of(plot) == [["0", "1.00", "–", "1.00", "1.00"], ["0.5", "2.00", "3.00", "2.00", "2.00"]]
     assert "here" in plot.drawings[0].body
+
+
+def test_a_gauge_is_drawn_as_its_readings_and_what_the_client_counts_as_bins():
+    edges, seen = np.arange(9.0), {}
+    gauge = np.where(np.arange(8) % 3 == 1, 3.0, np.nan)
+    panels = [Panel("Requests", "", {"in flight": np.arange(8.0), "running": gauge})]
+    token = look.witness.set(lambda name, figure: seen.setdefault(name, figure.axes[0]))
+    try:
+        run_figures.timeline(edges, panels, [], "found")
+    finally:
+        look.witness.reset(token)
+    line, dots = seen["timeline"].get_lines()
+    np.testing.assert_array_equal(line.get_xydata(), [[1.5, 3], [4.5, 3], [7.5, 3]])
+    assert dots.get_xdata()[::3] == pytest.approx([1.5, 4.5, 7.5], abs=0.01)
+    assert len(seen["timeline"].patches) == 1
 
 
 def over_time(ttft_s, bounds=None):

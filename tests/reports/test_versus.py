@@ -203,8 +203,8 @@ def test_curves_of_failed_requests_end_below_the_top_and_small_samples_give_no_t
     plot = ecdf("e", "End to end", "E2E", [Curve(who, values, {}) for who, values in series.items()])
     assert plot is not None
     rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in plot.table.rows}
-    assert rows["90%"] == ["∞", "1.90"]
-    assert rows["99%"] == ["–", "–"]
+    assert rows["75%"] == ["∞", "1.75"]
+    assert rows["90%"] == rows["99%"] == ["∞", "–"]
 
 
 def curves(**series) -> list[Curve]:

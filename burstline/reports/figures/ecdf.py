@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from burstline.measure.record.columns import Floats
+from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Estimate
 from burstline.measure.stats.quantiles import quantile
 from burstline.reports.blocks import Drawing, Plot, Table, table
@@ -44,10 +45,12 @@ class Curve:
         return int(np.isfinite(self.values).sum())
 
     def at(self, p: float, scale: Scale) -> str:
-        """The percentile as all tables have it; a dash where the sample is too small, ∞ among failures."""
+        """The percentile as all tables have it; a dash where they leave it out, ∞ among failures."""
         if p in self.known:
             return point(self.known[p], scale)
-        return "–" if self.n * min(p, 1 - p) < 1 else number(quantile(self.values, p) / scale.divisor)
+        value = quantile(self.values, p) if self.n else np.nan
+        is_enough = self.n >= early_stopping_floor(max(p, 1 - p)) or np.isinf(value)
+        return number(value / scale.divisor) if is_enough else "–"
 
 
 def ecdf(
@@ -98,8 +101,9 @@ def ecdf(
         look.margins(figure, top=10 + legend, bottom=44, left=48, right=12)
         return look.drawn(figure, name, panel)
 
-    medians = (f"{curve.at(0.5, scale)} {scale.unit} for {curve.label}" for _, curve in shown)
-    finding = f"{label} p50: {'; '.join(medians)}." if several else _finding(label, curves[0], scale)
+    medians = [(each.label, each.at(0.5, scale)) for _, each in shown]
+    told = "; ".join(f"{p50} {scale.unit} for {name}" for name, p50 in medians if p50 != "–")
+    finding = f"{label} p50: {told}." * bool(told) if several else _finding(label, curves[0], scale)
     rows = _table(title, label, curves, scale)
     return Plot(name, title, finding, "", (look.attempt(name, 310, draw),), rows)
 
