@@ -4,8 +4,6 @@ An SLO on a percentile, a mean or the whole run (`ttft.p99<=2s`, `output_tok_per
 on single requests (`ttft<=2s`) is a criterion: goodput counts the requests that meet them all.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

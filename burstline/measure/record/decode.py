@@ -3,8 +3,6 @@
 Also the texts of replies whose tokens the server did not count, for a tokenizer to count.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What held text on its way to the client: a proxy, a timer or a full link, by how events arrived."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -3,8 +3,6 @@
 What an audit and the hardware say is added by `bench/conclusion.py`, `summarized`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """What limited a run, and what to try next."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
