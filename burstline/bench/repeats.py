@@ -15,12 +15,13 @@ from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.model.comparison import Contender, view_of
 from burstline.reports.model.contenders import comparison_of
+from burstline.reports.model.sweep_load import SweepLoad, load_of
+from burstline.reports.model.sweeps import Point, sweeps_in
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import write_all
 from burstline.servers.engine import Engine
 from burstline.workloads.load import MAX_REPEATS
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import LoadSpec
 
 
 @dataclass(slots=True)
@@ -81,10 +82,20 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     page = write_all(comparison, folder)
     show(digest(comparison))
     print(f"\nReport over {len(order)} {'runs' if swept else 'repeats'}: {page}")
-    of = dict[LoadSpec, list[tuple[Run, int]]]()
-    for run, each, (_, code) in zip(runs, order, every_run, strict=True):
-        of.setdefault(each.load.spec, []).append((run, code))
-    return exit_codes.best(_code_of(*zip(*ended, strict=True)) for ended in of.values())
+    of = dict[SweepLoad | None, list[tuple[Run, int]]]()
+    for run, (_, code) in zip(runs, every_run, strict=True):
+        of.setdefault(load_of(run.manifest), []).append((run, code))
+    points = [at for sweep, _ in sweeps_in(comparison.cases) for at in sweep.points]
+    codes = {load: _code_of(*zip(*ended, strict=True)) for load, ended in of.items()}
+    loads = [(codes[at.load], at) for at in points]
+    return code_of_loads(loads) if loads else exit_codes.best(codes.values())
+
+
+def code_of_loads(loads: Sequence[tuple[int, Point]]) -> int:
+    """The exit code of a sweep, as its page: DONE if a reliable load is, else that of the lowest reliable."""
+    reliable = [own for own, at in loads if not at.doubts]
+    worse = exit_codes.worst([exit_codes.INCONCLUSIVE, exit_codes.best(own for own, _ in loads)])
+    return exit_codes.DONE if exit_codes.DONE in reliable else [*reliable, worse][0]
 
 
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 
 from burstline.bench.conclusion import of_summary
 from burstline.bench.limit import CODES
+from burstline.bench.repeats import code_of_loads
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.server_session import check_requests, check_start, check_where, choose_engine
@@ -33,6 +34,7 @@ from burstline.measure.record.rundir import Run, open_run, originals
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
+from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import RESULT, LimitResult, answer_of, limits_blocks, limits_page
@@ -119,12 +121,13 @@ def run_suite(
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
         runs, limits = _runs(slots), [slot for slot in slots if slot.workload.limit is not None]
-        comparable = _report(folder) if runs or not limits else True
+        comparison = comparison_of_suite(folder) if runs or not limits else None
+        comparable = _report(comparison, folder) if runs or not limits else True
         found = report_limits(limits, folder, suite.description or suite.name)
     return exit_codes.worst(
         [
             *(code for code in codes if code in (exit_codes.INTERRUPTED, exit_codes.ENGINE_FAILED)),
-            *_codes_of_targets(runs, folder),
+            *_codes_of_targets(runs, folder, comparison),
             *found,
             exit_codes.DONE if comparable else exit_codes.INCONCLUSIVE,
         ]
@@ -227,8 +230,7 @@ def _environment(engine: Contender) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     if engine.api_key_env is None:
         return environment
-    key = os.environ.get(engine.api_key_env)
-    if not key:
+    if not (key := os.environ.get(engine.api_key_env)):
         raise WorkloadError(
             f"engine {engine.name!r} needs its key in the environment variable {engine.api_key_env}, "
             f"which is not set; try: export {engine.api_key_env}=..."
@@ -306,9 +308,8 @@ def called(argv: Sequence[str], environment: dict[str, str], *inherited: int) ->
                 process.send_signal(signal.SIGINT)
 
 
-def _report(folder: Path) -> bool:
+def _report(comparison: Comparison | None, folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
-    comparison = comparison_of_suite(folder)
     if comparison is None:
         print("No run of the suite completed, so there is nothing to report.", file=sys.stderr)
         return False
@@ -384,19 +385,26 @@ def report_limits(slots: Sequence[Slot], folder: Path, title: str) -> list[int]:
     return [CODES[one[1].state] if one else exit_codes.INCONCLUSIVE for _, one in found]
 
 
-def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:
+def _codes_of_targets(slots: Sequence[Slot], folder: Path, shown: Comparison | None) -> Iterator[int]:
     """For each engine at each workload, whether every repeat kept its targets; a sweep at one load at least.
 
     A sweep is driven until its targets are missed: that alone is no failure.
     """
-    found: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+    found: dict[tuple[str, ...], dict[str, list[int]]] = {}
     for slot in slots:
         run = finished_in(folder / slot.id)
         if run is not None and run.summary is not None and run.summary.targets:
-            loads = found.setdefault((slot.engine.name, slot.model.name, slot.workload.of), {})
-            loads.setdefault(slot.workload.name, []).append(of_summary(run.summary))
-    for loads in found.values():
-        yield exit_codes.best(map(exit_codes.worst, loads.values()))
+            platform = slot.platform.name if slot.platform else ""
+            key = (slot.engine.name, slot.model.name, slot.workload.of, platform)
+            loads = found.setdefault(key, {})
+            loads.setdefault(slot.cell, []).append(of_summary(run.summary))
+    sweeps = sweeps_in(shown.cases if shown else ())
+    for (engine, *_), loads in found.items():
+        codes = {cell: exit_codes.worst(own) for cell, own in loads.items()}
+        having = [(sweep, [case.name for case in cases if engine in case.labels]) for sweep, cases in sweeps]
+        points = [pair for one, cells in having for pair in zip(cells, one.of(engine), strict=True)]
+        own = [(codes[cell], at) for cell, at in points if cell in codes]
+        yield code_of_loads(own) if own else exit_codes.best(codes.values())
 
 
 def fits(slots: Sequence[Slot]) -> Iterator[str]:

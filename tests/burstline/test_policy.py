@@ -13,14 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burstline.bench import certification, limit
+from burstline.bench import certification, limit, repeats
 from burstline.bench.conclusion import of_summary
 from burstline.bench.run import Ended
+from burstline.bench.run_settings import Settings
 from burstline.cli import main
 from burstline.console import exit_codes
 from burstline.console.terminal import show
 from burstline.loadgen.capture.files import write_json
 from burstline.measure.metrics.slo import judge_slos, parse_slo
+from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.verdict import (
     DECIDES,
@@ -51,6 +53,8 @@ from burstline.reports.page.digest import headline
 from burstline.reports.page.limit_page import LimitResult, limit_blocks, why_open
 from burstline.reports.page.page import render
 from burstline.suites import gate
+from burstline.workloads.load import load_of
+from burstline.workloads.spec import LoadSpec
 from tests.measure.test_certify import served, told
 from tests.reports.synthetic_sweep import finished_run
 from tests.test_documentation import ROOT
@@ -205,6 +209,38 @@ def test_a_sweep_counts_its_loads_as_the_table_says(state, made, tmp_path, capsy
     assert found.both(f"Hollow points are not compared or not reliable: vllm at concurrency 8 ({state})") == (
         not ranked
     )
+
+
+@pytest.mark.parametrize(
+    ("states", "slos", "code"),
+    [
+        ((State.DISTURBED, State.DISTURBED), ("met", "met"), exit_codes.INCONCLUSIVE),
+        ((State.DISTURBED, State.VALID), ("met", "met"), exit_codes.DONE),
+        ((State.VALID, State.VALID), ("met", "missed"), exit_codes.DONE),
+        ((State.VALID, State.DISTURBED), ("missed", "met"), exit_codes.TARGET_MISSED),
+        ((State.DISTURBED, State.VALID), ("met", "missed"), exit_codes.TARGET_MISSED),
+        ((State.DISTURBED, State.DISTURBED), ("", ""), exit_codes.INCONCLUSIVE),
+        ((State.FAILED, State.FAILED), ("missed", "missed"), exit_codes.TARGET_MISSED),
+    ],
+)
+def test_a_sweep_ends_with_the_code_of_what_its_page_says(
+    states, slos, code, made, tmp_path, capsys, monkeypatch
+):
+    """Three DISTURBED runs passed, the page said that no load met the SLOs, and the exit code was 0."""
+    coming = iter(zip((1, 2), states, slos, strict=True))
+
+    def once(*_: object, **__: object) -> Ended:
+        n, state, slo = next(coming)
+        run = planted(made(concurrency=n), tmp_path, verdict(state), SLO.get(slo, ""))
+        return Ended(RunDir(run.path, run.manifest), run.summary, of_summary(run.summary))
+
+    monkeypatch.setattr(repeats, "carry_out", once)
+    loads = [Settings(out=tmp_path, load=load_of(LoadSpec(salt="0", concurrency=n))) for n in (1, 2)]
+    assert repeats.run_several(loads, 1, restart_after=None) == code
+    (page,) = tmp_path.glob("*-sweep/report.html")
+    found = Told(code, capsys.readouterr().out, plain(page.read_text()))
+    assert found.both("No load is reliable (") == (State.VALID not in states)
+    assert found.both("Highest output that meets all SLOs") == (code == exit_codes.DONE)
 
 
 @pytest.mark.parametrize("state", State)

@@ -8,7 +8,7 @@ import pytest
 
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
-from burstline.measure.record.verdict import Grade, PercentileGrade
+from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from burstline.measure.stats.figure import Absent, measured
 from burstline.reports.blocks import Plot
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
@@ -20,6 +20,7 @@ from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, 
 from burstline.reports.model.sweeps import n_devices, sweeps_in
 from burstline.reports.number_format import Reach
 from burstline.reports.page.answer import answer
+from burstline.reports.page.bottleneck import limits_at_the_top, next_of_sweep
 from burstline.reports.page.compared import AtLoad, load_figure, tradeoff
 from burstline.reports.page.digest import banner, comparison_json, digest
 from burstline.reports.page.first_screen import sweep_tiles
@@ -30,7 +31,6 @@ from burstline.reports.page.sweep_words import (
     costs_of,
     knee,
     limits,
-    next_loads,
     remarks,
 )
 from burstline.workloads.arrivals import parse_arrival
@@ -165,16 +165,34 @@ def test_the_targets_are_told_in_words_and_why_no_more_load_meets_them(sweep):
     assert "vllm first misses" in limits(sweep)
 
 
-def test_where_no_load_is_reliable_nothing_is_concluded_but_that(sweep):
+def test_where_no_load_is_reliable_nothing_is_concluded_but_that(sweep, comparison):
     """Three DISTURBED runs once had a "Highest output", and two CLIENT-BOUND ones a ratio."""
     hollow = replace(sweep, points=tuple(replace(at, doubts=("DISTURBED",)) for at in sweep.points))
     for each in (hollow, replace(hollow, slos=())):
-        assert best_loads(each) == "No load is reliable, so none is the best."
+        assert best_loads(each) == "No load is reliable (DISTURBED), so none is the best."
         assert best_points(each) == []
         assert not re.search("level|peak|rises", limits(each))
-        assert next_loads(each, "") == ""
         plots = [block for block in tradeoff(each, "", {}) if isinstance(block, Plot)]
         assert [plot.finding for plot in plots] == [best_loads(each)]
+        level = tuple(replace(at, missed=(), overloaded=False) for at in each.points)
+        cases = sweeps_in(comparison.cases)[0][1]
+        unknown = "The limit of vllm is unknown, as no load is reliable"
+        assert limits(replace(each, points=level)).startswith(unknown)
+        tiles = {tile.label: tile for tile in sweep_tiles(replace(each, points=level), cases)}
+        assert tiles["What limits it?"].value == "Unknown"
+        assert "limited by" not in tiles["What limits it?"].detail
+        assert limits_at_the_top(each, cases) == []
+
+
+def test_where_no_load_is_reliable_the_next_step_makes_one_so(tmp_path):
+    runs = [finished_run(tmp_path, "vllm", 99, concurrency=n) for n in (2, 8)]
+    ((sweep, cases),) = sweeps_in(comparison_of(runs, tmp_path).cases)
+    doubtful = replace(sweep, points=tuple(replace(at, doubts=("DISTURBED",)) for at in sweep.points))
+    view = cases[0].contenders[0].views[0]
+    verdict = Verdict(State.DISTURBED, (Reason("busy-machine", "Others ran.", "Stop them and run again."),))
+    view = replace(view, summary=replace(view.summary, verdict=verdict))
+    disturbed = replace(cases[0], contenders=(replace(cases[0].contenders[0], views=(view,)),))
+    assert next_of_sweep(doubtful, [disturbed, *cases[1:]]) == "Next: stop them and run again."
 
 
 def test_a_contender_without_a_reliable_load_is_named_and_not_compared(sweep):

@@ -126,8 +126,7 @@ def cause(view: View) -> str:
     """Why nothing was served: what the run's own error says, else how requests ended and the first error."""
     if view.manifest.error:
         return f"{view.manifest.error.partition(chr(10))[0].rstrip('.')}."
-    outcomes = Counter(str(outcome) for outcome in view.words("outcome"))
-    if not outcomes:
+    if not (outcomes := Counter(str(outcome) for outcome in view.words("outcome"))):
         return "the plan has no requests."
     words = next((error for error in view.words("error") if error), "")
     if view.summary.verdict.is_interrupted and set(outcomes) <= CUT_OFF:
@@ -156,16 +155,14 @@ def cut_short(view: View) -> str:
 
 
 def failures(view: View) -> str:
-    text = _failed(view.summary)
-    if not text:
+    if not (text := _failed(view.summary)):
         return ""
     words = next((f" The first error: {error.rstrip('.')}." for error in view.words("error") if error), "")
     return f"{text.rstrip('.')}; their latency counts as infinite.{words}"
 
 
 def _failed(summary: Summary) -> str:
-    kinds = Counter(failed(summary.counts, interrupted=summary.verdict.is_interrupted))
-    if not kinds:
+    if not (kinds := Counter(failed(summary.counts, interrupted=summary.verdict.is_interrupted))):
         return ""
     listed = in_words(dict(kinds.most_common(3)))
     return f"{kinds.total():,} of {counted(summary.counts['planned'], 'request')} failed ({listed})."
@@ -198,7 +195,8 @@ def _of_cases(comparison: Comparison) -> Answer:
     lines = []
     for sweep, cases in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
-        parts = (best_loads(sweep), limits(sweep), *limits_at_the_top(cases), next_of_sweep(sweep, cases))
+        of_each = limits_at_the_top(sweep, cases)
+        parts = (best_loads(sweep), limits(sweep), *of_each, next_of_sweep(sweep, cases))
         lines += [f"{of}{words}" for words in parts if words]
     apart = [case for case in comparison.cases if not any(case in cases for _, cases in swept)]
     if len(apart) == 1 and not lines:
@@ -212,8 +210,7 @@ def _of_cases(comparison: Comparison) -> Answer:
         lines.append(" ".join((f"{of}{sentence(case)}", *own)))
     if not lines:
         return Answer(say("nothing"))
-    overall = "" if swept else _overall(comparison.cases)
-    if not overall:
+    if not (overall := "" if swept else _overall(comparison.cases)):
         return Answer(lines[0], tuple(lines[1:]))
     details = [
         *(lines if len(lines) <= MOST_LISTED else ()),
@@ -226,8 +223,7 @@ def _of_cases(comparison: Comparison) -> Answer:
 def _overall(cases: Sequence[Case]) -> str:
     """Who has the lowest E2E p50 in most cases, and in how many for certain; "" where nothing is ranked."""
     ranked = [case for case in cases if case.gate.comparable and len(case.contenders) > 1]
-    leaders = [min(case.contenders, key=lambda each: each.e2e_s).label for case in ranked]
-    if not leaders:
+    if not (leaders := [min(case.contenders, key=lambda each: each.e2e_s).label for case in ranked]):
         return ""
     first = max(dict.fromkeys(leaders), key=leaders.count)
     n, n_sure = leaders.count(first), sum(case.best(E2E) == first for case in ranked)

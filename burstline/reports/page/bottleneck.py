@@ -257,8 +257,10 @@ def _are_engines(cases: Sequence[Case]) -> bool:
     return len({each.views[0].manifest.engine for case in cases for each in case.contenders}) > 1
 
 
-def limits_at_the_top(cases: Sequence[Case]) -> list[str]:
-    """What limited the contenders at the highest load whose runs compare."""
+def limits_at_the_top(sweep: Sweep, cases: Sequence[Case]) -> list[str]:
+    """What limited the contenders at the highest load whose runs compare; [] if none is reliable."""
+    if all(at.doubts for at in sweep.points):
+        return []
     known = ((case.name, limits_of([case], brief=True)) for case in reversed(cases))
     name, shown = next(((name, shown) for name, shown in known if shown), ("", []))
     why = f" {say('limit.not-why')}" if _are_engines(cases) else ""
@@ -281,8 +283,7 @@ def next_step(cases: Sequence[Case]) -> str:
     ]
     if any(each.noise is None for _, each in leads):
         return say("next.repeat")
-    close = [(pair, each) for pair, each in leads if each.answer == Decided.INCONCLUSIVE]
-    if close:
+    if close := [(pair, each) for pair, each in leads if each.answer == Decided.INCONCLUSIVE]:
         more = max(each.more_runs or 0 for _, each in close)
         names = listed(list(dict.fromkeys(name for pair, _ in close for name in pair)))
         per = " per workload" * (len(several) > 1)
@@ -397,7 +398,9 @@ def out_of_reach(view: View) -> str:
 
 
 def next_of_sweep(sweep: Sweep, cases: Sequence[Case]) -> str:
-    """The loads to run next; an SLO to loosen where it is out of reach of all that miss one at the lowest."""
+    """The loads to run next, or how to get reliable ones; an SLO out of reach at the lowest is loosened."""
+    if all(at.doubts for at in sweep.points):
+        return next((say_next(r.advice) for r in cases[0].views[0].summary.verdict.reasons if r.advice), "")
     missed = {at.label for at in sweep.points if at.missed and at.load == sweep.loads[0]}
     found = [out_of_reach(own.views[0]) for own in cases[0].contenders if own.label in missed]
     return next_loads(sweep, say_next(found[0]) if found and all(found) else "")

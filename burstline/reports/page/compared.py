@@ -37,6 +37,7 @@ from burstline.reports.page.side_by_side import side_by_side, times_of
 from burstline.reports.page.sweep_words import (
     Cost,
     all_loads,
+    best_loads,
     best_within,
     costs_of,
     output_key,
@@ -64,8 +65,7 @@ def _forests(case: Case, prefix: str) -> Iterator[Block]:
     """A figure for the fastest against each other contender: how many times better in each number."""
     explain = True
     for k, (pair, contrasts) in enumerate(case.pairs()):
-        ratios = [r for path in JUDGED if (r := _ratio(case, pair, path, contrasts.get(path)))]
-        if ratios:
+        if ratios := [r for path in JUDGED if (r := _ratio(case, pair, path, contrasts.get(path)))]:
             finding = f"{pair_words(pair, contrasts)}."
             yield forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
             explain = False
@@ -335,7 +335,7 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
             )
             said.setdefault(loads, []).append(f"{' to '.join(ends)}{who}")
     told = "; ".join(f"{loads}: {', '.join(texts)}" for loads, texts in said.items())
-    return f"{cost.label}, {told}." if told else say("sweep.unreliable")
+    return f"{cost.label}, {told}." if told else best_loads(sweep)
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:

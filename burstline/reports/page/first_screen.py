@@ -71,13 +71,14 @@ def sweep_tiles(sweep: Sweep, cases: Sequence[Case]) -> list[Tile]:
     having = [(load, case) for load, case in zip(sweep.loads, cases, strict=True) if label in case.labels]
     own = {load: case.named(label).views[0] for load, case in having}
     last = next((p.load for p in sweep.of(label) if p.missed or p.overloaded), list(own)[-1])
-    limit = LIMITS.get(limited_by(own[last].summary, own[last].manifest)[0], "")
-    of_each = limits_at_the_top(cases) if len(sweep.labels) > 1 else ()
-    why = " ".join((f"{label} at {last}.", limits(sweep), *of_each))
+    is_known = any(p.missed or p.overloaded or not p.doubts for p in sweep.of(label))
+    code = limited_by(own[last].summary, own[last].manifest)[0] if is_known else "limit.unknown"
+    of_each = limits_at_the_top(sweep, cases) if len(sweep.labels) > 1 else ()
+    why = " ".join((*[f"{label} at {last}."] * is_known, limits(sweep), *of_each))
     tiles = [
         Tile("How fast?", speed(own[at], "p50") if best else "", f"Medians at {at} with {label}."),
         Tile("At what load?", f"{rates(own[at])} at {at}" if best else "At none", best_loads(sweep)),
-        Tile("What limits it?", limit, why),
+        Tile("What limits it?", LIMITS.get(code, ""), why),
         next_tile(next_of_sweep(sweep, cases)),
     ]
     return [tile for tile in tiles if tile.value]
@@ -310,7 +311,6 @@ def few(view: View) -> str:
     absent = {p: f for p, f in zip(QUANTILES, figures, strict=False) if isinstance(f, Absent)}
     n = int(view.counted.failed.sum() + view.counted.ok.sum())
     floors = {p: early_stopping_floor(QUANTILES[p]) for p in absent}
-    needed = [f"{p} {floor:,}" for p, floor in floors.items() if n < floor]
-    if not needed:
+    if not (needed := [f"{p} {floor:,}" for p, floor in floors.items() if n < floor]):
         return f"{next(iter(absent.values())).reason}." if absent else ""
     return f"{counted(n, 'request')}: {', '.join(needed).replace(' ', ' needs ', 1)}."

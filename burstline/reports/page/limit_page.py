@@ -165,7 +165,7 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
     change, is_closed = probe.last.change, runs[probe.number - 1].manifest.asked.concurrency is not None
     if State.NOT_STATIONARY in (verdict.state, *(verdict.also or ())) and not verdict.has(QUEUE_GREW):
         return say("highest.changed", number=probe.number, why=_told(verdict))
-    why = say("highest.change-by", moved="rose" if change > 0 else "fell", percent=f"{abs(change):.0%}")
+    why = say("highest.rose" if change > 0 else "highest.fell", percent=f"{abs(change):.0%}")
     told = say("highest.changed", number=probe.number, why=why)
     return told if is_closed and abs(change) >= NOTABLE else ""
 
@@ -210,8 +210,7 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
 def _how_fast(result: LimitResult, runs: Sequence[Run]) -> Tile:
     """The medians and p90 at the highest load that holds, else at the lowest that misses."""
     low, high = _ends(result)
-    probed = _probe_at(high if low is None else low, result, runs)
-    if probed is None:
+    if (probed := _probe_at(high if low is None else low, result, runs)) is None:
         return Tile("How fast?", "", "")
     view, missed = view_of(probed[1]), ", which misses" if low is None else ""
     slow = speed(view, "p90")

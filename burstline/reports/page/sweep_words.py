@@ -46,7 +46,7 @@ def best_loads(sweep: Sweep) -> str:
     two have no load in common, no ratio is told.
     """
     if all(at.doubts for at in sweep.points):
-        return say("sweep.unreliable")
+        return say("sweep.unreliable", why="; ".join({", ".join(at.doubts): 0 for at in sweep.points}))
     known = best_points(sweep)
     without = [label for label in sweep.labels if label not in {at.label for at in known}]
     without = [label for label in without if sweep.slos or all(at.doubts for at in sweep.of(label))]
@@ -86,16 +86,13 @@ def limits(sweep: Sweep) -> str:
 
 
 def next_loads(sweep: Sweep, looser: str) -> str:
-    """What to run next, `looser` SLOs if they are out of reach of the lowest load; "" if none is reliable."""
-    if all(at.doubts for at in sweep.points):
-        return ""
+    """What to run next, `looser` SLOs if they are out of reach of the lowest load; one load is reliable."""
     top = sweep.loads[-1]
     if not sweep.slos:
         ends = (knee([at for at in sweep.of(label) if not at.doubts]) for label in sweep.labels)
         rising = any(bend is not None and bend.load == top for bend in ends)
         return say("sweep.next-rising", load=top) if rising else say("sweep.next-slo")
-    best = best_points(sweep)
-    if best:
+    if best := best_points(sweep):
         if best[0].load == top:
             return say("sweep.next-higher", load=top)
         return say("sweep.next-limit", between=", ".join(_between(at, sweep) for at in best))
@@ -107,8 +104,7 @@ def next_loads(sweep: Sweep, looser: str) -> str:
 
 def _between(best: Point, sweep: Sweep) -> str:
     """`vllm between concurrency 16 and 32`."""
-    higher = next((load for load in sweep.loads if load > best.load), None)
-    if higher is None:
+    if (higher := next((load for load in sweep.loads if load > best.load), None)) is None:
         return f"{best.label} above {best.load}"
     return f"{best.label} between {KINDS[sweep.kind][1].format(f'{best.load.number} and {higher.number}')}"
 
@@ -120,15 +116,14 @@ def _limit(label: str, sweep: Sweep) -> str:
             return f"{label} first misses {slos_words(at.missed)} at {at.load}"
         if at.overloaded:
             return f"{label} did not keep up with {at.load}: requests in flight kept growing"
+    if all(at.doubts for at in points):
+        met = [at for at in points if at.result == "pass"]
+        doubtful = f"; the unreliable numbers meet the SLOs at {_loads(met)}" if met else ""
+        return f"The limit of {label} is unknown, as no load is reliable{doubtful}"
     if sweep.slos:
-        if all(at.doubts for at in points):
-            met = [at for at in points if at.result == "pass"]
-            doubtful = f"; the unreliable numbers meet the SLOs at {_loads(met)}" if met else ""
-            return f"The limit of {label} is unknown, as no load is reliable{doubtful}"
         best = best_within(points)
         beyond = (at for at in points if not _is_good(at) and (best is None or at.load > best.load))
-        least = next(beyond, None)
-        if least is None:
+        if (least := next(beyond, None)) is None:
             return f"{label} meets all SLOs up to {points[-1].load}"
         kept = f"meets all SLOs at {best.load}" if best else "misses no SLO at a reliable load"
         spoilt = [at.label for at in sweep.points if at.load == least.load and State.FAILED in at.doubts]
@@ -140,8 +135,7 @@ def _limit(label: str, sweep: Sweep) -> str:
             return f"{alone} is undecided: its 95% intervals reach across {slos}"
         return f"{label} {kept}; {least.load} {_why_not(least)}"
     reliable = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
-    bend = knee(reliable)
-    if bend is None:
+    if (bend := knee(reliable)) is None:
         return ""
     if bend is reliable[-1]:
         return f"{label} was not at its limit, its output still rises at {bend.load}" * (bend is points[-1])
