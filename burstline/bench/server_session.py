@@ -197,7 +197,7 @@ def check_where(where: ServerOptions) -> None:
     elif (engine := ENGINES.get(where.engine or "")) and not (engine.brings_model or engine.attach_only):
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
-            "(`burstline make-model` makes a folder without any download)"
+            "(`burstline make-model DIR --like tiny` makes a folder without any download)"
         )
 
 
@@ -229,7 +229,7 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         flag = "--format gguf" if engine.weight_files == ("gguf",) else "--weights"
         raise WorkloadError(
             f"--model {where.model} holds no weights ({kinds}), which {engine.title} needs; "
-            f"`burstline make-model {flag}` generates random ones"
+            f"`burstline make-model {folder}-random --like {folder} {flag}` makes one that has random ones"
         )
     limit = where.settings.max_model_len or context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:

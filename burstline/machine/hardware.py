@@ -144,8 +144,7 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     if earlier is not None and earlier.model_config is not None:
         return earlier.model_config, earlier.model_from or "an earlier report"
     engine = ENGINES.get(manifest.engine)
-    own = engine.model_config(identity) if engine else None
-    if own is not None:
+    if (own := engine.model_config(identity) if engine else None) is not None:
         return own, "the engine"
     tokenizer = manifest.asked.tokenizer and str(manifest.asked.tokenizer)
     names = [name for name in (server.model_asked, identity.model, server.model, tokenizer) if name]
@@ -178,8 +177,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     dtype = dtype_of(identity) or (quant.activations if stated else None)
     n_cores = cores_of(manifest, dtype, quant.activations, named=hints.device == "cpu")
     if n_cores is not None:
-        known = kept(n_cores, config, manifest.engine)
-        if known is None:
+        if (known := kept(n_cores, config, manifest.engine)) is None:
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
             raise _UncalibratedError(
                 f"`burstline calibrate --device cpu --quick --model {shlex.quote(model)} "
@@ -233,9 +231,8 @@ def cores_of(manifest: Manifest, dtype: str | None, stored: str, *, named: bool 
 def _fp32_way(engine: str, *, started: bool) -> str:
     """How this engine serves in fp32: by its flag, or by what its weights are stored in; "" if by neither."""
     spelling = ENGINES[engine].settings.get("dtype") if engine in ENGINES else None
-    words = spelling.arguments("float32") if spelling else None
-    if not words:
-        own = "serve weights that are fp32, as `burstline make-model --dtype float32` writes them, or "
+    if not (words := spelling.arguments("float32") if spelling else None):
+        own = "serve weights that are fp32 (`burstline make-model` writes such with --dtype float32), or "
         return "" if words is None else own
     return f"serve in fp32 ({'--dtype float32' if started else ' '.join(words)}), or "
 

@@ -285,7 +285,7 @@ FP32 = {
     (
         "llamacpp",
         True,
-    ): "serve weights that are fp32, as `burstline make-model --dtype float32` writes them, or ",
+    ): "serve weights that are fp32 (`burstline make-model` writes such with --dtype float32), or ",
     ("tgi", True): "",
     ("trtllm", True): "",
 }

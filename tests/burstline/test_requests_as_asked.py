@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from burstline import cli
 from burstline.bench.server_session import check_start, choose_engine
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.rundir import open_run
+from burstline.models.model_folder import make_model
 from burstline.servers.destination import Destination, dressed
 from burstline.servers.messages import Call, Target
 from burstline.servers.redact import Secret
@@ -106,6 +108,20 @@ def test_adapters_are_refused_where_a_request_cannot_name_one(engine: str) -> No
     where = ServerOptions(engine=engine, url=Secret.words("http://127.0.0.1:1"), lora=("one",))
     with pytest.raises(WorkloadError, match=r"--lora one: .* cannot select an adapter by request"):
         check_start(choose_engine(where), where, 8)
+
+
+def test_the_command_that_makes_weights_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once was `burstline make-model --format gguf`, without a folder and a shape."""
+    monkeypatch.setenv("BURSTLINE_LLAMA_SERVER", sys.executable)
+    folder = make_model(tmp_path / "m", "tiny")
+    where = ServerOptions(engine="llamacpp", model=str(folder))
+    with pytest.raises(WorkloadError, match="holds no weights") as refused:
+        check_start(choose_engine(where), where, 8)
+    command = str(refused.value).split("`")[1].split()
+    assert command[0] == "burstline"
+    assert cli.main(command[1:]) == 0
+    (made,) = tmp_path.glob("m-*")
+    assert list(made.glob("*.gguf"))
 
 
 def test_adapters_are_named_where_the_dialect_reads_them() -> None:

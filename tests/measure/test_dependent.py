@@ -111,7 +111,7 @@ def test_a_queues_percentile_says_what_its_requests_are_worth():
 def test_a_short_run_at_a_queue_says_that_its_intervals_are_often_too_narrow():
     random = np.random.default_rng(1)
     told = [
-        "often too narrow"
+        "(the intervals of fewer than 1,000 correlated values are often too narrow)"
         in percentile_in_order(bare(np.quantile(values, 0.9), len(values)), in_time(values), 0.9).note
         for values in (mm1(0.8, 260, random), random.exponential(1, 260), mm1(0.5, 2000, random))
     ]

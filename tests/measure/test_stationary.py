@@ -1,4 +1,5 @@
 import heapq
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +83,22 @@ def test_a_drifting_token_rate_is_found_though_no_queue_forms():
     first_s = due_s + random.lognormal(-3, 0.1, 600)
     last_s = first_s + 0.1 * np.linspace(1, 1.2, 600) * random.lognormal(0, 0.05, 600)
     assert reasons(table(due_s, first_s, last_s, 5), "constant") == ["drifting"]
+
+
+def test_a_latency_that_falls_is_a_warm_up_and_one_that_rises_is_throttled():
+    """Of a TTFT that had fallen from 20.9 to 13.9 ms a page said to look for throttling."""
+    due_s, random = np.linspace(0, 60, 600), np.random.default_rng(1)
+    noise = random.lognormal(0, 0.05, 600)
+    for shape, text, advice in (
+        (np.linspace(1, 2, 600), r"TTFT rose by \d+% of its median", "throttling"),
+        (np.linspace(2, 1, 600), r"TTFT fell by \d+% of its median", "longer --warmup"),
+    ):
+        first_s = due_s + 0.05 * shape * noise
+        steady = steady_part(columns_of(table(due_s, first_s, first_s + 0.1, 5)), "constant")
+        assert steady is not None
+        (reason,) = steady.reasons
+        assert re.match(text, reason.text)
+        assert advice in reason.advice
 
 
 @pytest.mark.parametrize("slow", [30, 60])

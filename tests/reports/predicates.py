@@ -109,6 +109,12 @@ def _moved(sign: int) -> Predicate:
     return lambda t: _has_trend(t, ["ttft"]) and sign * t.most("stationarity", "ttft_change_fraction") > 0
 
 
+def _changed(t: Told) -> float:
+    """By how much the latency that is named moved over the run, as a share."""
+    name = t.said.get("metric", "ttft").lower()
+    return t.value("stationarity", f"{name}_change_fraction") or 0.0
+
+
 def _raised(t: Told) -> float:
     return float(t.said.get("n", "1e9").replace(",", ""))
 
@@ -207,8 +213,12 @@ OF_REASONS: Final[Mapping[str, Predicate]] = {
         t.is_open and _has_trend(t, ["in_flight"]) and t.most("stationarity", "in_flight_change_fraction") > 0
     ),
     "overloaded.waiting": lambda t: t.is_open and t.in_flight > 1,
-    "drifting": lambda t: not t.has("overloaded") and t.manifest.asked.kind != "burst",
-    "drifting.step": lambda t: t.manifest.asked.kind == "closed loop",
+    "drifting": lambda t: not t.has("overloaded") and t.manifest.asked.kind != "burst" and _changed(t) > 0,
+    "drifting.fell": lambda t: (
+        not t.has("overloaded") and t.manifest.asked.kind != "burst" and _changed(t) < 0
+    ),
+    "drifting.step": lambda t: t.manifest.asked.kind == "closed loop" and _changed(t) > 0,
+    "drifting.step-fell": lambda t: t.manifest.asked.kind == "closed loop" and _changed(t) < 0,
     "never-settled": lambda t: t.is_open and not t.has("drifting", "overloaded"),
     "cold": _slow_start,
     "cold.warmed": lambda t: _slow_start(t) and bool(t.manifest.asked.warmup),

@@ -101,7 +101,7 @@ def test_short_markdown_has_answer_verdict_few_latencies_and_the_command(targete
 def test_short_markdown_says_why_a_run_is_not_valid(targeted, capsys):
     """With its first reason, whose advice is the one to follow."""
     reasons = [
-        Reason.of("drifting", metric="TPOT", change=-0.25, at_s=None),
+        Reason.of("drifting.fell", metric="TPOT", change=0.25, at_s=None),
         Reason.of("warm-up", what="1 s.", n=48),
     ]
     view = view_of(targeted)

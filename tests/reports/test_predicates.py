@@ -208,7 +208,14 @@ class Draw:
             "level": [],
             "grew": [Reason.of("overloaded", share=change["in_flight"])],
             **{
-                own: [Reason.of("drifting", metric=own.upper(), change=change[own], at_s=None)]
+                own: [
+                    Reason.of(
+                        "drifting" if change[own] > 0 else "drifting.fell",
+                        metric=own.upper(),
+                        change=abs(change[own]),
+                        at_s=None,
+                    )
+                ]
                 for own in ("ttft", "tpot")
             },
         }

@@ -2,16 +2,19 @@ import re
 import shutil
 from dataclasses import replace
 
+import pytest
+
 from burstline.console.stdout import SIGNS
 from burstline.console.terminal import show
 from burstline.measure.record.rundir import open_run
-from burstline.measure.record.verdict import Grade, PercentileGrade
+from burstline.measure.record.verdict import Grade, PercentileGrade, State, Verdict
 from burstline.reports.blocks import Command, table
 from burstline.reports.formats.text import columns, text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.answer import served
 from burstline.reports.page.digest import digest, headline
 from burstline.reports.page.files import written
+from tests.reports.synthetic_sweep import finished_run
 
 
 def test_columns_align_words_left_and_numbers_right():
@@ -25,6 +28,16 @@ def test_show_says_verdict_numbers_and_outcomes(lossy):
     for word in ("TTFT", "p99", "Output throughput", "Device memory, peak", "Of 120 requests: 111 ok"):
         assert word in shown
     assert all(line == line.rstrip() for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("state", [State.VALID, State.DISTURBED, State.NOT_STATIONARY])
+def test_no_run_is_called_steady_that_is_not_stationary(state, tmp_path):
+    view = view_of(finished_run(tmp_path, "vllm", 200, rate=20.0))
+    for verdict in (Verdict(state), Verdict(State.DISTURBED, also=(state,))):
+        told = text(digest(alone(replace(view, summary=replace(view.summary, verdict=verdict)))))
+        level = state != State.NOT_STATIONARY
+        assert ("due while the load was full and steady" in told) == level
+        assert bool(re.search(r"latencies are of \d+, due after the first \d+\n", told + "\n")) != level
 
 
 def test_show_says_why_a_number_is_absent(hopeless):

@@ -169,8 +169,7 @@ def _warm_up_end_s(c: Columns) -> float | None:
         logs, due_s = _logs(c, c.ok, values)
         if len(logs) < LEAST_REQUESTS or np.ptp(logs) < FLAT:
             continue
-        cut = warm_up_end(logs)
-        if cut is None:
+        if (cut := warm_up_end(logs)) is None:
             return None
         cuts.append(float(due_s[cut]))
     return max(cuts)
@@ -194,8 +193,10 @@ class _Test:
         return self.p is not None and self.p < alpha and abs(self.change) >= LEAST_CHANGE[self.name]
 
     def reason(self) -> Reason:
-        name = "drifting" if self.at_s is None else "drifting.step"
-        return Reason.of(name, metric=self.name.upper(), change=self.change, at_s=self.at_s)
+        name = "drifting" if self.change > 0 else "drifting.fell"
+        if self.at_s is not None:
+            name = "drifting.step" if self.change > 0 else "drifting.step-fell"
+        return Reason.of(name, metric=self.name.upper(), change=abs(self.change), at_s=self.at_s)
 
 
 def _figures(tests: Iterable[_Test]) -> dict[str, Figure]:

@@ -48,7 +48,7 @@ which say little about how often crowds come."""
 SHORT: Final = 1000
 """At 80% load the intervals of 260 requests cover 72 to 91%: such a run has not seen how long waits get."""
 OPEN: Final = "no upper bound"
-NARROW: Final = f"in a queue, the intervals of fewer than {SHORT:,} requests are often too narrow"
+NARROW: Final = f"the intervals of fewer than {SHORT:,} correlated values are often too narrow"
 CROWD: Final = 0.1
 """In simulated queues this share of the requests, and any less, come in crowds alike."""
 
@@ -274,9 +274,8 @@ def _reach(correlation: Floats, n: int) -> int:
 
 def _effective(n: int, n_effective: float, n_cosines: int | None = None) -> str:
     note = f"1 run; {n:,} correlated values are worth {min(n_effective, n):,.0f} independent ones"
-    if n_cosines is None and n < SHORT and n_effective < n / 10:
-        note = f"{note} ({NARROW})"
-    return note
+    is_narrow = n_cosines is None and n < SHORT and n_effective < n / 10
+    return f"{note} ({NARROW})" if is_narrow else note
 
 
 BATCH = 5

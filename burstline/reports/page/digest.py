@@ -256,8 +256,7 @@ SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n
 def in_short(comparison: Comparison, view: View) -> list[Block]:
     """Some ten lines for an issue: answer, verdict, a few percentiles, versions, the command."""
     whole = _of_run(comparison, view)
-    numbers = next((block for block in whole if isinstance(block, Table)), None)
-    if numbers is None:
+    if (numbers := next((block for block in whole if isinstance(block, Table)), None)) is None:
         return whole
     kept = [k for k, column in enumerate(numbers.columns) if column.title in SHORT]
     rows = [row.cells for row in numbers.rows if row.cells[0].text.partition("\xa0")[0] in SHORT]
@@ -275,9 +274,11 @@ def verdict_line(summary: Summary, n_reasons: int = 0) -> Banner:
 def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
-    least, is_part = summary.figure("metrics", "e2e", "min"), known(summary.window.n_warm_up)
-    of = least.n if is_part and isinstance(least, Estimate) else 0
-    left_out = f"; latencies are of {of:,}, due while the load was full and steady" if of else ""
+    least, n_first = summary.figure("metrics", "e2e", "min"), known(summary.window.n_warm_up) or 0
+    of = least.n if n_first and isinstance(least, Estimate) else 0
+    drifts = State.NOT_STATIONARY in (summary.verdict.state, *(summary.verdict.also or ()))
+    due = f"after the first {n_first:,.0f}" if drifts else "while the load was full and steady"
+    left_out = f"; latencies are of {of:,}, due {due}" if of else ""
     return Note(f"Of {counted(planned, 'request')}: {in_words(counts)}{left_out}")
 
 

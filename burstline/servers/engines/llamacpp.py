@@ -214,8 +214,8 @@ def _weights(model: str) -> tuple[str, str]:
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
             raise EngineError(
-                f"{model} holds {len(files)} GGUF files, expected one. Name the file, convert the folder "
-                "with llama.cpp's convert_hf_to_gguf.py, or make a model: burstline make-model --format gguf"
+                f"{model} holds {len(files)} GGUF files, expected one. Name it, convert the folder with "
+                "llama.cpp's convert_hf_to_gguf.py, or burstline make-model DIR --like tiny --format gguf"
             )
         return "-m", str(files[0])
     return ("-m", model) if model.endswith(".gguf") else ("-hf", model)
