@@ -372,6 +372,9 @@ def test_more_requests_are_no_advice_where_the_speed_changed_in_the_probe(slower
     assert why_open(found, [drifting]) == f"Probe 1 says little, because its speed changed: {WHY} Do so."
     told = why_open(found, [closed])
     assert re.match(r"Probe 1 says little, because its speed changed: the latency rose by [3-9]\d% ", told)
+    faster = judge(Evidence((latencies[::-1].copy(),), None), bounds, 0.01, 8)
+    fell = why_open(replace(found, probes=(replace_look(found.probes[0], faster),)), [closed])
+    assert re.search(r"the latency fell by \d+% during the probe\. Try a longer --warmup", fell)
     result = LimitResult(
         "vllm", "concurrency", ("e2e.p90<=1s",), 600.0, found, 90.0, (closed.name,), why=told
     )
