@@ -115,8 +115,8 @@ def cannot_be_met(targets: Sequence[str], load: Load) -> list[str]:
     }
     behind = f" behind the first{f' {first:,}' * (first > 1)}" * bool(first)
     told = "{} may not be met in one run: {} needs at least {:,} requests{}, {:,} are planned".format
-    few = {slo: floor for slo, floor in floors.items() if n - first < floor}
-    return [told(slo.text, slo.statistic, floor, behind, n) for slo, floor in few.items()]
+    rows = [(slo, floor) for slo, floor in floors.items() if n - first < floor]
+    return [told(slo.text, slo.statistic, floor, behind, n) for slo, floor in rows]
 
 
 def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:

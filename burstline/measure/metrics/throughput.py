@@ -313,10 +313,8 @@ def _open_after(c: Columns) -> Figure:
 
 
 def server_queue(watched: Telemetry) -> dict[str, Any]:
-    """How many requests ran and waited in the server while the load ran, by its own gauges.
-
-    Where it sums up how long requests waited, that sum over the load's length is the mean (Little's law).
-    """
+    """How many requests ran and waited in the server while the load ran, by its own gauges; on average by its
+    sum of their waits, where it has one, over the load's length (Little's law)."""
     (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
     most = watched.peak("engine", "running", "requests")
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))

@@ -40,8 +40,6 @@ BUSY: Final = 0.8
 """Users who pause and have a smaller share of their requests in flight could send more."""
 NEARLY: Final = 0.9
 """So large a share counts as all: of requests by gauges read every so often, of replies, of a rate."""
-FEW: Final = 30
-"""The mean of fewer readings of a gauge has no digits behind its point."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
@@ -148,9 +146,8 @@ def limited_by(
             return "limit.streams", {"n": count(streams), "most": n, "reason": waiting.reason}
         code = "limit.too-short" if waiting.code == "too-short" else "limit.unknown"
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
-    digits = 0 if waiting.note and waiting.n < FEW and waiting.point >= 1 else 1
     by = f" ({waiting.note})" if waiting.note else ""
-    waits = f", of which {waiting.point:,.{digits}f} on average waited for their prefill{by}"
+    waits = f", of which {waiting.point:,.1f} on average waited for their prefill{by}"
     running = finite(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
