@@ -212,7 +212,7 @@ def test_a_step_says_how_large_it_is_and_when_it_came():
     columns = columns_of(table(*closed_loop(8, 30.0, np.random.default_rng(0), shape=step(0.67))))
     (faster,) = plateau(columns, Lives.of(columns), 8).reasons
     assert re.match(r"(TTFT|TPOT) fell by \d+% ", faster.text)
-    assert "longer --warmup" in faster.advice
+    assert "slow beginning" in faster.advice
     assert 13 < float(found[3]) < 17
 
 

@@ -91,7 +91,7 @@ def test_a_latency_that_falls_is_a_warm_up_and_one_that_rises_is_throttled():
     noise = random.lognormal(0, 0.05, 600)
     for shape, text, advice in (
         (np.linspace(1, 2, 600), r"TTFT rose by \d+% of its median", "throttling"),
-        (np.linspace(2, 1, 600), r"TTFT fell by \d+% of its median", "longer --warmup"),
+        (np.linspace(2, 1, 600), r"TTFT fell by \d+% of its median", "slow beginning"),
     ):
         first_s = due_s + 0.05 * shape * noise
         steady = steady_part(columns_of(table(due_s, first_s, first_s + 0.1, 5)), "constant")
