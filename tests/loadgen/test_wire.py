@@ -176,13 +176,14 @@ def test_a_connection_closed_while_idle_is_replaced_and_nothing_fails() -> None:
     assert server.n_connections == 3
 
 
-def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_more() -> None:
-    async def closes_on_second(writer: asyncio.StreamWriter, asked: Asked) -> None:
-        if asked.nth == 0:
-            await stream(writer, asked)
-        else:
-            writer.close()
+async def closes_on_second(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    if asked.nth == 0:
+        await stream(writer, asked)
+    else:
+        writer.close()
 
+
+def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_more() -> None:
     exchanges, client, server = shoot_in_turn(closes_on_second, 2)
     assert [each.failure for each in exchanges] == [None, None]
     assert client.wire.traffic.n_resent == 1
@@ -197,12 +198,6 @@ def test_a_server_that_closes_after_each_reply_is_soon_given_fresh_connections_a
     """llama.cpp announces keep-alive and closes: each request was written twice, 0.5 to 9 ms late. A server
     whose idle timeout has passed (the second case) does not close each."""
     monkeypatch.setattr("burstline.loadgen.wire.dispatcher._SOON_NS", round(soon_s * 1e9))
-
-    async def closes_on_second(writer: asyncio.StreamWriter, asked: Asked) -> None:
-        if asked.nth == 0:
-            await stream(writer, asked)
-        else:
-            writer.close()
 
     exchanges, client, server = shoot_in_turn(closes_on_second, 12)
     assert [each.failure for each in exchanges] == [None] * 12

@@ -119,9 +119,7 @@ class _Drive:
                     before = self._fire()
             finally:
                 wire.close()
-            for exchange in (
-                self._turns_ended if self._sessions is not None else ()
-            ):  # no turn follows any more
+            for exchange in self._turns_ended:  # no turn follows them any more
                 self._keep(exchange)
             self._spool.close()  # first: what was captured is kept, whatever went wrong
             self._cells.release()

@@ -288,7 +288,8 @@ class Dispatcher:
             and exchange.is_exact()  # bytes beyond the reply would be taken for the next one's
             and self._n_stale < _CLOSES_EACH
         ):
-            self._n_stale = 0 if connection.used else self._n_stale
+            if connection.used:
+                self._n_stale = 0
             connection.used, connection.free_ns = True, at_ns
             self._pool.n_stillborn = 0
             self._pool.idle[connection] = None
@@ -390,10 +391,9 @@ class Dispatcher:
     def _resend(self, connection: Connection, exchange: Exchange) -> None:
         """Once more over a fresh connection: the server closed an idle one just as we wrote to it.
 
-        Where each second use ends so, and no idle timeout can be why, the server closes after each reply,
-        though it does not say so: from then on no connection is used twice.
-
-        RFC 9112, 9.3.1 allows it where no byte of a reply came; every HTTP client with a pool does it.
+        RFC 9112, 9.3.1 allows it where no byte of a reply came; every HTTP client with a pool does it. Where
+        each second use ends so, and no idle timeout can be why, the server closes after each reply, though it
+        does not say so: from then on no connection is used twice.
         """
         exchange.resent = True
         self._n_stale += connection.used and now() - connection.free_ns < _SOON_NS
