@@ -253,8 +253,7 @@ class _Prober:
         own = replace(own, concurrency=round(ask.load)) if self._users else replace(own, rate=ask.load)
         # Some more than it asks for: those in flight when it has enough are not looked at.
         n = max(ask.n, 1 + round(min(n_in_time, MOST_REQUESTS, 1.2 * ask.n_most)))
-        salt = f"{int(own.salt, 16) + ask.number:0{len(own.salt)}x}"
-        warmup = own.warmup if ask.number == 1 else 0
+        salt, warmup = own.salt_of_run(ask.number), own.warmup if ask.number == 1 else 0
         own = replace(own, requests=n, seed=own.seed + ask.number, salt=salt, warmup=warmup)
         return replace(self._settings, load=load_of(own))
 

@@ -63,8 +63,7 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     try:
         for k, each in enumerate(order):
             print(f"{'Run' if swept else 'Repeat'} {k + 1} of {len(order)}")
-            salt = each.load.spec.salt  # zeros count: a run has as many digits as were asked for
-            spec = replace(each.load.spec, salt=f"{int(salt, 16) + k:0{len(salt)}x}")
+            spec = replace(each.load.spec, salt=each.load.spec.salt_of_run(k))
             # A server of one run is stopped before its report is written.
             serve = serving if restart_after == 1 else server.serving
             ended = carry_out(replace(each, load=replace(each.load, spec=spec)), None, serve, answer=True)

@@ -211,6 +211,10 @@ class LoadSpec:
             return "closed loop"
         return "burst" if self.pattern == "burst" else "open loop"
 
+    def salt_of_run(self, k: int) -> str:
+        """The salt of the k-th run after this one, with as many digits: its zeros count."""
+        return f"{int(self.salt, 16) + k:0{len(self.salt)}x}"
+
     def to_json(self) -> dict[str, str | int | float | None]:
         """Every option by name: a number, or the word that its flag takes."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
