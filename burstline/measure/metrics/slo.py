@@ -80,6 +80,11 @@ class Slo:
         """Whether it is a criterion for single requests rather than a target."""
         return self.statistic is None and self.metric in METRICS and self.metric not in WHOLE_RUN
 
+    @property
+    def p(self) -> float:
+        """The share of a percentile, 0.9 of p90; only of one."""
+        return float(str(self.statistic)[1:]) / 100
+
 
 def parse_slo(text: str) -> Slo:
     """The SLO in `metric[.statistic]<=value unit`; WorkloadError, naming what is known, where it is none."""
@@ -109,7 +114,7 @@ def cannot_be_met(targets: Sequence[str], load: Load) -> list[str]:
     n = math.inf if load.until_s is not None or load.has_sessions else load.arrivals.n
     first = load.spec.concurrency or int(load.arrivals.pattern in STEADY_PATTERNS)
     floors = {
-        slo: early_stopping_floor(float(str(slo.statistic)[1:]) / 100)
+        slo: early_stopping_floor(slo.p)
         for slo in map(parse_slo, targets)
         if slo.statistic in PERCENTILES and METRICS[slo.metric].of is not None
     }
@@ -329,7 +334,7 @@ def _lies_among_failures(slo: Slo, c: Columns) -> bool:
     """Whether enough requests failed to make the percentile infinite for certain."""
     if slo.statistic is None or not slo.statistic.startswith("p") or not len(c):
         return False
-    low_rank, _ = order_statistic_ranks(len(c), float(slo.statistic[1:]) / 100)
+    low_rank, _ = order_statistic_ranks(len(c), slo.p)
     return low_rank is not None and low_rank > int(c.ok.sum())
 
 
@@ -343,7 +348,7 @@ def bounds_of(slos: Sequence[Slo]) -> tuple[LatencyBound, ...]:
         if slo.metric == ATTAINMENT and any(other.per_request for other in slos):
             found.append(LatencyBound(slo.text, slo.bound, 1.0))
         elif (slo.statistic or "").startswith("p") and METRICS[slo.metric].of is not None:
-            found.append(LatencyBound(slo.text, float(str(slo.statistic)[1:]) / 100, slo.bound))
+            found.append(LatencyBound(slo.text, slo.p, slo.bound))
         elif not slo.per_request:
             raise WorkloadError(
                 f"--slo {slo.text!r}: a limit is searched for percentiles of requests' latencies, such as "

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from burstline.measure.metrics.definitions import METRICS, PERCENTILES
@@ -198,10 +197,8 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
         # Those that failed may never have been in the queue.
         asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
         is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)
-        fewer = (
-            ", and fewer for most of the time in which others waited" if seldom else " and the rest waited"
-        )
-        rest = f"{below}{fewer}" * bool(is_rest)
+        fewer = ", and fewer for most of the time in which others waited"
+        rest = f"{below}{fewer if seldom else ' and the rest waited'}" * bool(is_rest)
         ran = f"at most {count(running)} of {count(asked)} requests ran at once{rest}"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None and kv >= 0.005 else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
@@ -336,7 +333,7 @@ def _more(view: View) -> str:
     for slo, seen in ((parse_slo(r.target), r.measured) for r in summary.targets if r.result == OPEN):
         mean, needed = summary.figure("metrics", slo.metric, "mean"), 0.0
         if isinstance(seen, Absent) and slo.statistic in PERCENTILES and isinstance(mean, Estimate):
-            seen, needed = mean, early_stopping_floor(float(slo.statistic[1:]) / 100)
+            seen, needed = mean, early_stopping_floor(slo.p)
         elif isinstance(seen, Estimate) and seen.low is not None and seen.high is not None:
             half, gap = max(seen.high - seen.point, seen.point - seen.low), abs(slo.bound - seen.point)
             needed = seen.n * (half / (gap or math.inf)) ** 2
@@ -410,8 +407,6 @@ def _missed(summary: Summary) -> list[Slo]:
 def limit_at(load: str, view: View) -> tuple[str, str]:
     """What limited a probe at its load; and what to try, "" if not known: no other load."""
     limit = limit_of(view.summary, view.manifest) or say("limit.not-measured")
-    sure = tuple(row for row in view.summary.targets if row.result != OPEN)  # the search decides the others
-    view = replace(view, summary=replace(view.summary, targets=sure))
     return f"At {load}: {uncapitalised(limit)}", next_by(view)
 
 
