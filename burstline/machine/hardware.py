@@ -98,9 +98,8 @@ def note_hardware(
         lacking = why if isinstance(why, _UncalibratedError) else None
         absent = str(why)
         if lacking and unmeasured:
-            absent = (
-                f"this CPU could not be calibrated ({unmeasured}). Once that has changed, run {lacking.step}"
-            )
+            once = f"Once that has changed, run {lacking.step}"
+            absent = f"this CPU could not be calibrated ({unmeasured}). {once}"
         facts = replace(facts, absent=absent)
     run.note(replace(manifest, hardware=facts))
     return lacking

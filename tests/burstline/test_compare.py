@@ -338,7 +338,7 @@ def test_an_engines_flag_is_advised_as_the_run_that_has_it_spelt_it(
 
 
 def test_a_flag_that_burstline_adds_is_not_advised_and_the_models_path_is_no_flag(two_runs, capsys):
-    """What nobody gave nobody can leave out: with the cache off we add `-cram 0`."""
+    """With the cache off Burstline adds `-cram 0`: no person gave it, so none can drop it."""
     folders, change = two_runs
     off, on = ("--no-cache-prompt", "-cram", "0", "-t", "1"), ("-t", "3", "--cache-prompt")
     for cached, (one, other) in enumerate(((off, on), (on, off))):

@@ -165,7 +165,7 @@ def _spelt(manifest: Manifest, name: str) -> str:
 
 
 def is_fitted(manifest: Manifest) -> bool:
-    """Whether the server's batch limit follows from the load, and nobody chose it."""
+    """Whether Burstline fitted the server's batch limit to the load, and no person set it."""
     engine, server = ENGINES.get(manifest.engine), manifest.server or ServerFacts()
     spelling = engine.settings.get("max_num_seqs") if engine and not server.attached else None
     asked = any(row.name == "max_num_seqs" and row.asked for row in server.settings)
@@ -175,7 +175,7 @@ def is_fitted(manifest: Manifest) -> bool:
 
 def how_alike(name: str, value: str, like: Manifest, odd: Manifest) -> str:
     """With which flag `odd` is started like the other run, "" where none is known: our own flag of a setting,
-    else as who started one of the two spelt it. What Burstline adds by itself nobody can leave out."""
+    else as who started one of the two spelt it. No person can drop a flag that Burstline adds."""
     engine, row = ENGINES.get(odd.engine), SETTINGS.get(name.replace("-", "_"))
     spelling, server = engine.settings.get(row.name) if engine and row else None, odd.server or ServerFacts()
     is_set, own = value not in (NOT_STATED, DEFAULT, "none"), _spelt(like, name)
