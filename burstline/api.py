@@ -210,10 +210,7 @@ for _function, _own in ((run, ()), (limit, (LimitOptions,)), (gate, (GateOptions
 
 
 def _settings(
-    table: TomlTable,
-    out: str | PathLike[str],
-    engine_args: Sequence[str],
-    limit: LimitOptions | None = None,
+    table: TomlTable, out: str | PathLike[str], engine_args: Sequence[str], limit: LimitOptions | None = None
 ) -> RunSettings:
     """What a run, or a search for the `limit`, is made of."""
     if not isinstance(engine_args, list | tuple) or not all(isinstance(word, str) for word in engine_args):

@@ -21,7 +21,7 @@ from burstline.workloads.lengths import MAX_TOK, Lengths
 from burstline.workloads.plan import BLOCK_TOK
 from burstline.workloads.prompts import ASSUMED, Vocabulary, rng
 from burstline.workloads.request import Request, RequestKind, WorkloadError
-from burstline.workloads.rows import Row, number_in, read_rows
+from burstline.workloads.rows import Row, names_in, number_in, read_rows
 from burstline.workloads.text_prompts import Words
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _item(row: Row, number: int, names: Mapping[str, Sequence[str]], where: str)
     if missing or not any(column in row for name in ("prompt", "messages") for column in names[name]):
         raise WorkloadError(
             f"{where} has no column {(*missing, 'prompt')[0]!r}; it has "
-            f"{', '.join(map(str, row)) or 'none'}: name the right one: --data FILE,prompt=COLUMN"
+            f"{names_in(row)}: name the right one: --data FILE,prompt=COLUMN"
         )
     chat, system = value("messages"), row.get("system") or None
     messages: tuple[Message, ...] = ()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.rows import csv_rows, number_in
+from burstline.workloads.rows import csv_rows, names_in, number_in
 
 Ints = NDArray[np.int64]
 
@@ -152,8 +152,8 @@ def _recorded(name: str, flag: str) -> Lengths:
     for number, row in csv_rows(path, flag):
         column = wanted if wanted in row else next(iter(row))
         if column != wanted and len(row) > 1:
-            names = ", ".join(row)
-            raise WorkloadError(f"{flag} file:{name} has columns {names}; expected one named {wanted}")
+            what = f"{flag} file:{name} has columns {names_in(row)}"
+            raise WorkloadError(f"{what}; expected one named {wanted}")
         value = number_in(row[column])
         if not value.is_integer() or not 1 <= value <= MAX_TOK:
             what = f"{flag} file:{name} row {number}: {column} is {row[column]!r:.60}"

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -64,6 +64,11 @@ def read_rows(source: str, what: str, split: str | None = None) -> Rows:
     if kind in ("", ".txt", ".text", ".md"):
         return ((number, {"prompt": text}) for number, text in lines(path, what))
     raise WorkloadError(f"{what} {source}: format {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet")
+
+
+def names_in(row: Iterable[object]) -> str:
+    """The names of a row's columns for a message: on one line and not long, whatever a file calls them."""
+    return f"{' '.join(', '.join(map(str, row)).split()) or 'none':.300}"
 
 
 def number_in(value: Any) -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from burstline.workloads.lengths import MAX_TOK
 from burstline.workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
 from burstline.workloads.request import WorkloadError
-from burstline.workloads.rows import Row, number_in, read_rows
+from burstline.workloads.rows import Row, names_in, number_in, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _format_of(row: Row, source: str, number: int) -> _Format:
             return form
     known = "; ".join(f"{form.title}: {form.time}, {form.prompt}, {form.output}" for form in _FORMATS)
     raise WorkloadError(
-        f"--trace {source} row {number} has columns {', '.join(map(str, row))}; expected those of {known}"
+        f"--trace {source} row {number} has columns {names_in(row)}; expected those of {known}"
     )
 
 

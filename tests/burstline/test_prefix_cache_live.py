@@ -3,6 +3,7 @@
 import contextlib
 import random
 import re
+import signal
 
 import httpx
 import pytest
@@ -113,14 +114,16 @@ def test_a_cache_that_is_off_is_told(tmp_path):
 
 
 def test_an_engine_that_restarts_in_the_middle_is_told(tmp_path):
-    # For 24 s: on a busy machine it takes some of them to start again.
-    port, load = process.free_port(), ("--requests", "240", *PREFIXES, "96,groups=6", "--rate", "10")
+    # Until both have been read, however long a busy machine takes to start one again.
+    port, load = process.free_port(), ("--requests", "3000", *PREFIXES, "96,groups=6", "--rate", "10")
     where = ("--engine", "reference", "--url", f"http://127.0.0.1:{port}")
     with contextlib.ExitStack() as client:
         with serving(tmp_path, port=port) as url:
             running = client.enter_context(burstline(tmp_path / "runs", *where, *load))
             wait_until(lambda: _hit_tok(url) > 1000)
         with serving(tmp_path, port=port):
+            wait_until(lambda: _hit_tok(url) > 1000)
+            running.send_signal(signal.SIGINT)
             running.communicate(timeout=100)
     assert causes(open_run(the_run(tmp_path / "runs"))) == ["prefix-restarted"]
 

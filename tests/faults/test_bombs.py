@@ -38,6 +38,7 @@ from burstline.suites.suite import load_suite
 from burstline.workloads.arrivals import parse_times
 from burstline.workloads.chat import template_of
 from burstline.workloads.data_sets import read_data
+from burstline.workloads.lengths import parse_lengths
 from burstline.workloads.model_files import read_json
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.rows import lines
@@ -48,6 +49,7 @@ READERS = {
     "trace": lambda path: read_trace(str(path)),
     "times": lambda path: parse_times(lines(path, "--arrival")),
     "config": read_json,
+    "lengths": lambda path: parse_lengths(f"file:{path}", "--prompt-tokens"),
     "model": lambda path: load_model(str(path)),
     "tokenizer": lambda path: local_tokenizer(path.parent, None),
     "template": lambda path: template_of(path.parent),
@@ -139,6 +141,10 @@ BOMBS: dict[str, tuple[str, str, Write]] = {
     ),
     "a trace of zeros": ("trace", "x.jsonl", sparse()),
     "a trace in zstd": ("trace", "x.csv.zst", zst(b"TIMESTAMP,ContextTokens,GeneratedTokens\n" * 9999, 5000)),
+    "a trace whose header is line breaks": ("trace", "x.csv.zst", zst(b'"' + b"\n" * 2000 + b'"\n1\n', 1)),
+    "data whose header is line breaks": ("data", "x.csv", text(b'"' + b"\n" * 2000 + b'"\n1\n')),
+    "lengths whose header is long": ("lengths", "x.csv", text(b'a,"' + b"b\n" * 2000 + b'"\n1,1\n')),
+    "a result whose keys are line breaks": ("result", "x.json", text(b'{"' + b"\\n" * 2000 + b'": 1}')),
     "times of zeros": ("times", "x.txt", sparse()),
     "times in zstd": ("times", "x.txt.zst", zst(b"0\n" * 500_000, 1000)),
     "a config of zeros": ("config", "config.json", sparse()),

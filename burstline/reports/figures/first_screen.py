@@ -159,10 +159,7 @@ def time_split(parts: Mapping[str, Floats], groups: Mapping[str, Ints], finding:
 
 
 def ranges(
-    known: Mapping[str, Mapping[str, Estimate]],
-    values: Mapping[str, Floats],
-    bounds: Bounds,
-    finding: str,
+    known: Mapping[str, Mapping[str, Estimate]], values: Mapping[str, Floats], bounds: Bounds, finding: str
 ) -> Plot:
     """Each metric's percentiles on a line of its own from 0, with 95% intervals; dots where there are none.
 

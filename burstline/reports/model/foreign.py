@@ -13,6 +13,7 @@ import numpy as np
 from burstline.errors import read_small, tables_beside
 from burstline.measure.verdict.certificate import Printed, statistic
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.rows import names_in
 
 _NAME: Final = re.compile(
     r"(?P<time>(?:ttft|ttfb|tpot|itl|e2e)\.(?:mean|min|max|p\d\d?(?:\.\d+)?))"
@@ -136,7 +137,7 @@ def read_number(name: str, place: str, document: Any, folder: Path) -> float:
                 return number / float(_at(document, unit[1:]))
             unit = str(_at(document, unit[1:])) if unit.startswith("@") else unit
             return number * (_SCALES[unit] if unit in _SCALES else _SCALES["ms"] if kind == "time" else 1.0)
-    keys = f"; it has {', '.join(value)}" if isinstance(value, dict) else ""
+    keys = f"; it has {names_in(value)}" if isinstance(value, dict) else ""
     raise WorkloadError(f"{inner} is no number but {type(value).__name__} ({value!r:.40}){keys}")
 
 
@@ -172,7 +173,7 @@ def _at(document: Any, place: str, *default: None) -> Any:
         if not isinstance(value, dict) or key not in value:
             if default:
                 return default[0]
-            there = f"; it has {', '.join(map(str, value))[:300]}" if isinstance(value, dict) else ""
+            there = f"; it has {names_in(value)}" if isinstance(value, dict) else ""
             raise WorkloadError(f"there is no {'.'.join(keys)} of {place}{there}")
         value, keys = value[key], keys[n:]
     return value
