@@ -231,13 +231,15 @@ def session_tables(view: View) -> list[Block]:
     if sessions is None:
         return []
     turns = sessions.by_turn
-    shown = [
+    columns = [
         *((f"TTFT {p}", [turn.ttft.figure(p) for turn in turns], False) for p in ("p50", "p90", "p99")),
         *((f"E2E {p}", [turn.e2e.figure(p) for turn in turns], False) for p in ("p50", "p99")),
         ("Prompt, mean", [turn.prompt_tok_mean for turn in turns], False),
         ("From earlier turns", [turn.earlier_fraction for turn in turns], True),
         ("From the cache", [turn.cached_fraction for turn in turns], True),
     ]
+    shown = [each for each in columns if any(isinstance(figure, Estimate) for figure in each[1])]
+    lacking = (NamedFigure("", each[0], each[1][0]) for each in columns if each not in shown)
     scales = [scale_of(figures, share=share) for _, figures, share in shown]
     rows: list[list[str | Cell]] = [
         [
@@ -252,8 +254,8 @@ def session_tables(view: View) -> list[Block]:
     ]
     units = [f" ({scale.unit})" if scale.unit else "" for scale in scales]
     titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
-    caption = "Turns by their place in the session"
-    by_turn = table(caption, ["Turn", "Served", *titles], rows, notes=tuple(notes))
+    caption, titles = "Turns by their place in the session", ["Turn", "Served", *titles]
+    by_turn = table(caption, titles, rows, notes=tuple(notes), remark=_absent(lacking))
     return [group_table(view.summary, "sessions"), by_turn]
 
 
