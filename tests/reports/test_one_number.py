@@ -24,6 +24,7 @@ from burstline.reports.model.contenders import comparison_of
 from burstline.reports.number_format import SCALES
 from burstline.reports.page.answer import answer
 from burstline.reports.page.digest import banner, digest
+from burstline.reports.page.estimate_tables import session_tables
 from burstline.reports.page.page import render
 from burstline.reports.sentences import say
 from burstline.suites.execution import comparison_of_suite
@@ -48,10 +49,10 @@ def _embeddings(folder: Path) -> Comparison:
     return alone(view_of(open_run(run.path)))
 
 
-def _sessions(folder: Path) -> Comparison:
+def _sessions(folder: Path, n: int = 90) -> Comparison:
     """Each three requests are the turns of one session."""
-    run = finished_run(folder, "vllm", 90, concurrency=4)
-    turns = turns_of([[(), (k,), (k + 1,)] for k in range(0, 90, 3)])
+    run = finished_run(folder, "vllm", n, concurrency=4)
+    turns = turns_of([[(), (k,), (k + 1,)] for k in range(0, n, 3)])
     summary = replace(run.summary, sessions=session_figures(run.columns, turns))
     write_json(run.path / "summary.json", summary.to_json())
     return _one(open_run(run.path))
@@ -307,3 +308,15 @@ def test_slow_first_requests_that_change_no_printed_number_are_not_named():
 def test_slow_first_requests_of_a_closed_loop_are_those_after_its_first_wave(after, who):
     start = ColdStart(3, 0.05, 0.1, 0.2, np.arange(3), after)
     assert start.size == f"{who} waited 50 ms longer for their first token than the rest (median 100 ms)."
+
+
+@pytest.mark.parametrize(("n", "lacking"), [(12, ("p50", "p90", "p99")), (90, ("p90", "p99"))])
+def test_what_no_turn_has_is_named_once_and_no_column_of_dashes(n: int, lacking: tuple[str, ...], tmp_path):
+    by_turn = session_tables(_sessions(tmp_path, n).cases[0].contenders[0].views[0])[1]
+    assert all(
+        any(cell.text != "–" for cell in own)
+        for own in zip(*(row.cells for row in by_turn.rows), strict=True)
+    )
+    shown = {column.title.partition(" (")[0] for column in by_turn.columns}
+    for p in ("p50", "p90", "p99"):
+        assert (f"TTFT {p}" in by_turn.remark) == (p in lacking) != (f"TTFT {p}" in shown)
