@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from burstline.servers.engines.vllm import Vllm
-from burstline.servers.host import cores, installation
+from burstline.servers.host import installation, kernel
 from burstline.servers.host.installation import Installation, find_installation
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Target
@@ -273,7 +273,7 @@ def test_a_data_type_that_the_cpu_has_no_instructions_for_is_told_before_the_sta
 ) -> None:  # fmt: skip
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"flags : {flags}\n")
-    monkeypatch.setattr(cores, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(kernel, "CPUINFO", cpuinfo)
     install(**{build: "0.33.0"})
     (tmp_path / "config.json").write_text(f'{{"torch_dtype": "{dtype}"}}')
     (tmp_path / "model.safetensors").touch()

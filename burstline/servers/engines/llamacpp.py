@@ -8,8 +8,8 @@ from typing import Any
 from burstline.dtypes import DTYPES, FLOAT_NAMES, FLOATS
 from burstline.errors import tables_beside
 from burstline.servers.gauges import means_in
-from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import ProgramEngine
+from burstline.servers.host.kernel import threads_for_server
 from burstline.servers.identity import Identity, Sign
 from burstline.servers.introspection import (
     MIB,

@@ -12,9 +12,8 @@ import psutil
 from burstline.errors import tables_beside
 from burstline.servers.engine import Profiler
 from burstline.servers.gauges import Gauges, means_in, samples_at
-from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
-from burstline.servers.host.kernel import allowed_cores
+from burstline.servers.host.kernel import allowed_cores, threads_for_server
 from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.introspection import GIB, first_model, json_at, logged, opposite, option_of, owned_by
 from burstline.servers.launch import Image, Launch, LaunchOptions

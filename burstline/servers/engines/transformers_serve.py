@@ -9,9 +9,8 @@ import orjson
 import psutil
 
 from burstline.errors import tables_beside
-from burstline.servers.host.cores import threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
-from burstline.servers.host.kernel import memory_limit
+from burstline.servers.host.kernel import memory_limit, threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.introspection import logged, option_of
 from burstline.servers.launch import Launch, LaunchOptions

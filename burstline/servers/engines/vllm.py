@@ -12,8 +12,8 @@ from typing import Final
 from burstline.errors import tables_beside
 from burstline.servers.engine import Profiler
 from burstline.servers.gauges import means_in, samples_at
-from burstline.servers.host.cores import has_bf16, threads_for_server
 from burstline.servers.host.installation import Installation, PackagedEngine
+from burstline.servers.host.kernel import has_bf16, threads_for_server
 from burstline.servers.identity import Admission, Identity, Sign
 from burstline.servers.introspection import (
     GIB,

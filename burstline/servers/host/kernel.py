@@ -16,6 +16,7 @@ from typing import Final
 SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
 CGROUPS: Final = Path("/sys/fs/cgroup")
 GROUPS_OF_SELF: Final = Path("/proc/self/cgroup")
+CPUINFO: Final = Path("/proc/cpuinfo")
 UNLIMITED_BYTES: Final = 1 << 60
 """Version 1 writes the largest multiple of a page where there is no limit."""
 
@@ -49,6 +50,23 @@ def keep_to(pid: int, cores: Sequence[int]) -> None:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(allowed_cores())
+
+
+def threads_for_server() -> int | None:
+    """How many threads leave the client a core on a machine of 2 to 4; None on any other machine.
+
+    An engine that takes every core spins on all of them between its steps, and its front end competes with
+    the client for the rest: the client then reads late.
+    """
+    n = usable_cores()
+    return n - 1 if 2 <= n <= 4 else None
+
+
+def has_bf16() -> bool:
+    """Whether the CPU has instructions for bf16: avx512_bf16 or amx_bf16, bf16 on Arm; True where unknown."""
+    with suppress(OSError):
+        return "bf16" in CPUINFO.read_text()
+    return True
 
 
 def prctl(option: int, value: int) -> None:
