@@ -11,7 +11,6 @@ from burstline.bench.server_session import Say, Site, serving
 from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
 from burstline.console.terminal import show
-from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.rundir import Run, open_run
 from burstline.reports.model.comparison import Contender, view_of
 from burstline.reports.model.contenders import comparison_of
@@ -85,7 +84,7 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     for run, (_, code) in zip(runs, every_run, strict=True):
         of.setdefault(load_of(run.manifest), []).append((run, code))
     points = [at for sweep, _ in sweeps_in(comparison.cases) for at in sweep.points]
-    codes = {load: _code_of(*zip(*ended, strict=True)) for load, ended in of.items()}
+    codes = {load: code_of_runs(*zip(*ended, strict=True)) for load, ended in of.items()}
     loads = [(codes[at.load], at) for at in points]
     return code_of_loads(loads) if loads else exit_codes.best(codes.values())
 
@@ -97,15 +96,10 @@ def code_of_loads(loads: Sequence[tuple[int, Point]]) -> int:
     return exit_codes.DONE if exit_codes.DONE in reliable else [*reliable, worse][0]
 
 
-def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
+def code_of_runs(runs: Sequence[Run], codes: Sequence[int]) -> int:
     """The worst exit code of the runs; where SLOs were asked, that of their figures over all runs."""
-    slos = [parse_slo(text) for text in runs[0].manifest.targets]
-    summaries = [run.summary for run in runs if run.summary is not None]
     judged = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
-    if len(summaries) < len(runs) or len(runs) < 2 or not all(code in judged for code in codes):
+    if len(runs) < 2 or not all(code in judged for code in codes):
         return exit_codes.worst(codes)
-    contender = Contender("", tuple(map(view_of, runs)))
-    results = judge_over_runs(slos, summaries, lambda path: contender.figure(*path))
-    for row in results:
-        print(f"{row.result}: {row.target} over {len(runs)} runs: {row.reason}")
-    return exit_codes.of_results(row.result for row in results) if results else exit_codes.worst(codes)
+    slos = Contender("", tuple(map(view_of, runs))).slos
+    return exit_codes.of_results(row.result for row in slos) if slos else exit_codes.worst(codes)

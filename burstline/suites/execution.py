@@ -17,7 +17,7 @@ from typing import Final
 
 from burstline.bench.conclusion import of_summary
 from burstline.bench.limit import CODES
-from burstline.bench.repeats import code_of_loads
+from burstline.bench.repeats import code_of_loads, code_of_runs
 from burstline.bench.run import check as check_run
 from burstline.bench.run_settings import Settings as RunSettings
 from burstline.bench.server_session import check_requests, check_start, check_where, choose_engine
@@ -386,21 +386,21 @@ def report_limits(slots: Sequence[Slot], folder: Path, title: str) -> list[int]:
 
 
 def _codes_of_targets(slots: Sequence[Slot], folder: Path, shown: Comparison | None) -> Iterator[int]:
-    """For each engine at each workload, whether every repeat kept its targets; a sweep at one load at least.
+    """For each engine at each workload, whether all repeats kept its SLOs; a sweep at one load at least.
 
     A sweep is driven until its targets are missed: that alone is no failure.
     """
-    found: dict[tuple[str, ...], dict[str, list[int]]] = {}
+    found: dict[tuple[str, ...], dict[str, list[tuple[Run, int]]]] = {}
     for slot in slots:
         run = finished_in(folder / slot.id)
         if run is not None and run.summary is not None and run.summary.targets:
             platform = slot.platform.name if slot.platform else ""
             key = (slot.engine.name, slot.model.name, slot.workload.of, platform)
             loads = found.setdefault(key, {})
-            loads.setdefault(slot.cell, []).append(of_summary(run.summary))
+            loads.setdefault(slot.cell, []).append((run, of_summary(run.summary)))
     sweeps = sweeps_in(shown.cases if shown else ())
     for (engine, *_), loads in found.items():
-        codes = {cell: exit_codes.worst(own) for cell, own in loads.items()}
+        codes = {cell: code_of_runs(*zip(*own, strict=True)) for cell, own in loads.items()}
         having = [(sweep, [case.name for case in cases if engine in case.labels]) for sweep, cases in sweeps]
         points = [pair for one, cells in having for pair in zip(cells, one.of(engine), strict=True)]
         own = [(codes[cell], at) for cell, at in points if cell in codes]

@@ -36,6 +36,7 @@ from burstline.measure.record.verdict import (
     Verdict,
     withheld,
 )
+from burstline.measure.stats.figure import Result
 from burstline.measure.stats.limit_search import (
     Evidence,
     Found,
@@ -241,6 +242,34 @@ def test_a_sweep_ends_with_the_code_of_what_its_page_says(
     found = Told(code, capsys.readouterr().out, plain(page.read_text()))
     assert found.both("No load is reliable (") == (State.VALID not in states)
     assert found.both("Highest output that meets all SLOs") == (code == exit_codes.DONE)
+
+
+@pytest.mark.parametrize(
+    ("slo", "users", "n_repeats", "alone", "together"),
+    [
+        ("e2e.p50<=330ms", (2, 4), 2, Result.PASS, Result.INCONCLUSIVE),
+        ("e2e.p50<=600ms", (20, 40), 3, Result.INCONCLUSIVE, Result.PASS),
+        ("e2e.p50<=1ms", (2, 4), 2, Result.FAIL, Result.FAIL),
+    ],
+)
+def test_the_repeats_of_a_sweep_are_judged_together_by_page_and_exit_code(
+    slo, users, n_repeats, alone, together, made, tmp_path, monkeypatch
+):
+    """The page judged each run, so that it missed or passed an SLO of which the exit code said the other."""
+    seeds = iter(range(100))
+
+    def once(settings, *_: object, **__: object) -> Ended:
+        source = made(concurrency=settings.load.spec.concurrency, seed=next(seeds) // 2)
+        run = planted(source, tmp_path, verdict(State.VALID), slo)
+        assert [row.result for row in run.summary.targets] == [alone]
+        return Ended(RunDir(run.path, run.manifest), run.summary, of_summary(run.summary))
+
+    monkeypatch.setattr(repeats, "carry_out", once)
+    loads = [Settings(out=tmp_path, load=load_of(LoadSpec(salt="0", concurrency=n))) for n in users]
+    code = repeats.run_several(loads, n_repeats, restart_after=None)
+    saved = json.loads(next(tmp_path.glob("*-sweep/comparison.json")).read_text())
+    assert [at["targets"] for at in saved["sweeps"][0]["points"]] == [together] * 2
+    assert code == exit_codes.of_results([together])
 
 
 @pytest.mark.parametrize("state", State)

@@ -18,12 +18,13 @@ import numpy as np
 from burstline.errors import tables_beside
 from burstline.measure.metrics.definitions import METRICS, latencies, samples_of
 from burstline.measure.metrics.sessions import turns_of
+from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.columns import Columns, Floats, Ints
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import Reason, widened
+from burstline.measure.record.verdict import Reason, SloResult, widened
 from burstline.measure.stats.figure import Absent, Estimate, Figure
 from burstline.measure.stats.quantiles import over_runs, percentile_over_runs
 from burstline.measure.stats.significance import Answer, Contrast, Difference, between_runs, judged
@@ -216,6 +217,15 @@ class Contender:
         figures = self._own(path)
         lacking = next((figure for figure in figures if isinstance(figure, Absent)), None)
         return lacking or [figure.point for figure in figures if isinstance(figure, Estimate)]
+
+    @cached_property
+    def slos(self) -> tuple[SloResult, ...]:
+        """Each SLO once, judged by its figure over all runs; of a single run as it was judged."""
+        summaries = [view.summary for view in self.views]
+        own = {row.target: row for summary in summaries for row in summary.targets}
+        if len(summaries) == 1:
+            return tuple(own.values())
+        return judge_over_runs([*map(parse_slo, own)], summaries, lambda path: self.figure(*path))
 
     def counted(self, metric: str) -> Floats:
         """Every request of all runs that its numbers count; +inf where it failed."""

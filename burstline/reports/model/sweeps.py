@@ -19,8 +19,8 @@ PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `latency` is by metric at the sweep's percentile, `median` at p50. `result` is the worst of its runs'
-    targets, "" without any; `missed` are those that a run missed, `unsure` inconclusive ones, with reasons.
+    `latency` is by metric at the sweep's percentile, `median` at p50. `result` is the worst of its SLOs over
+    all its runs, "" without any; `missed` are those missed, `unsure` inconclusive ones, with reasons.
     `doubts`: states and causes for which it is not ranked. `overloaded`: requests in flight kept growing.
     """
 
@@ -124,8 +124,8 @@ def _point(
     contender: Contender, load: SweepLoad, case: Case, percentile: Mapping[str, str], per_device: bool
 ) -> Point:
     views = contender.views
-    judged = [row for view in views for row in view.summary.targets]
-    results = {row.result for row in judged}
+    slos = contender.slos
+    results = {row.result for row in slos}
     n = (n_devices(views[0]) or 1) if per_device else 1
     shown = [OUTPUT.path, *(("metrics", m, p) for m, best in percentile.items() for p in (best, "p50"))]
     states: list[str | None] = [withheld(view.summary.verdict, Use.RANKED) for view in views]
@@ -140,8 +140,8 @@ def _point(
         latency={m: contender.figure("metrics", m, p) for m, p in percentile.items()},
         median={m: contender.figure("metrics", m, "p50") for m in percentile},
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
-        missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
-        unsure=tuple(dict.fromkeys((r.target, r.reason) for r in judged if r.result == Result.INCONCLUSIVE)),
+        missed=tuple(row.target for row in slos if row.result == Result.FAIL),
+        unsure=tuple((row.target, row.reason) for row in slos if row.result == Result.INCONCLUSIVE),
         doubts=tuple(dict.fromkeys(map(str, filter(None, states)))),
         overloaded=any(view.summary.verdict.has(QUEUE_GREW) for view in views),
     )

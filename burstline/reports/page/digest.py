@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from burstline.measure.metrics.slo import judge_over_runs, parse_slo
 from burstline.measure.record.record import in_words
 from burstline.measure.record.summary import Goodput, Instrument, Summary
 from burstline.measure.record.verdict import Reason, SloResult, State
@@ -159,10 +158,7 @@ def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
     """The SLOs of one contender that ran several times, judged by its figures over all runs."""
     if len(cases) != 1 or len(cases[0].contenders) != 1:
         return ()
-    (contender,) = cases[0].contenders
-    summaries = [view.summary for view in contender.views]
-    slos = [parse_slo(text) for text in contender.views[0].manifest.targets]
-    return tuple(map(_target_line, judge_over_runs(slos, summaries, lambda path: contender.figure(*path))))
+    return tuple(map(_target_line, cases[0].contenders[0].slos))
 
 
 def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
