@@ -63,7 +63,7 @@ from burstline.wording import counted
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
 
-MANIFEST: Final = "suite.json"
+SUITE_JSON: Final = "suite.json"
 OUT: Final = "{out}"
 """Stands in a command for the folder of its runs, which a node puts elsewhere."""
 
@@ -262,7 +262,7 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
         for s in _runs(slots)
     ]
     facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
-    write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
+    write_json(folder / SUITE_JSON, {**facts, "repeats": suite.repeats, "slots": rows})
 
 
 def _carry_out(slot: Slot, call: Call, n_slots: int, folder: Path, *, quiet: bool) -> int:
@@ -322,7 +322,7 @@ def _report(comparison: Comparison | None, folder: Path) -> bool:
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
     """Each finished run of a suite's folder once, one case for each model and workload; None without any."""
-    suite = json_of(folder / MANIFEST)
+    suite = json_of(folder / SUITE_JSON)
     members: dict[str, list[Member]] = {}
     missing = []
     found = {slot["id"]: finished_in(folder / slot["id"]) for slot in suite["slots"]}

@@ -24,12 +24,14 @@ from burstline.measure.record.typed_json import from_json
 from burstline.measure.verdict.certificate import Certificate
 from burstline.reports.formats.predicted import Predicted
 from burstline.reports.formats.text import markdown
-from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.model.comparison import Comparison, alone, view_of
+from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.certificate_page import certificate_page
 from burstline.reports.page.digest import digest, in_short
-from burstline.reports.page.files import FILES
+from burstline.reports.page.files import FILES, write_all, written
 from burstline.reports.page.limit_page import RESULT, LimitResult
 from burstline.reports.page.prediction_page import PREDICTION, prediction_page
+from burstline.suites.execution import SUITE_JSON, comparison_of_suite
 from burstline.suites.gate import GateInputs
 from burstline.workloads.options import flag_of, options_of
 from burstline.workloads.request import WorkloadError
@@ -40,11 +42,6 @@ OF_PAGE: Final = ("profile", *options_of(Hints), *options_of(Stated), "usd_per_h
 
 
 def run(args: argparse.Namespace) -> int:
-    if (args.run / "comparison.json").is_file() and not (args.run / "manifest.json").exists():
-        raise WorkloadError(
-            f"{args.run} is no run but has a page over several, {args.run / 'report.html'}; expected one "
-            f"of these runs: for repeats they are beside it, in {args.run.parent}"
-        )
     for name, (what, page) in OTHER_PAGES.items():
         if (args.run / name).is_file():
             return _other_page(args, what, args.run / name, page)
@@ -88,27 +85,44 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-OTHER_PAGES: Final[Mapping[str, tuple[str, Callable[[Path, Any], str]]]] = {
+def _several(folder: Path, kept: Any) -> Comparison:
+    """The runs of a suite, in its folder, or those beside it of a sweep or of repeats."""
+    suite = comparison_of_suite(folder) if (folder / SUITE_JSON).is_file() else None
+    if suite is not None:
+        return suite
+    names = [name for case in kept["cells"] for own in case["runs"].values() for name in own]
+    return comparison_of([open_run(folder.parent / name) for name in names], folder, anyway=True)
+
+
+SEVERAL: Final = "comparison.json"
+MakePage = Callable[[Path, Any], str | Comparison]
+OTHER_PAGES: Final[Mapping[str, tuple[str, MakePage]]] = {
     RESULT: ("search", lambda folder, kept: LimitResult.from_json(kept).page(folder)),
     "gate.json": ("gate", lambda folder, kept: GateInputs.from_json(kept).page(folder)),
     "certificate.json": ("certificate", lambda _, kept: certificate_page(from_json(Certificate, kept))),
     PREDICTION: ("prediction", lambda _, kept: prediction_page(from_json(Predicted, kept))),
+    SEVERAL: ("page over several runs", _several),
 }
 """By the file of a folder that is no run: what it is of, and how its page is made."""
 
 
-def _other_page(args: argparse.Namespace, what: str, file: Path, page: Callable[[Path, Any], str]) -> int:
-    """Write the page of what is no run again."""
-    if given := [name for name in ("format", "to", "short", *OF_PAGE) if getattr(args, name)]:
-        raise WorkloadError(
-            f"{flag_of(given[0])} is for a run, and {args.run} is a {what}: it has only a page"
-        )
+def _other_page(args: argparse.Namespace, what: str, file: Path, page: MakePage) -> int:
+    """Write the page of what is no run again; one over several runs may be printed instead."""
+    shapes = (*PRINTED, "markdown") if file.name == SEVERAL else ()
+    given = ["format"] * any(shape not in shapes for shape in args.format or ())
+    if given := given + [name for name in ("to", "short", *OF_PAGE) if getattr(args, name)]:
+        has = "only a page" + f", and --format {', '.join(shapes)} alone" * bool(shapes)
+        raise WorkloadError(f"{flag_of(given[0])} is for a run, and {args.run} is a {what}: it has {has}")
     try:
-        html = page(args.run, json_of(file))
-    except (AttributeError, TypeError, ValueError) as error:
+        made = page(args.run, json_of(file))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise WorkloadError(f"{file} cannot be read: {error}; was it changed, or is it older?") from None
-    write_bytes(args.run / "report.html", html.encode())
-    print(f"Report: {args.run / 'report.html'}")
+    if isinstance(made, str):
+        write_bytes(args.run / "report.html", made.encode())
+    elif not args.format:
+        write_all(made, args.run)
+    told = [written(shape, made) for shape in args.format or () if not isinstance(made, str)]
+    print(*(told or [f"Report: {args.run / 'report.html'}"]), sep="\n")
     return exit_codes.DONE
 
 

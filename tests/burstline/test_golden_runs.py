@@ -128,14 +128,6 @@ def test_what_a_report_would_ignore_or_lacks_is_one_line(words, said, copied, ca
     assert not (copied.parent / "OUT").exists()
 
 
-def test_the_folder_of_repeats_says_where_its_page_and_runs_are(tmp_path, capsys):
-    (tmp_path / "comparison.json").write_text("{}")
-    assert main(["report", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert str(tmp_path / "report.html") in said
-    assert f"beside it, in {tmp_path.parent}" in said
-
-
 def test_it_is_compared_with_another(stored, copied, capsys):
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["clock"]["wall_ns"] += 1  # else it is a copy

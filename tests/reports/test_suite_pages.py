@@ -1,12 +1,63 @@
-"""A suite's page: one engine across platforms, and a suite of which one run is finished."""
+"""Pages over several runs: of a suite, also with one finished run; and each is made again from its runs."""
 
 import shutil
 
 import pytest
 
+from burstline.cli import main
+from burstline.reports.model.contenders import comparison_of
+from burstline.reports.page.files import write_all, written
 from burstline.reports.page.page import page_over, render
 from burstline.suites.execution import comparison_of_suite
 from tests.browser import kinds
+from tests.reports.synthetic_sweep import finished_run
+
+
+def over_several(kind, folder):
+    """The folder of a page over several runs, as `run` writes it, and what it shows."""
+    if kind == "suite":
+        kinds._write_suite(folder, "one", "One run", [("vllm", "chat", 1, {"n": 40})])
+        comparison = comparison_of_suite(folder)
+    else:
+        users = (16, 4, 4, 16) if kind == "sweep" else (4, 4, 4)
+        runs = [finished_run(folder, "vllm", 40, concurrency=n, seed=k) for k, n in enumerate(users)]
+        (folder := folder / f"{runs[0].name}-{kind}").mkdir()
+        comparison = comparison_of(runs, folder, anyway=True)
+    write_all(comparison, folder)
+    return folder, comparison
+
+
+@pytest.mark.parametrize("kind", ["sweep", "repeats", "suite"])
+def test_a_page_over_several_runs_is_made_again_from_them(kind, tmp_path, capsys):
+    folder, comparison = over_several(kind, tmp_path)
+    names = ("report.html", "report.md", "comparison.json")
+    before = [(folder / name).read_bytes() for name in names]
+    for name in names[:2]:
+        (folder / name).unlink()
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"Report: {folder / 'report.html'}\n"
+    assert [(folder / name).read_bytes() for name in names] == before
+    for shape in ("text", "markdown", "json"):
+        assert main(["report", str(folder), "--format", shape]) == 0
+        assert capsys.readouterr().out == f"{written(shape, comparison)}\n"
+
+
+@pytest.mark.parametrize("words", ["--short --format markdown", "--format csv --to x", "--tp 2", "--to x"])
+def test_what_a_page_over_several_runs_does_not_have_is_refused_with_what_it_has(words, tmp_path, capsys):
+    (tmp_path / "comparison.json").write_text("{}")
+    assert main(["report", str(tmp_path), *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert "is for a run, and" in said
+    assert "it has only a page, and --format text, json, markdown alone" in said
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"cells": []}', '{"cells": [{"runs": {"vllm": ["gone"]}}]}'])
+def test_a_page_over_several_runs_without_them_is_refused_in_one_line(text, tmp_path, capsys):
+    (tmp_path / "comparison.json").write_text(text)
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{tmp_path / 'comparison.json'} cannot be read: " in said
 
 
 @pytest.mark.slow
