@@ -98,17 +98,19 @@ def test_short_markdown_has_answer_verdict_few_latencies_and_the_command(targete
     assert len(said.splitlines()) < len(whole.splitlines()) * 0.7
 
 
-def test_short_markdown_says_why_a_run_is_not_valid(targeted, capsys):
-    """With its first reason, whose advice is the one to follow."""
+@pytest.mark.parametrize("n_reasons", [1, 3])
+def test_short_markdown_says_why_a_run_is_not_valid(n_reasons, targeted):
+    """With each reason in a line of its own."""
     reasons = [
         Reason.of("drifting.fell", metric="TPOT", change=0.25, at_s=None),
         Reason.of("warm-up", what="1 s.", n=48),
-    ]
+        Reason.of("never-settled"),
+    ][:n_reasons]
     view = view_of(targeted)
     view = replace(view, summary=replace(view.summary, verdict=Verdict(State.NOT_STATIONARY, tuple(reasons))))
     told = markdown(in_short(alone(view), view))
-    assert reasons[0].text in told
-    assert reasons[1].text not in told
+    lines = re.findall("^- .*", told, re.MULTILINE)
+    assert [line.partition(" Next: ")[0] for line in lines] == [f"- {each.text}" for each in reasons]
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n
 
 
 def in_short(comparison: Comparison, view: View) -> list[Block]:
-    """Some ten lines for an issue: answer, verdict, a few percentiles, versions, the command."""
+    """Some ten lines for an issue: answer, verdict and why, a few percentiles, versions, the command."""
     whole = _of_run(comparison, view)
     if (numbers := next((block for block in whole if isinstance(block, Table)), None)) is None:
         return whole
@@ -260,11 +260,11 @@ def in_short(comparison: Comparison, view: View) -> list[Block]:
     numbers = table("", [numbers.columns[k].title for k in kept], cells, text=(0, 1))
     facts = Note(" · ".join((f"Burstline {view.manifest.version or '?'}", *comparison.facts)))
     said = replace(answer(comparison), details=())
-    return [whole[0], said, verdict_line(view.summary, 1), numbers, facts, *whole[-1:]]
+    return [whole[0], said, run_banner(view.summary), numbers, facts, *whole[-1:]]
 
 
-def verdict_line(summary: Summary, n_reasons: int = 0) -> Banner:
-    return replace(banner := run_banner(summary), reasons=banner.reasons[:n_reasons])
+def verdict_line(summary: Summary) -> Banner:
+    return replace(run_banner(summary), reasons=())
 
 
 def _outcomes(summary: Summary) -> Block:
