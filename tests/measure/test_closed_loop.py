@@ -287,7 +287,7 @@ def test_intervals_of_a_closed_loop_cover_where_its_speed_wanders():
 def test_a_closed_loop_that_is_short_for_how_long_its_speed_stays_alike_says_how_long_to_run():
     _, with_one, notes = covered(8, 20.0, 3.0, 20, long_s=100.0)
     assert with_one < 0.4
-    said = r"1 run: the speed stays alike over [\d.]+ s; for an interval run (\d+) s"
+    said = r"1 run: the speed stays alike over [\d.]+ s; for an interval pass --duration-s (\d+)"
     random, lengths_s = np.random.default_rng(4), [float(re.fullmatch(said, note)[1]) for note in notes]
     loops = [closed_loop(8, length_s, random, correlation_s=3.0) for length_s in lengths_s]
     longer = [figures_of(columns_of(table(*loop)), 8)["ttft p50"] for loop in loops]

@@ -153,7 +153,7 @@ def test_a_short_loop_of_sessions_says_how_many_sessions_to_run() -> None:
         assert steady is not None
         return steady
 
-    found = re.fullmatch(r"1 run: .*; for an interval run --sessions (\d+)", steady_of(12).too_short or "")
+    found = re.fullmatch(r"1 run: .*; for an interval pass --sessions (\d+)", steady_of(12).too_short or "")
     assert found is not None
     assert int(found[1]) > 12
     assert steady_of(int(found[1])).n_cosines is not None

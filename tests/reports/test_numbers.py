@@ -86,12 +86,12 @@ def test_a_ratio_reads_as_1_only_where_it_is_1():
     [
         (
             "1 run; 260 correlated values are worth 12 independent ones (" + NARROW + ")",
-            "too narrow; run longer.",
+            "too narrow; run longer (--requests, --sessions or --duration-s).",
         ),
         (ONE_RUN, "three runs do (--repeats 3)."),
         (
-            "1 run: the speed stays alike over 3 s; for an interval run 60 s",
-            "No confidence intervals: the speed stays alike over 3 s; for an interval run 60 s.",
+            "1 run: the speed stays alike over 3 s; for an interval pass --duration-s 60",
+            "No confidence intervals: the speed stays alike over 3 s; for an interval pass --duration-s 60.",
         ),
         ("1 run; 2,000 correlated values are worth 700 independent ones", ""),
     ],

@@ -240,8 +240,8 @@ def _n_cosines(
         if LEAST_LENGTHS * alike > 1:  # a short run shows only a part of how long it stays alike
             why, safe = f"the speed stays alike over {alike * window.length_s:.2g} s", 3
         of_sessions = lives.session is not None  # their number sets how long the load takes
-        n = math.ceil(safe * times * (len(lives.begun_s) if of_sessions else window.length_s))
-        return None, f"1 run: {why}; for an interval run {f'--sessions {n}' if of_sessions else f'{n} s'}"
+        flag, size = ("--sessions", len(lives.begun_s)) if of_sessions else ("--duration-s", window.length_s)
+        return None, f"1 run: {why}; for an interval pass {flag} {math.ceil(safe * times * size)}"
     most = int(min(n_waves, 0.1 / max(alike, 1e-3)))
     return max(LEAST_WAVES, min(MOST_COSINES, most)), None
 

@@ -83,9 +83,9 @@ def _of_intervals(notes: set[str]) -> str:
     if none := next((note for note in notes if note.startswith("1 run: ")), ""):
         return f"{none.replace('1 run: ', 'No confidence intervals: ')}."
     if any(NARROW in note for note in notes):
-        return f"{NARROW[0].upper()}{NARROW[1:]}; run longer."
+        return f"{NARROW[0].upper()}{NARROW[1:]}; {say('run-longer')}."
     is_open = any(OPEN in note for note in notes)
-    return "An interval to ∞ has too few values that are independent; run longer." if is_open else ""
+    return say("interval.open", do=say("run-longer")) if is_open else ""
 
 
 def headline_latencies(view: View, caption: str) -> list[Table]:
