@@ -109,11 +109,27 @@ def test_a_share_stands_beside_the_requests_that_it_is_of(result, burst_run):
     probes = (replace(PROBES[0], last=look), PROBES[1])
     blocks = limit_blocks(replace(result, found=replace(FOUND, probes=probes)), (burst_run, burst_run))
     titles = [column.title for column in blocks[1].columns]
-    judged = "Requests judged", "of these beyond TTFT p50 ≤ 2 s"
-    assert tuple(titles[4:6]) == judged
-    cells = [[cell.text for cell in row.cells[4:]] for row in blocks[1].rows]
-    assert cells == [["270", "5.0%", "250", "30.0%"], ["–", "1.0%", "–", "2.0%"]]
+    assert titles[4:] == ["TTFT > 2 s", "TPOT > 50 ms"]
+    cells = [[(cell.text, cell.detail) for cell in row.cells[4:]] for row in blocks[1].rows]
+    assert cells == [[("5.0%", "of 270"), ("30.0%", "of 250")], [("1.0%", ""), ("2.0%", "")]]
     assert "2 probes with 870 judged requests in all" in text(blocks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_slos", "width"), [("rate", 1, 100), ("concurrency", 1, 100), ("concurrency", 2, 120)]
+)
+def test_the_probes_are_one_block_in_a_terminal(kind, n_slos, width, result):
+    """Their columns went on below, where no line says which probe met which SLO."""
+    shares = (LateShare(0.05, 2000.0, 2700), LateShare(0.3, 1500.0, 2500))[:n_slos]
+    look = ProbeLook(Result.INCONCLUSIVE, 3000, shares)
+    probes = tuple(LoadProbe(k, 128.5, p, look, "NOT-STATIONARY") for k, p in enumerate(Purpose, 10))
+    result = replace(result, kind=kind, found=replace(FOUND, probes=probes, bounds=BOUNDS[:n_slos]))
+    result = replace(result, runs=("a", "b", "c"), verdicts=("NOT-STATIONARY",) * 3)
+    table = text(limit_blocks(result)[1:], width).splitlines()
+    assert [line.split()[0] for line in table[1:5]] == ["Probe", "10", "11", "12"]
+    assert max(map(len, table[1:5])) <= width
+    assert "of 2,700" in table[2]
+    assert n_slos == 1 or "of 2,500" in table[2]
 
 
 def test_a_probe_says_by_which_rule_it_is_judged_and_why_it_counts(result, burst_run):

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -319,26 +318,23 @@ def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def _probes(result: LimitResult) -> Table:
-    shares = [f"of these beyond {slo_words(parse_slo(bound.text))}" for bound in result.found.bounds]
-    titles = [title for share in shares for title in ("Requests judged", share)]
-    columns = ("Probe", KINDS[result.kind][0], "Purpose", "Result", *titles)
+    slos = (replace(parse_slo(bound.text), statistic=None) for bound in result.found.bounds)
+    load = KINDS[result.kind][1].replace("{}", "").strip().capitalize()  # all columns fit a terminal
+    columns = ("Probe", load, "Purpose", "Result", *(slo_words(slo).replace("≤", ">") for slo in slos))
     states = dict(zip(result.runs, result.verdicts, strict=False))
     rows: list[Sequence[str | Cell]] = []
     for probe, run in zip(result.found.probes, result.runs, strict=False):
-        late = [(count(s.n) if s.n else "–", f"{s.beyond:.1%}") for s in probe.last.shares]
-        cells = list(chain.from_iterable(late)) or ["–"] * len(titles)
+        late = [(f"{s.beyond:.1%}", f"of {count(s.n)}" if s.n else "") for s in probe.last.shares]
+        late = late or [("–", "")] * len(result.found.bounds)
         state = states.get(run, State.VALID)
         why = f"{state}: still counts" if state != State.VALID else ""
         why = "the queue outgrew the server" if probe.last.overloaded else why
         why = f"{probe.lost}: does not count" if probe.lost else why
-        at = _cell(probe, "load", result.load(probe.load).number)
+        key = f"limit.probe.{probe.number}"
+        at = Cell(result.load(probe.load).number, key=f"{key}.load")
         number = Cell(str(probe.number), href=f"../{run}/report.html")
         ended = Cell(f"{MARKS[probe.last.judged]} {probe.last.judged}", detail=why)
-        each = (_cell(probe, f"share.{k}", text) for k, text in enumerate(cells))
-        rows.append((number, at, probe.purpose, ended, *each))
+        each = (Cell(share, of, key=f"{key}.share.{k}") for k, (share, of) in enumerate(late))
+        rows.append((number, at, probe.purpose.name.lower(), ended, *each))
     rule = say("highest.rule", error=f"{100 * result.found.error:.3g}%")
     return table("All probes in order", columns, rows, text=(2, 3), remark=rule)
-
-
-def _cell(probe: LoadProbe, what: str, text: str) -> Cell:
-    return Cell(text, key=f"limit.probe.{probe.number}.{what}")
