@@ -93,7 +93,7 @@ class LoadedRun:
     def summary(self) -> Summary:
         """Every number with its interval, sample count and unit, as in `summary.json`."""
         if self._run.summary is None:
-            raise WorkloadError(f"{self.path} has no summary.json; `burstline report {self.path}` writes it")
+            raise WorkloadError(f"{self.path} has no summary.json; `burstline report RUN` writes it")
         return self._run.summary
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -197,7 +198,7 @@ def check_where(where: ServerOptions) -> None:
     elif (engine := ENGINES.get(where.engine or "")) and not (engine.brings_model or engine.attach_only):
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
-            "(`burstline make-model DIR --like tiny` makes a folder without any download)"
+            "(`burstline make-model DIR --like tiny` makes one without a download)"
         )
 
 
@@ -229,7 +230,8 @@ def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
         flag = "--format gguf" if engine.weight_files == ("gguf",) else "--weights"
         raise WorkloadError(
             f"--model {where.model} holds no weights ({kinds}), which {engine.title} needs; "
-            f"`burstline make-model {folder}-random --like {folder} {flag}` makes one that has random ones"
+            f"`burstline make-model {shlex.quote(f'{folder}-random')} --like {shlex.quote(str(folder))} "
+            f"{flag}` makes one that has random ones"
         )
     limit = where.settings.max_model_len or context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:
@@ -301,7 +303,7 @@ def check_model(model: str, engine: Engine | None = None) -> None:
     if path.is_absolute() or not _HUB_NAME.fullmatch(model) or (path.parent.name and path.parent.is_dir()):
         raise WorkloadError(
             f"--model {model} is not a folder; expected a Hugging Face model folder, or a name on the hub as "
-            f"ORG/NAME (`burstline make-model {model} --like tiny` makes a folder without any download)"
+            f"ORG/NAME (`burstline make-model {shlex.quote(model)} --like tiny` makes one without a download)"
         )
     if engine is not None and engine.brings_model:
         raise WorkloadError(f"--model {model} is not a folder, and the {engine.title} reads no other model")

@@ -83,8 +83,9 @@ def note_hardware(
         else:
             if not force:
                 _refuse_another(run, hints)
-            stated = Stated.from_json(facts.stated or {})
-            text, device_from = _device(manifest, config, replace(hints, stated=stated), run)
+            stated, named = Stated.from_json(facts.stated or {}), model_from.partition("--model-config ")[2]
+            known = replace(hints, stated=stated, model_config=named or None)
+            text, device_from = _device(manifest, config, known, run)
             data = text.encode()
             write_bytes(run.path / DEVICE_FILE, data)
             facts = replace(facts, device_from=device_from)
@@ -180,8 +181,8 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
             model = hints.model_config or server.model_asked or identity.model or server.model or "reference"
             raise _UncalibratedError(
                 f"`burstline calibrate --device cpu --quick --model {shlex.quote(model)} "
-                f"--threads {n_cores}` (20 s, once), "
-                f"then `burstline report {run.path} --device cpu{f' --quant {stated}' if stated else ''}`",
+                f"--threads {n_cores}` (20 s, once), then `burstline report {shlex.quote(str(run.path))} "
+                f"--device cpu{f' --quant {stated}' if stated else ''}`",
                 config, model, n_cores,
             )  # fmt: skip
         return known, "having been measured for this model"
@@ -191,7 +192,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
         part = ", a slice" if names and manifest.devices[0].is_slice else ""
-        cpu = {"fp32": " (an id, or cpu)", None: "; a CPU by `burstline report --device cpu --quant fp32`"}
+        cpu = {"fp32": " (an id, or cpu)", None: "; a CPU: `burstline report RUN --device cpu --quant fp32`"}
         how = "" if names else cpu.get(dtype, "")
         raise RooflineError(f"the device is not known ({seen}{part}): name it with --device{how}")
     return device_text(names[0]), f"its driver calls it {names[0]}"

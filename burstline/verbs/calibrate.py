@@ -1,6 +1,7 @@
 """`burstline calibrate`: measure this machine for the roofline and keep the result."""
 
 import argparse
+import shlex
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if before:
         print(f"Now:    {_line(out)}\nBefore: {before}")
     of_runs = "; runs of this model on this CPU use it" if out == kept else ""
-    print(f"Written to {out}{of_runs}; `burstline bound --device {out}` uses it.")
+    print(f"Written to {out}{of_runs}; `burstline bound --device {shlex.quote(str(out))}` uses it.")
     return exit_codes.DONE
 
 

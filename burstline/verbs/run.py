@@ -86,7 +86,7 @@ def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
     if args.ray is None:
         return None
     if args.ray.endswith(".toml"):
-        raise WorkloadError(f"--ray {args.ray}: expected HOST:PORT; name a suite first: run {args.ray} --ray")
+        raise WorkloadError(f"--ray {args.ray}: expected HOST:PORT; name a suite first: run SUITE --ray")
     address, resources = parse_ray(args.ray)
     n_workers = None if spec.workers == "auto" else spec.workers
     return RayOptions(address, n_workers, not args.no_canary, resources)

@@ -185,7 +185,7 @@ sys.exit(int(code))
 def sent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, code: int, *argv: str
 ) -> tuple[int, Certificate, str]:
-    script, out = tmp_path / "mine.py", tmp_path / "out"
+    script, out = tmp_path / "mine.py", tmp_path / "my out"
     script.write_text(SENDS)
     client = f"{sys.executable} {script} {{url}} {{requests}} {{out}} {path} {code}"
     load = ("--requests", "3", "--concurrency", "1", "--prompt-tokens", "8", "--output-tokens", "4")
@@ -208,9 +208,9 @@ def test_a_client_that_ends_with_a_code_is_certified_and_its_files_can_be_read_a
         "It ended with exit code 1.",
         "--reads ttft.p50=a.json#ttft.median:s: there is no median of ttft.median; it has p50, mean.",
     )
-    assert f"certify --again {tmp_path / 'out'} --reads" in shown
+    assert f"certify --again '{tmp_path / 'my out'}' --reads" in shown
     reads = ("--reads", "ttft.p50=a.json#ttft.p50:s", "--reads", "ok=b.json#ok", "--name", "mine 1.0")
-    assert cli.main(["certify", "--again", str(tmp_path / "out"), *reads, "--json"]) == 4
+    assert cli.main(["certify", "--again", str(tmp_path / "my out"), *reads, "--json"]) == 4
     again = from_json(Certificate, json.loads(capsys.readouterr().out))
     assert (again.printed.tool, again.printed.is_read, again.printed.n_ok, again.offered) == (
         "mine 1.0",

@@ -134,7 +134,7 @@ class Run(RunDir):
         try:
             return Summary.from_json(row if isinstance(row, dict) else {})
         except MismatchError as error:
-            raise WorkloadError(f"{path}: {error}; `burstline report {self.path}` writes it again") from None
+            raise WorkloadError(f"{path}: {error}; `burstline report RUN` writes it again") from None
 
     @property
     def server_log(self) -> str:

@@ -1,5 +1,6 @@
 """What `burstline bound` says, in a terminal and on its page; `burstline study` has the same form."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -61,7 +62,7 @@ def shown(found: Sequence[Mapping[str, Any]], model: str, command: str = "", ste
     tiles, tables, then = list[Tile](), list[Table](), "Try a smaller data type, or more devices"
     if possible:
         tiles = [_tile(k, possible, of_several=of_several) for k in range(len(QUESTIONS))]
-        then = _then(possible[0], of_several=of_several)
+        then = _then(possible[0], model, of_several=of_several)
         tables = [_phase_table(*phase) for phase in possible[0]["phases"].items()]
         tables += [_what_ifs(possible[0]["what_if"]), _constants(possible[0]["constants"])]
     if of_several:
@@ -124,10 +125,10 @@ def _answers(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(speed, last), (f"{rate:,.0f} output tok/s", fit), (f"{limit[:1].upper()}{limit[1:]}", most)]
 
 
-def _then(found: Mapping[str, Any], *, of_several: bool) -> str:
+def _then(found: Mapping[str, Any], model: str, *, of_several: bool) -> str:
     """The change that would shorten the latency most, of several devices where these are told."""
     if of_several:
-        alone = f"burstline bound --model {found['model']['name']} --device {found['device']['id']}"
+        alone = f"burstline bound --model {shlex.quote(model)} --device {found['device']['id']}"
         return f"Look at {found['device']['name']} alone. Run `{alone}`: it shows what would change it."
     base, *others = (row for row in found["what_if"] if "impossible" not in row)
     best = min(others, key=lambda row: row["latency_s"], default=base)

@@ -1,5 +1,6 @@
 """The certificate of a client: its page, and blocks for a terminal and Markdown."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def blocks(found: Certificate, out: Path | None = None) -> Iterator[Block]:
     if found.findings:
         yield Findings(found.findings)
     if not found.printed.is_read and found.offered.n:
-        again = f"burstline certify --again {out or 'DIR'} --reads NAME=FILE#PLACE"
+        again = f"burstline certify --again {shlex.quote(str(out or 'DIR'))} --reads NAME=FILE#PLACE"
         yield Note(f"To read the files anew, without the load: {again}")
 
 
