@@ -83,9 +83,8 @@ def run_several(every: Sequence[Settings], n: int, *, restart_after: int | None)
     of = dict[SweepLoad | None, list[tuple[Run, int]]]()
     for run, (_, code) in zip(runs, every_run, strict=True):
         of.setdefault(load_of(run.manifest), []).append((run, code))
-    points = [at for sweep, _ in sweeps_in(comparison.cases) for at in sweep.points]
     codes = {load: code_of_runs(*zip(*ended, strict=True)) for load, ended in of.items()}
-    loads = [(codes[at.load], at) for at in points]
+    loads = [(codes[at.load], at) for sweep, _ in sweeps_in(comparison.cases) for at in sweep.points]
     return code_of_loads(loads) if loads else exit_codes.best(codes.values())
 
 

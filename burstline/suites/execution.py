@@ -35,7 +35,7 @@ from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
 from burstline.reports.model.contenders import differing_factors, settled_in
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.page.digest import digest, verdict_line
+from burstline.reports.page.digest import digest, run_banner
 from burstline.reports.page.files import write_all
 from burstline.reports.page.limit_page import RESULT, LimitResult, answer_of, limits_blocks, limits_page
 from burstline.roofline.device.device import load_device
@@ -121,7 +121,7 @@ def run_suite(
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
         runs, limits = _runs(slots), [slot for slot in slots if slot.workload.limit is not None]
-        comparison = comparison_of_suite(folder) if runs or not limits else None
+        comparison = comparison_of_suite(folder)
         comparable = _report(comparison, folder) if runs or not limits else True
         found = report_limits(limits, folder, suite.description or suite.name)
     return exit_codes.worst(
@@ -282,9 +282,10 @@ def _carry_out(slot: Slot, call: Call, n_slots: int, folder: Path, *, quiet: boo
         raise WorkloadError(f"{slot_name} could not be run (see above): the suite stops, its runs are kept")
     done = _done(slot, folder)
     how = f"failed with exit code {code}"
-    if done is not None:
-        shown = verdict_line(view_of(done).summary) if isinstance(done, Run) else answer_of(done[1])
-        how = text([shown])
+    if isinstance(done, Run):
+        how = text([replace(run_banner(view_of(done).summary), reasons=())])
+    elif done is not None:
+        how = text([answer_of(done[1])])
     print(textwrap.indent(how, "    "), file=sys.stderr)
     return code if done else exit_codes.ENGINE_FAILED
 
@@ -308,11 +309,8 @@ def called(argv: Sequence[str], environment: dict[str, str], *inherited: int) ->
                 process.send_signal(signal.SIGINT)
 
 
-def _report(comparison: Comparison | None, folder: Path) -> bool:
+def _report(comparison: Comparison, folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
-    if comparison is None:
-        print("No run of the suite completed, so there is nothing to report.", file=sys.stderr)
-        return False
     page = write_all(comparison, folder)
     show(digest(comparison))
     print(f"Report: {page}")
@@ -320,8 +318,8 @@ def _report(comparison: Comparison | None, folder: Path) -> bool:
     return comparison.comparable or (alone and not comparison.missing)
 
 
-def comparison_of_suite(folder: Path) -> Comparison | None:
-    """Each finished run of a suite's folder once, one case for each model and workload; None without any."""
+def comparison_of_suite(folder: Path) -> Comparison:
+    """Each finished run of a suite's folder once, one case for each model and workload."""
     suite = json_of(folder / SUITE_JSON)
     members: dict[str, list[Member]] = {}
     missing = []
@@ -334,8 +332,6 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
             continue
         href = f"{slot['id']}/{run.name}/report.html"
         members.setdefault(slot["cell"], []).append(Member(slot["engine"], run, href, slot["repeat"]))
-    if not members:
-        return None
     order = list(dict.fromkeys(slot["engine"] for slot in suite["slots"]))
     cases = tuple(
         case_of(
@@ -356,7 +352,7 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
     servers = [member.run.manifest.server for runs in members.values() for member in runs]
     anew = all(server is not None and not server.attached for server in servers)
     facts = (
-        *(asked or [next(iter(loads.values()))]),
+        *(asked or [*loads.values()][:1]),
         f"{len(suite['slots']) - len(missing)} of {len(suite['slots'])} runs",
         f"interleaved in time{', each engine restarted for each run' if anew else ''}",
     )
@@ -385,7 +381,7 @@ def report_limits(slots: Sequence[Slot], folder: Path, title: str) -> list[int]:
     return [CODES[one[1].state] if one else exit_codes.INCONCLUSIVE for _, one in found]
 
 
-def _codes_of_targets(slots: Sequence[Slot], folder: Path, shown: Comparison | None) -> Iterator[int]:
+def _codes_of_targets(slots: Sequence[Slot], folder: Path, shown: Comparison) -> Iterator[int]:
     """For each engine at each workload, whether all repeats kept its SLOs; a sweep at one load at least.
 
     A sweep is driven until its targets are missed: that alone is no failure.
@@ -398,7 +394,7 @@ def _codes_of_targets(slots: Sequence[Slot], folder: Path, shown: Comparison | N
             key = (slot.engine.name, slot.model.name, slot.workload.of, platform)
             loads = found.setdefault(key, {})
             loads.setdefault(slot.cell, []).append((run, of_summary(run.summary)))
-    sweeps = sweeps_in(shown.cases if shown else ())
+    sweeps = sweeps_in(shown.cases)
     for (engine, *_), loads in found.items():
         codes = {cell: code_of_runs(*zip(*own, strict=True)) for cell, own in loads.items()}
         having = [(sweep, [case.name for case in cases if engine in case.labels]) for sweep, cases in sweeps]

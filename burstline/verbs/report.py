@@ -87,9 +87,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _several(folder: Path, kept: Any) -> Comparison:
     """The runs of a suite, in its folder, or those beside it of a sweep or of repeats."""
-    suite = comparison_of_suite(folder) if (folder / SUITE_JSON).is_file() else None
-    if suite is not None:
-        return suite
+    if (folder / SUITE_JSON).is_file():
+        return comparison_of_suite(folder)
     names = [name for case in kept["cells"] for own in case["runs"].values() for name in own]
     return comparison_of([open_run(folder.parent / name) for name in names], folder, anyway=True)
 

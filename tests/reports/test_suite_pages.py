@@ -8,7 +8,7 @@ from burstline.cli import main
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.files import write_all, written
 from burstline.reports.page.page import page_over, render
-from burstline.suites.execution import comparison_of_suite
+from burstline.suites.execution import _report, comparison_of_suite
 from tests.browser import kinds
 from tests.reports.synthetic_sweep import finished_run
 
@@ -90,3 +90,13 @@ def test_a_copy_of_another_slots_run_is_no_repeat(tmp_path):
     (case,) = comparison.cases
     assert [len(contender.views) for contender in case.contenders] == [1]
     assert comparison.missing == ("vllm, chat, repeat 2", "vllm, chat, repeat 3")
+
+
+def test_a_suite_without_a_finished_run_has_a_page_that_says_so(tmp_path, capsys):
+    folder, _ = over_several("suite", tmp_path)
+    shutil.rmtree(folder / "000")
+    assert main(["report", str(folder)]) == 0
+    assert "No run finished: there is nothing to compare." in (folder / "report.md").read_text()
+    assert "No finished run: vllm, chat, repeat 1." in (folder / "report.md").read_text()
+    assert not _report(comparison_of_suite(folder), folder), "it is no comparison that could be relied on"
+    assert "No run finished" in capsys.readouterr().out

@@ -263,10 +263,6 @@ def in_short(comparison: Comparison, view: View) -> list[Block]:
     return [whole[0], said, run_banner(view.summary), numbers, facts, *whole[-1:]]
 
 
-def verdict_line(summary: Summary) -> Banner:
-    return replace(run_banner(summary), reasons=())
-
-
 def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
