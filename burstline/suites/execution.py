@@ -392,8 +392,7 @@ def _codes_of_targets(slots: Sequence[Slot], folder: Path, shown: Comparison) ->
         if run is not None and run.summary is not None and run.summary.targets:
             platform = slot.platform.name if slot.platform else ""
             key = (slot.engine.name, slot.model.name, slot.workload.of, platform)
-            loads = found.setdefault(key, {})
-            loads.setdefault(slot.cell, []).append((run, of_summary(run.summary)))
+            found.setdefault(key, {}).setdefault(slot.cell, []).append((run, of_summary(run.summary)))
     sweeps = sweeps_in(shown.cases)
     for (engine, *_), loads in found.items():
         codes = {cell: code_of_runs(*zip(*own, strict=True)) for cell, own in loads.items()}

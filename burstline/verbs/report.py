@@ -127,10 +127,10 @@ def _other_page(args: argparse.Namespace, what: str, file: Path, page: MakePage)
 
 def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> int:
     """Print the run, or write it below `to`; its folder stays as it is."""
-    written = [name for name in formats if name in FILES]
-    if written and to is None:
-        raise WorkloadError(f"--format {written[0]} writes files: give --to DIR")
-    if not written:
+    to_files = [name for name in formats if name in FILES]
+    if to_files and to is None:
+        raise WorkloadError(f"--format {to_files[0]} writes files: give --to DIR")
+    if not to_files:
         if to is not None:
             raise WorkloadError(f"--format {formats[0]} is printed: --to {to} would be ignored; drop it")
         keep_pandas_out()
@@ -138,7 +138,7 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
     for name in formats:
         if name in PRINTED:
             _print(run, name)
-    for name in written:
+    for name in to_files:
         assert to is not None
         for file, content in FILES[name](run).items():
             target = to / file
@@ -153,9 +153,8 @@ def _print(run: Run, name: str) -> None:
     if not (run.path / "plan.parquet").exists():
         why = f": {run.manifest.error}" if run.manifest.error else ""
         words = f"the run ended ({run.status}) before its requests were planned, so nothing was sent{why}"
-        print(
-            json_text({"status": run.status, "absent": words}) if name == "json" else f"{run.name}\n{words}"
-        )
+        told = {"status": run.status, "absent": words}
+        print(json_text(told) if name == "json" else f"{run.name}\n{words}")
     elif name == "json":
         print(json_text(view_of(run).summary.to_json()))
     else:

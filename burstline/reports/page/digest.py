@@ -259,8 +259,7 @@ def in_short(comparison: Comparison, view: View) -> list[Block]:
     cells = [[replace(row[k], note=None) for k in kept] for row in rows]
     numbers = table("", [numbers.columns[k].title for k in kept], cells, text=(0, 1))
     facts = Note(" · ".join((f"Burstline {view.manifest.version or '?'}", *comparison.facts)))
-    said = replace(answer(comparison), details=())
-    return [whole[0], said, run_banner(view.summary), numbers, facts, *whole[-1:]]
+    return [whole[0], replace(answer(comparison), details=()), whole[2], numbers, facts, *whole[-1:]]
 
 
 def _outcomes(summary: Summary) -> Block:

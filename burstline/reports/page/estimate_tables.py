@@ -84,8 +84,7 @@ def _of_intervals(notes: set[str]) -> str:
         return f"{none.replace('1 run: ', 'No confidence intervals: ')}."
     if any(NARROW in note for note in notes):
         return f"{NARROW[0].upper()}{NARROW[1:]}; {say('run-longer')}."
-    is_open = any(OPEN in note for note in notes)
-    return say("interval.open", do=say("run-longer")) if is_open else ""
+    return say("interval.open", do=say("run-longer")) if any(OPEN in note for note in notes) else ""
 
 
 def headline_latencies(view: View, caption: str) -> list[Table]:
