@@ -1,12 +1,10 @@
 """Which server is measured: where it is or how it is started, and with which settings."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from burstline.console.flags import add_options, read_options
 from burstline.errors import tables_beside
@@ -77,7 +75,7 @@ class ServerOptions:
     def urls(self) -> tuple[str, ...]:
         return tuple(url.reveal() for url in self.url or ())
 
-    def with_room_for(self, *loads: Load, least: int = 0) -> ServerOptions:
+    def with_room_for(self, *loads: "Load", least: int = 0) -> Self:
         """Room for each of these loads, and for at least so many requests, unless room was made before."""
         n = self.n_concurrent or max(least, *(load.n_at_once for load in loads))
         longest_tok = self.n_request_tok or max(load.longest_tok or 0 for load in loads) or None

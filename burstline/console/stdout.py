@@ -3,8 +3,6 @@
 All that a person reads passes here, and here text loses what could steer a terminal and every known secret.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -48,7 +46,7 @@ class _Outlet:
         return getattr(self._stream, name)
 
     @property
-    def raw(self) -> _Outlet:
+    def raw(self) -> "_Outlet":
         return _Outlet(self._stream, raw=True)
 
     def write(self, text: str) -> int:

@@ -3,8 +3,6 @@
 Every format renders the same blocks: HTML (`page/templates/blocks.html.j2`), text and Markdown (`formats/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -218,7 +216,7 @@ class Folded:
     """Blocks that a reader unfolds; `id` is where links to it lead."""
 
     summary: str
-    blocks: tuple[Block, ...]
+    blocks: "tuple[Block, ...]"
     id: str = ""
 
 

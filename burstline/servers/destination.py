@@ -3,8 +3,6 @@
 What a user adds to each request (`--extra-body`, `--lora`) is laid over it by `dressed`.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import socket
@@ -13,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
@@ -44,7 +42,7 @@ class Destination:
     port: int
 
     @classmethod
-    def of(cls, target: Target) -> Destination:
+    def of(cls, target: Target) -> Self:
         try:
             parts = urlsplit(target.url.rstrip("/"))
             port = parts.port or _PORTS[parts.scheme]

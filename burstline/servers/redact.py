@@ -4,8 +4,6 @@ Secrets are known by value once `learn` has seen them, from the command on (`lea
 and forms. `printable` is for every text that a server can influence. All here is linear in a text's length.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -14,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 from unicodedata import category
 from urllib.parse import quote, quote_plus, unquote
 
@@ -184,7 +182,7 @@ class Secret:
             learn(self._text)
 
     @classmethod
-    def words(cls, *words: str) -> tuple[Secret, ...]:
+    def words(cls, *words: str) -> tuple[Self, ...]:
         """The words of a command, of which names and forms say what is secret: `--header`, 'X-Key: 5'."""
         shown = tuple(_words(words, found := list[str]()))
         learn(*found)

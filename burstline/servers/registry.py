@@ -7,8 +7,6 @@ names what makes the engine: `foo = "foo_engine:Foo"`. For a module that is not 
 environment, which a run inherits: `BURSTLINE_ENGINES=my_engine,another` takes the `ENGINE` of each.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -55,7 +53,7 @@ class _Spoken(Engine):
         self._dialect = dialect
         self._made_of = (name, engine, dialect, style)
 
-    def __reduce__(self) -> tuple[type[_Spoken], tuple[str, Engine, Engine, str]]:
+    def __reduce__(self) -> "tuple[type[_Spoken], tuple[str, Engine, Engine, str]]":
         # Decoders are other processes, and the settings that were copied hold functions that cannot be sent.
         return _Spoken, self._made_of
 

@@ -1,10 +1,8 @@
 """Settings shared by all engines, under one name; each adapter translates them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from burstline.dtypes import FLOAT_NAMES, FLOATS
 from burstline.errors import tables_beside
@@ -47,7 +45,7 @@ class Settings:
     def asked(self) -> dict[str, Any]:
         return {row.name: value for row, value in given(self)}
 
-    def over(self, other: Settings) -> Settings:
+    def over(self, other: Self) -> Self:
         """These, and those of `other` where nothing is set here."""
         return replace(other, **self.asked)
 

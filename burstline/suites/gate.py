@@ -1,7 +1,5 @@
 """`burstline gate`: run two contenders in turn until it is decided which is faster; or judge a series."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -9,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from burstline.console import exit_codes
 from burstline.loadgen.capture.files import write_json
@@ -98,7 +96,7 @@ class GateInputs:
     runs: tuple[JudgedRun, ...]
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> GateInputs:
+    def from_json(cls, row: dict[str, Any]) -> Self:
         kept = from_fields(cls, row.get("inputs"), "inputs")
         if not kept.runs or not set(kept.rule.numbers) <= set(NUMBERS.values()):
             raise ValueError("inputs: expected runs, and numbers of `burstline gate --metric`")

@@ -1,7 +1,5 @@
 """A suite: engines x models x workloads x repeats out of a TOML file, checked before anything is started."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -75,7 +73,7 @@ class Contender:
     settings_of_all: Settings
     api_key_env: str | None
 
-    def at(self, model: Model, platform: Platform | None) -> ServerOptions:
+    def at(self, model: "Model", platform: Platform | None) -> ServerOptions:
         """The server of a run with this model there; one that runs already has its own settings."""
         own = self.server.settings
         if self.server.url is None:

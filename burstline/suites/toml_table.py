@@ -1,7 +1,5 @@
 """A TOML table read with clear errors: unknown keys with the nearest known one, wrong types, missing ones."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -68,7 +66,7 @@ class TomlTable:
             raise WorkloadError(f"{self.where}: {key} is missing; expected {_NAMES[kind]}")
         return self.get(key, kind, None)
 
-    def tables(self, key: str, *, required: bool = False) -> list[TomlTable]:
+    def tables(self, key: str, *, required: bool = False) -> "list[TomlTable]":
         found = self.raw.get(key, [])
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise WorkloadError(f"{self.where}: {key} must be written as [[{key}]], once for each")

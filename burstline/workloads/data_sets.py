@@ -5,8 +5,6 @@ perhaps a `reply` or `output_tokens`, which say how long the output is, a `times
 `documents` for a rerank request. Columns of other names are mapped by `--data FILE,prompt=question`.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from array import array
@@ -62,7 +60,7 @@ class Server:
     """
 
     vocabulary: Vocabulary = ASSUMED
-    tokenizer: Tokenizer | None = None
+    tokenizer: "Tokenizer | None" = None
     template: Template | None = None
     words: Words | None = None
     takes_ids: bool = True

@@ -1,7 +1,5 @@
 """The files of a model's folder: each is read whole, and none is longer than any model's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
+def local_tokenizer(folder: Path | None, model: str | None) -> "Tokenizer | None":
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / TOKENIZER_FILE).is_file():
@@ -47,7 +45,7 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     return None
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:

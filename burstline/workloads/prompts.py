@@ -7,8 +7,6 @@ can be drawn by itself, so that a plan of a million requests holds none of them 
 Every stream of randomness has a name and a generator of its own, so that adding one moves no other.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -129,7 +127,7 @@ class Segments:
     keys: NDArray[np.int64]
     n_tok: NDArray[np.int64]
 
-    def of(self, rows: NDArray[np.int64]) -> Segments:
+    def of(self, rows: NDArray[np.int64]) -> "Segments":
         """Those of some requests, in the order of `rows`."""
         n_each = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate([[0], np.cumsum(n_each)])
@@ -175,8 +173,8 @@ class DrawnRequests(Sequence[Request]):
     @overload
     def __getitem__(self, item: int) -> Request: ...
     @overload
-    def __getitem__(self, item: slice | NDArray[np.int64]) -> DrawnRequests: ...
-    def __getitem__(self, item: int | slice | NDArray[np.int64]) -> Request | DrawnRequests:
+    def __getitem__(self, item: slice | NDArray[np.int64]) -> "DrawnRequests": ...
+    def __getitem__(self, item: int | slice | NDArray[np.int64]) -> "Request | DrawnRequests":
         if isinstance(item, slice | np.ndarray):
             return replace(self, rows=self.rows[item])
         return next(self._made(self.rows[[item]], Stream(self.seed, "prompts")))

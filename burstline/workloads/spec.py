@@ -4,14 +4,12 @@ Flags, a suite's tables and the manifest are made from the rows of `LoadSpec`. `
 parses and checks them.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from burstline.workloads.arrivals import MAX_REQUESTS, Arrival, parse_arrival
 from burstline.workloads.options import (
@@ -48,7 +46,7 @@ class DataSource:
     split: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> DataSource:
+    def parse(cls, text: str) -> Self:
         name, parts = with_parts(text)
         split = parts.pop("split", None)
         return cls(name, tuple(f"{key}={column}" for key, column in parts.items()), split)
@@ -68,7 +66,7 @@ class TraceSource:
     end_s: float = math.inf
 
     @classmethod
-    def parse(cls, text: str) -> TraceSource:
+    def parse(cls, text: str) -> Self:
         file, parts = with_parts(text)
         try:
             speed = float(parts.pop("speed", "1"))
@@ -104,7 +102,7 @@ class Sharing:
     hit: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Sharing:
+    def parse(cls, text: str) -> Self:
         size, parts = with_parts(text)
         hit, shared_tok = None, None
         try:
@@ -140,7 +138,7 @@ class HangUps:
     after: str = "8"
 
     @classmethod
-    def parse(cls, text: str) -> HangUps | None:
+    def parse(cls, text: str) -> Self | None:
         first, parts = with_parts(text)
         found, after = share(first), parts.pop("after", "8")
         if parts or not 0 <= found <= 1:
@@ -224,7 +222,7 @@ class LoadSpec:
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> LoadSpec:
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
         """The same back; raises ValueError where a value is none that its flag takes."""
         options = options_of(cls)
         if unknown := [name for name in row if name not in options]:

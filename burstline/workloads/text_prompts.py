@@ -5,8 +5,6 @@ end of the text is searched until the count is exact. Every prompt begins with w
 that no prefix cache can serve it: cutting an overlong text to size, as servers offer, would cut off those.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -51,7 +49,7 @@ class Words:
     change the count, unless the tokenizer has pieces that reach across words.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     words: tuple[str, ...]
     first: tuple[str, ...]
     cost_tok: int
@@ -62,7 +60,7 @@ class Words:
         return [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=True)]
 
 
-def words_of(tokenizer: Tokenizer) -> Words:
+def words_of(tokenizer: "Tokenizer") -> Words:
     """The words to make prompts of; WorkloadError where the tokenizer yields too few."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -169,7 +167,7 @@ def _first(probe: Words, fitting: Sequence[str], cost_tok: int) -> tuple[str, ..
     return tuple(kept)
 
 
-def _candidates(tokenizer: Tokenizer) -> list[str]:
+def _candidates(tokenizer: "Tokenizer") -> list[str]:
     """Words that are pieces of the vocabulary, none twice, of the best kind that there are enough of."""
     ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
     texts = {text.strip() for text in tokenizer.decode_batch([[i] for i in ids])}

@@ -3,8 +3,6 @@
 Prompts are synthesised to the recorded lengths; equal hashes become equal tokens.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections import Counter
@@ -62,7 +60,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.at_s)
 
-    def window(self, begin_s: float, end_s: float, n: int | None = None) -> Trace:
+    def window(self, begin_s: float, end_s: float, n: int | None = None) -> "Trace":
         """The first n requests of [begin_s, end_s), with times counted from `begin_s`."""
         low, high = np.searchsorted(self.at_s, [begin_s, end_s])
         high = high if n is None else min(high, low + n)

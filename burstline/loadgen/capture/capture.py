@@ -10,8 +10,6 @@ detail (UTF-8), then by column the steps between read stamps (i64), how much ear
 the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 """
 
-from __future__ import annotations
-
 import mmap
 import queue
 import shutil
@@ -64,7 +62,7 @@ class Reads(Sequence[Read]):
     since_ns: NDArray[np.int64]
 
     @classmethod
-    def of(cls, reads: Sequence[Read]) -> Reads:
+    def of(cls, reads: Sequence[Read]) -> "Reads":
         if isinstance(reads, Reads):
             return reads
         return cls(
@@ -118,7 +116,7 @@ class Capture:
     failure: str | None = None
     detail: str | None = None
 
-    def in_clock(self, shift_ns: float, factor: float) -> Capture:
+    def in_clock(self, shift_ns: float, factor: float) -> "Capture":
         """The same on another clock, on which t ns reads `shift_ns + factor * t`.
 
         A due time of the plan stays; that of a closed loop is the moment of dispatch and moves with it.

@@ -1,11 +1,9 @@
 """A driver's report on itself, its clock, its canary and its network, made when it ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 MAX_DRIFT: Final = 200e-6
 """Between two clocks; Linux disciplines its own to 500 ppm at most, crystals differ by tens."""
@@ -48,7 +46,7 @@ class Offset:
         return (self.high_ns - self.low_ns + 1) // 2
 
     @classmethod
-    def of(cls, exchanges: Sequence[ClockExchange]) -> Offset:
+    def of(cls, exchanges: Sequence[ClockExchange]) -> Self:
         """Intersect the exchanges of one volley, short enough for drift not to matter."""
         if not exchanges:
             raise ClockError("no exchange was answered")
@@ -79,7 +77,7 @@ class ClockMap:
     residual_ns: int = 0
 
     @classmethod
-    def of(cls, before: Offset, after: Offset, during: Iterable[Offset] = ()) -> ClockMap:
+    def of(cls, before: Offset, after: Offset, during: Iterable[Offset] = ()) -> Self:
         line = cls(before, after)
         outside = [
             max(line._offset_ns(o.at_ns) - o.high_ns, o.low_ns - line._offset_ns(o.at_ns), 0) for o in during

@@ -9,8 +9,6 @@ spool's packs captures and writes them. Nothing heavy is imported: what is large
 work, and each import would delay the first request.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The state of one request in flight."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,7 +48,7 @@ class Exchange:
     may_cut: bool = True
     n_cut: int = 0
     parts: list[tuple[int, bytes]] = field(default_factory=list)
-    on_part: Callable[[Exchange], None] | None = None
+    on_part: "Callable[[Exchange], None] | None" = None
     payload: bytes = b""
     dispatched_ns: int | None = None
     connected_ns: int | None = None
@@ -63,7 +61,7 @@ class Exchange:
     resent: bool = False
     hang_up_at: int | None = None
     hang_up_as: str = "hung_up"
-    n_tokens: Callable[[Exchange], int] | None = None
+    n_tokens: "Callable[[Exchange], int] | None" = None
     n_tok_cut: int = 0
     counted: tuple[int, int] = (0, 0)
     look_at: int = 1

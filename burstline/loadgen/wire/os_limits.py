@@ -1,7 +1,5 @@
 """Operating-system limits of one driver, and its resource use."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource
@@ -86,11 +84,11 @@ class Usage:
     n_involuntary: int
 
     @classmethod
-    def now(cls) -> Usage:
+    def now(cls) -> "Usage":
         used = resource.getrusage(resource.RUSAGE_SELF)
         return cls(time.monotonic(), used.ru_utime + used.ru_stime, used.ru_nivcsw)
 
-    def __sub__(self, other: Usage) -> Usage:
+    def __sub__(self, other: "Usage") -> "Usage":
         wall_s, cpu_s = self.wall_s - other.wall_s, self.cpu_s - other.cpu_s
         return Usage(wall_s, cpu_s, self.n_involuntary - other.n_involuntary)
 

@@ -1,7 +1,5 @@
 """Records by column, for the metrics. Seconds from the run's start; NaN for events that never happened."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -124,24 +122,24 @@ class Columns:
         """Which requests have one of `values` in a column of text."""
         return _having(self.table, column, values)
 
-    def due_from(self, start_s: float) -> Columns:
+    def due_from(self, start_s: float) -> "Columns":
         later = self.due_s >= start_s
         k = len(self) - int(np.count_nonzero(later))
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
         return self.where(later)
 
-    def without(self, outcome: Outcome) -> Columns:
+    def without(self, outcome: Outcome) -> "Columns":
         """The requests that ended in another way."""
         others = ~self.having("outcome", [outcome.value])
         return self if others.all() else self.where(others)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Columns:
+    def where(self, chosen: NDArray[np.bool_]) -> "Columns":
         return self._of(chosen, self.per_event(chosen), self.table.filter(pa.array(chosen)))
 
     def _of(
         self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table
-    ) -> Columns:
+    ) -> "Columns":
         made = {"table": table, "starts": _starts(self.n_events[requests])}
         names = [field.name for field in fields(self) if field.name not in made]
         kept = {name: getattr(self, name)[events if name in _PER_EVENT else requests] for name in names}

@@ -1,13 +1,11 @@
 """Records: one row per planned request, also for those that failed or were never sent."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from burstline.loadgen.capture import http1
 from burstline.loadgen.capture.capture import Capture
@@ -58,7 +56,7 @@ class Outcome(StrEnum):
     NO_IDS = "no_ids", "not sent, as the reply before has no token ids (try --endpoint chat)"
     ABANDONED = "abandoned", "hung up, as planned"
 
-    def __new__(cls, value: str, words: str) -> Outcome:
+    def __new__(cls, value: str, words: str) -> Self:
         outcome = str.__new__(cls, value)
         outcome._value_, outcome.words = value, words
         return outcome
@@ -187,7 +185,7 @@ class _Tokens:
         """The server's own total: text that was tokenized again may be a token off and decides no outcome."""
         return None if self.source in RECOUNTS else self.total
 
-    def cut_to(self, n_tok: int) -> _Tokens:
+    def cut_to(self, n_tok: int) -> Self:
         """The first `n_tok` tokens, with how many came `beyond` them; unchanged where fewer came."""
         came = list(accumulate(self.n))
         if not came or came[-1] < n_tok or self.split == "unknown":

@@ -3,8 +3,6 @@
 It imports nothing that only reads a run: the load does not wait for that.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -13,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
 import pyarrow as pa
@@ -56,10 +54,10 @@ class RunDir:
     path: Path
     manifest: Manifest
     telemetry_table: pa.Table | None = None
-    forecast: Forecast | NoForecast | None = None
+    forecast: "Forecast | NoForecast | None" = None
 
     @classmethod
-    def create(cls, parent: Path, manifest: Manifest) -> RunDir:
+    def create(cls, parent: Path, manifest: Manifest) -> Self:
         """A new folder `<utc>-<engine>-<workload>-<8 hex>` whose manifest says "running".
 
         Until it has one the folder is called `*.partial`: a run that is killed here leaves no folder without.

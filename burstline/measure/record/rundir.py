@@ -3,8 +3,6 @@
 `RunDir` (`run_writer.py`) writes it; `Run` adds what is read of it, also if the run was killed half-way.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -13,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import psutil
 import pyarrow as pa
@@ -50,7 +48,7 @@ class Run(RunDir):
     """
 
     @classmethod
-    def of(cls, run: RunDir) -> Run:
+    def of(cls, run: RunDir) -> Self:
         return cls(run.path, run.manifest, run.telemetry_table, run.forecast)
 
     @property
@@ -90,7 +88,7 @@ class Run(RunDir):
         return self.decoded if table is None else table
 
     @cached_property
-    def records(self) -> pd.DataFrame:
+    def records(self) -> "pd.DataFrame":
         """The same for pandas: token times are arrays, what never happened is NaN or None."""
         frame: pd.DataFrame = self.record_table.to_pandas()
         return frame
@@ -116,12 +114,12 @@ class Run(RunDir):
         return Telemetry({}, []) if table is None else Telemetry.of(table)
 
     @cached_property
-    def telemetry(self) -> pd.DataFrame | None:
+    def telemetry(self) -> "pd.DataFrame | None":
         """The same for pandas: at_ns, source, name, value, note; a value that is missing is NaN."""
         return _as_frame(self._read("telemetry.parquet"))
 
     @cached_property
-    def steps(self) -> pd.DataFrame | None:
+    def steps(self) -> "pd.DataFrame | None":
         return _as_frame(self._read("steps.parquet"))
 
     @cached_property
@@ -276,5 +274,5 @@ def _shape_of(path: Path) -> tuple[int, pa.Schema]:
     return metadata.num_rows, schema
 
 
-def _as_frame(table: pa.Table | None) -> pd.DataFrame | None:
+def _as_frame(table: pa.Table | None) -> "pd.DataFrame | None":
     return None if table is None else table.to_pandas()

@@ -1,7 +1,5 @@
 """Telemetry of a run: the rows of `telemetry.parquet` as arrays, their peaks and growth."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +30,7 @@ class Telemetry:
     length_s: float = 0.0
 
     @classmethod
-    def of(cls, table: pa.Table) -> Telemetry:
+    def of(cls, table: pa.Table) -> "Telemetry":
         """The rows of a table (see `burstline.measure.record.tables.TELEMETRY`)."""
         rows: dict[tuple[str, str], list[int]] = {}
         pairs = list(zip(table.column("source").to_pylist(), table.column("name").to_pylist(), strict=True))
@@ -47,7 +45,7 @@ class Telemetry:
             [(pair, note) for pair, note in notes if note is not None],
         )
 
-    def over(self, length_s: float) -> Telemetry:
+    def over(self, length_s: float) -> "Telemetry":
         """The same for a load that ran for `length_s`."""
         return replace(self, length_s=length_s)
 

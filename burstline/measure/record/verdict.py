@@ -1,14 +1,12 @@
 """A verdict in summary.json: the run's state with its reasons, each percentile's grade, judged targets."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from burstline.measure.record.typed_json import OPTIONAL
 from burstline.measure.stats.figure import Absent, Figure, Result
@@ -57,7 +55,7 @@ class Reason:
     advice: str
 
     @classmethod
-    def of(cls, name: str, /, **values: object) -> Reason:
+    def of(cls, name: str, /, **values: object) -> Self:
         """The reason whose text and advice have this name in `reasons.toml`, with these values in them."""
         words, values = _reasons()[name], {**_reasons()["shared"], **values}
         return cls(name.partition(".")[0], words["text"].format(**values), words["advice"].format(**values))
@@ -85,7 +83,7 @@ class Verdict:
     def is_interrupted(self) -> bool:
         return any(warning.code == "interrupted" for warning in self.warnings)
 
-    def spoils(self, graded: PercentileGrade | None, *, is_late: bool) -> str:
+    def spoils(self, graded: "PercentileGrade | None", *, is_late: bool) -> str:
         """What makes a number of the run, `graded` so, unreliable, in words; "" where nothing does."""
         if is_late or self.has(SLOW_CLIENT):
             return TOO_LATE

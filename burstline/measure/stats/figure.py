@@ -1,12 +1,10 @@
 """A figure: an estimate with its interval, n and unit, or absent with the reason. No heavy imports."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 
 class Result(StrEnum):
@@ -48,7 +46,7 @@ class Absent:
         return {"point": None, "absent": self.reason, "code": self.code}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Absent:
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
         """ValueError where the row is no absence."""
         if not isinstance(row, Mapping) or not isinstance(row.get("absent"), str):
             raise ValueError('expected {"absent": "why"}')

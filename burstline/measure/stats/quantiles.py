@@ -6,13 +6,11 @@ Runs of one server mostly differ by more than the requests of one run do. So of 
 units: intervals are Student's t on the logarithms of the runs' own numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +41,7 @@ class Ranked:
     cumulated: Floats | None = None
 
     @classmethod
-    def of(cls, value: Floats, weight: NDArray[Any]) -> Ranked:
+    def of(cls, value: Floats, weight: NDArray[Any]) -> Self:
         """Where all weights are 1 only values are sorted: to carry weights along takes ten times as long."""
         if not len(weight) or weight.min() == weight.max() == 1:
             return cls(np.sort(value))
@@ -83,7 +81,7 @@ class Samples:
     counts: Ints
 
     @classmethod
-    def per_request(cls, values: Floats) -> Samples:
+    def per_request(cls, values: Floats) -> Self:
         """One value a request; NaN is left out."""
         is_known = ~np.isnan(values)
         known = values[is_known]

@@ -12,12 +12,10 @@ Lewis, Stock and Watson, "HAR inference", Journal of Business & Economic Statist
 simulated in tests/measure (open loops: M/M/1 from empty; closed loops: 8 and 64 at a time).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +66,7 @@ class OrderedSamples:
     """By percentile the effective sample size, once it is known."""
 
     @classmethod
-    def of(cls, samples: Samples, at_s: Floats, n_cosines: int | None = None) -> OrderedSamples:
+    def of(cls, samples: Samples, at_s: Floats, n_cosines: int | None = None) -> Self:
         """Order the requests of `samples` by `at_s`, one time a request."""
         order = np.argsort(at_s, kind="stable")
         return cls(samples, order, samples.by_request(samples.weight)[order], n_cosines)

@@ -3,8 +3,6 @@
 A run is a comparison with one contender that ran once; `--repeats` is one contender that ran several times.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -167,7 +165,7 @@ class View:
         return part_of(self.columns, self.manifest, self.run.status, turns_of(self.run)).counted
 
     @cached_property
-    def shown(self) -> Shown:
+    def shown(self) -> "Shown":
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
         _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
         return shown_of(sending_order(self.columns), slowest, first_of_each_kind.tolist())

@@ -6,8 +6,6 @@ Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to
 to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own timeout counts in milliseconds.
 """
 
-from __future__ import annotations
-
 import gc
 import resource
 import select
@@ -46,7 +44,7 @@ class ClientSocket:
     sock: socket.socket
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
-    exchange: Serving | None = None
+    exchange: "Serving | None" = None
     closing: bool = False
     number: int = 0
     kernel_stamps: bool = False
