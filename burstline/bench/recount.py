@@ -4,8 +4,6 @@ The counts are taken while the server is still there and kept with the run, so t
 made again from its files.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,10 +1,8 @@
 """Facts about the hardware that only the user can state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from burstline.workloads.options import given, option, options_of
 
@@ -43,7 +41,7 @@ class Stated:
         return {row.name: value for row, value in given(self)}
 
     @classmethod
-    def from_json(cls, node: Mapping[str, Any]) -> Stated:
+    def from_json(cls, node: Mapping[str, Any]) -> Self:
         return cls(**{name: node[name] for name in options_of(cls) if name in node})
 
 

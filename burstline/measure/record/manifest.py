@@ -4,11 +4,9 @@ Runs from other machines are untrusted input: `Manifest.from_json` checks every 
 version does not know are kept (`unknown`); unknown keys further down are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from burstline.loadgen.capture.drive_report import DriveReport, LostDriver
@@ -253,7 +251,7 @@ class Manifest:
         return {**row, **unknown}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Manifest:
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
         """The manifest; MismatchError, naming the place, where a type is wrong."""
         names = cls.__dataclass_fields__.keys() - {"unknown"}
         unknown = {name: value for name, value in row.items() if name not in names}

@@ -1,14 +1,12 @@
 """The processes of this machine that serve at a URL: those below our keeper, or those that listen there."""
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -37,7 +35,7 @@ class ServingProcesses:
     unknown: str = ""
 
     @classmethod
-    def at(cls, *urls: str) -> ServingProcesses:
+    def at(cls, *urls: str) -> Self:
         """Those behind URLs of this machine, as the calling process sees them."""
         try:
             listening = frozenset(pid for url in urls for pid in _listening_at(url))
