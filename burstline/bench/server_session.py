@@ -49,7 +49,9 @@ ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
 EVERYWHERE = {"0.0.0.0": HOST, "::": "::1"}  # noqa: S104 only where a user asks for it
-SLOW_STOP_S = 3.0
+STARTING_GRACE_S = 5.0
+"""How long an engine that is not ready may take from SIGTERM to its end: it has no requests to finish."""
+SLOW_STOP_S = 0.9
 """Report a stop that takes longer: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
 WITHOUT_MASK: Final = "The key or password is too short or common to mask in the server's texts and log."
@@ -341,7 +343,9 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
         limit_s = where.ready_s or launch.ready_timeout_s
+        server.grace_s = min(STARTING_GRACE_S, launch.stop_grace_s)
         startup = wait_ready(engine, server, target, timeout_s=limit_s, progress=_every(10.0, limit_s, say))
+        server.grace_s = launch.stop_grace_s
         identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), server.log())
         if launch.fixed is not None:
             identity = identity.completed_by(launch.fixed)
@@ -370,8 +374,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
     try:
         yield
     finally:
-        grace_s = server.launch.stop_grace_s
-        text = f"Stopping {engine.title}, which may take up to {grace_s:.0f} s"
+        text = f"Stopping {engine.title}, which may take up to {server.grace_s:.0f} s"
         slow = threading.Timer(SLOW_STOP_S, say, [text])
         slow.daemon = True
         slow.start()

@@ -23,14 +23,15 @@ from burstline.servers.host import installation
 from burstline.servers.host.installation import Installation
 from burstline.servers.host.process import Server
 from burstline.servers.host.ready import Startup, wait_ready
-from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError, Target
 from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
 
 # Stands in for every engine's command and interpreter: does what FAKE_ENGINE says, whatever it is told.
 FAKE = """#!{python}
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
+if os.environ["FAKE_ENGINE"] == "hears no SIGTERM":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(open(os.environ["FAKE_LOG"]).read(), flush=True)
 if os.environ["FAKE_ENGINE"] == "dies":
     sys.exit(3)
@@ -136,6 +137,37 @@ def impatient(engine: Engine, server: Server, target: Target, *, timeout_s: floa
         assert time.monotonic() < until_s
         time.sleep(0.01)
     return wait_ready(engine, server, target, timeout_s=0.5, **more)
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_only_an_engine_that_was_ready_is_given_the_time_to_finish_requests(
+    name: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch, *, is_ready: bool
+) -> None:
+    """One that loads may not hear SIGTERM for minutes: it is killed soon, and the terminal says so."""
+    (fake / "says").write_text("Loading weights: 3 of 99")
+    monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
+    monkeypatch.setenv("FAKE_ENGINE", "hangs" if is_ready else "hears no SIGTERM")
+    monkeypatch.setattr(server_session, "STARTING_GRACE_S", 0.6)
+    monkeypatch.setattr(server_session, "SLOW_STOP_S", 0.0)
+    granted, said, stop = [], list[str](), Server.stop
+
+    def interrupted(*_: object, **how: object) -> Startup:
+        until_s = time.monotonic() + 40
+        while not (fake / "pids").exists():
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        if not (is_ready and how):
+            raise KeyboardInterrupt
+        return Startup(0.0)
+
+    monkeypatch.setattr(server_session, "wait_ready", interrupted)
+    monkeypatch.setattr(server_session, "identified", interrupted)
+    monkeypatch.setattr(Server, "stop", lambda server: granted.append(server.grace_s) or stop(server))
+    with pytest.raises(KeyboardInterrupt):
+        start(name, model, fake, said.append)
+    assert f"Stopping {ENGINES[name].title}, which may take up to {granted[0]:.0f} s" in said
+    assert granted[0] >= 15 if is_ready else granted[0] == 0.6
 
 
 def test_a_start_that_has_failed_in_a_launcher_that_hangs_is_told_at_once_with_its_cause(
@@ -256,7 +288,7 @@ def test_a_wait_tells_no_refused_connection_and_no_line_of_source(
     seen: list[str] = []
     with pytest.raises(EngineError, match="not ready"):
         start("tgi", model, fake, seen.append)
-    assert seen[-1] == told
+    assert [each for each in seen if not each.startswith("Stopping ")][-1] == told
 
 
 def test_a_taken_port_is_found_before_anything_is_started(fake: Path, model: Path) -> None:
@@ -298,7 +330,7 @@ def test_a_stop_that_takes_long_is_told_with_its_limit(
     """TGI lets open streams finish for up to 90 s after SIGTERM."""
 
     class Slow:
-        launch = Launch(("text-generation-launcher",), stop_grace_s=100.0)
+        grace_s = 100.0
 
         def stop(self) -> None:
             until_s = time.monotonic() + 40

@@ -6,7 +6,7 @@ engine at any time.
 
     keeper <- KeeperTask
     keeper -> Started            or CannotStart, its last message
-    keeper <- Stop               at any time; the connection's end means the same
+    keeper <- Grace              stop, at any time, within these seconds; the connection's end means the same
     keeper -> Ending             each second while it ends what is left of the engine
     keeper -> EngineEnded        the engine's first process has ended
     keeper -> AllEnded           so have all others, but for those that survive even SIGKILL
@@ -106,7 +106,10 @@ class Keeper:
         """Ends every process: asked first, killed after the grace. The pids that even that did not end."""
         if self.code is None:
             os.kill(self.root.pid, signal.SIGTERM)
-            self._wait(lambda: self.code is not None, self._task.launch.stop_grace_s)
+            grace_s = self._task.launch.stop_grace_s
+            with contextlib.suppress(OSError, EOFError):  # the parent is gone
+                grace_s = self._home.recv() if self._home.poll() else grace_s
+            self._wait(lambda: self.code is not None, grace_s)
         # An engine that ended by itself has told its children to end: they get a moment to obey.
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)

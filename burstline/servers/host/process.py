@@ -28,6 +28,7 @@ class Server(contextlib.AbstractContextManager["Server", None]):
     def __init__(self, launch: Launch, env: Mapping[str, str], log_path: Path) -> None:
         self.launch = launch
         self.log_path = log_path
+        self.grace_s = launch.stop_grace_s
         self._code: int | None = None
         self._survivors: tuple[int, ...] | None = None
         # The keeper ends the engine before itself, also when we are killed.
@@ -80,7 +81,7 @@ class Server(contextlib.AbstractContextManager["Server", None]):
         Raises EngineError where a process survived even SIGKILL.
         """
         if not self._keeper.connection.closed:
-            self._keeper.send("stop")
+            self._keeper.send(self.grace_s)
             while self._survivors is None and self._next(SILENT_S):
                 pass
             if self._survivors is None:

@@ -142,8 +142,13 @@ def test_an_answer_without_a_token_is_not_ready(tmp_path: Path) -> None:
             wait_ready(Vllm(), server, target, timeout_s=2)
 
 
-def test_a_server_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    server = process.start(fake("stubborn", grace_s=0.3), tmp_path / "log")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("of_engine_s", "now_s"), [(0.3, 0.3), (600.0, 0.3)])
+def test_a_server_deaf_to_sigterm_is_killed_after_its_grace(
+    of_engine_s: float, now_s: float, tmp_path: Path
+) -> None:
+    server = process.start(fake("stubborn", grace_s=of_engine_s), tmp_path / "log")
+    server.grace_s = now_s
     assert eventually(lambda: server.last_line() == "loading ...")
     assert server.stop() == -signal.SIGKILL
     assert gone(server.pid)
