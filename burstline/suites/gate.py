@@ -150,7 +150,7 @@ def _in_turn(
     argvs = {CANDIDATE: argv_of(candidate, shared)}
     if not stored:
         argvs = {BASELINE: argv_of(baseline, shared), **argvs}
-    folder, start_s, longest_s = _new_folder(out), time.monotonic(), 0.0
+    folder, start_s, longest_s, n_counted = _new_folder(out), time.monotonic(), 0.0, 0
     members = [_member(BASELINE, run, folder) for run in stored]
     for k in range(rule.most):
         began_s = time.monotonic()
@@ -159,7 +159,9 @@ def _in_turn(
             members.append(_member(label, run, folder, k))
         judged = _judge(members, rule)
         n = len(members) - len(stored)
-        why = [] if judged.known else [reason.text for reason in judged.reasons]
+        is_counted = judged.known and judged.n_values > n_counted
+        why = [] if is_counted else [reason.text for reason in judged.reasons]
+        n_counted = judged.n_values
         print(f"After {n} runs: {judged.outcome}.", sentence(judged), *why, file=sys.stderr)
         ended_s = time.monotonic()
         longest_s = max(longest_s, ended_s - began_s)

@@ -14,6 +14,7 @@ import pytest
 
 import burstline
 from burstline.cli import main
+from burstline.reports.model import gated
 from burstline.reports.model.gated import NUMBERS, Rule, judge_series
 from burstline.reports.page.gate_blocks import figure
 from burstline.suites import gate
@@ -181,6 +182,17 @@ def test_what_the_runs_leave_open_is_an_error_of_its_own(servers, capsys):
     assert result()["outcome"] == "UNDECIDED"
     assert "Raise --max-runs" in capsys.readouterr().out
     assert ET.parse("runs/gate-001/junit.xml").getroot().get("errors") == "1"
+
+
+@pytest.mark.parametrize("pair", [1, 2, 4])
+def test_a_run_that_does_not_count_is_told_after_its_pair_and_once(pair, servers, capsys, monkeypatch):
+    """The gate goes on: who is there can stop what disturbs it."""
+    why = "it is DISTURBED. Others used 80% of this machine's CPU: python (pid 7) 78%"
+    bad = f"{pair:02}-baseline"
+    monkeypatch.setattr(gated, "_unusable", lambda run, _: why if bad in str(run.path) else None)
+    main(["gate", *PAIR, "--max-runs", "8", "--margin", "0.1"])
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("After ")]
+    assert [why in line for line in said] == [k == pair for k in range(1, 5)]
 
 
 def test_a_budget_that_allows_no_second_pair_ends_after_the_first(servers):
