@@ -1,9 +1,9 @@
-"""Counted nouns and times in words, and what to write instead of an unknown word or another tool's flag."""
+"""Counted nouns, times and shares, and what to write instead of an unknown word or another tool's flag."""
 
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +24,15 @@ def counted(n: float, noun: str) -> str:
 def time_text(seconds: float) -> str:
     """`136 ms`, `1.26 s`: three digits at most."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def took(share: float, by_process: Mapping[str, float] | None) -> str:
+    """`: python (pid 7) 48%`, who took most of this share of a machine; "" where that was not looked at."""
+    if by_process is None:
+        return ""
+    most = [f"{name} {by_process[name]:.0%}" for name in sorted(by_process, key=lambda n: -by_process[n])[:3]]
+    unseen = "processes that are small, have ended or run in another container or virtual machine"
+    return f": {', '.join(most + [unseen] * (sum(by_process.values()) < share / 2))}"
 
 
 def of_others(flag: str, value: object) -> str:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from burstline.machine.host_facts import CpuTime
+from burstline.machine.host_facts import cpu_time
 
 EVERY_S: Final = 0.5
 
@@ -106,15 +106,16 @@ def used_between(before: Family, after: Family) -> float:
 
 def main(pid: int) -> None:
     os.nice(19)
-    members, ours_s = family(pid), 0.0
-    before = CpuTime.now()
+    members = family(pid)
+    all_s, others_s = cpu_time()
     while psutil.pid_exists(pid) and os.getppid() == pid:
         time.sleep(EVERY_S)
         now = family(pid)
-        ours_s += used_between(members, now)
-        after = CpuTime.now(ours_s)
-        print(f"{time.monotonic():.3f} {before.others_until(after):.4f}", flush=True)
-        before, members = after, now
+        since_s = all_s, others_s + used_between(members, now)
+        all_s, others_s = cpu_time()
+        foreign = max(0.0, others_s - since_s[1]) / max(all_s - since_s[0], 1e-9)
+        print(f"{time.monotonic():.3f} {foreign:.4f}", flush=True)
+        members = now
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from burstline.machine.host_facts import MOST_OTHERS, Beside, host, libraries
 from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.calibration import Conditions, device_toml, read_device_file
 from burstline.servers.host.child import command, import_path
+from burstline.wording import took
 
 NO_CALIBRATE: Final = "BURSTLINE_NO_CALIBRATE"
 """The variable that leaves a run's measurement of the CPU out, as --no-calibrate does."""
@@ -99,9 +100,10 @@ def calibrate_pinned(
 
 def _check_quiet(beside: Beside) -> float:
     """The share of the machine that others used; RooflineError where it is too much."""
-    share, who = beside.others()
+    share, by_process = beside.others()
     if share > MOST_OTHERS:
-        raise RooflineError(f"other processes used {share:.0%} of this machine, too much to measure: {who}")
+        what = f"other processes used {share:.0%} of this machine, too much to measure"
+        raise RooflineError(f"{what}{took(share, by_process)}")
     return share
 
 

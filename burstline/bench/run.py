@@ -40,6 +40,7 @@ from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.driver.job import local_drivers, n_drivers
 from burstline.loadgen.wire.os_limits import ensure_ports, ensure_sockets
 from burstline.machine.hardware import check_hints
+from burstline.machine.host_facts import Beside
 from burstline.measure.record.manifest import LoadFacts, Status
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.run_writer import FORECAST, RunDir, read_manifest
@@ -319,7 +320,11 @@ def fire_watched(
         if counts and not watcher.await_baseline():
             progress.phase("The server's metrics did not answer: its counters are not used")
         run.save_plan(ready.plan)
+        beside = Beside()
         done = fire(job, n, watcher.add_clients, on_tick, drivers, progress.phase, enough)
+        is_cluster = any(each.machine for each in done.reports)  # whose drivers watch their machines
+        ours = {watcher.pid, *others, *site.processes.pids()}
+        named = None if is_cluster else beside.others(ours)[1]
     death = signs.death()
     why = EngineError(death) if death else done.error
     status: Status = "interrupted" if done.interrupted else "failed" if why else "complete"
@@ -329,7 +334,7 @@ def fire_watched(
             place = getattr(why, "__notes__", [""])[-1]
             error = f"Internal error at {place}: {type(why).__name__}: {why}"
         ended = replace(run.manifest, drivers=tuple(done.reports), lost=done.lost)
-        ended = replace(ended, error=error, error_code=code, status=status)
+        ended = replace(ended, error=error, error_code=code, status=status, others_cpu=named)
         if signs.silences and ended.server is not None:
             notes = (*ended.server.notes, *signs.silences)
             ended = replace(ended, server=replace(ended.server, notes=notes))

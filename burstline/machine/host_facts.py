@@ -3,14 +3,12 @@
 What takes a while to find out is found out once.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import resource
 import subprocess
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +19,7 @@ import psutil
 from burstline.measure.record.manifest import HostFacts
 from burstline.roofline.device.device import cpu_model
 from burstline.servers.host.kernel import cpu_quotas, memory_limit, usable_cores
+from burstline.servers.redact import words_of_server
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -79,29 +78,14 @@ MOST_OTHERS: Final = 0.05
 """The share of the machine that other processes may use while it is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTime:
-    """CPU seconds so far: of the whole machine, of it busy, and of those that take part."""
-
-    all_s: float
-    busy_s: float
-    ours_s: float
-
-    @classmethod
-    def now(cls, also_ours_s: float = 0.0) -> CpuTime:
-        """This process and its ended children take part, with `also_ours_s` of others."""
-        times = psutil.cpu_times()
-        # Guests are in user time already.
-        all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        ours_s = sum(each.ru_utime + each.ru_stime for each in used)
-        idle_s = times.idle + getattr(times, "iowait", 0.0)
-        return cls(all_s, all_s - idle_s, ours_s + also_ours_s)
-
-    def others_until(self, later: CpuTime) -> float:
-        """The share of the machine that other processes used."""
-        others_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
-        return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
+def cpu_time() -> tuple[float, float]:
+    """CPU seconds so far: the machine's, and those that neither this process nor its ended children used."""
+    times = psutil.cpu_times()
+    # Guests are in user time already.
+    all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ours_s = sum(each.ru_utime + each.ru_stime for each in used)
+    return all_s, all_s - times.idle - getattr(times, "iowait", 0.0) - ours_s
 
 
 NAMED: Final = 0.01
@@ -109,20 +93,21 @@ NAMED: Final = 0.01
 
 
 class Beside:
-    """Who else computes on this machine, from when it is made; those of this process and its children not."""
+    """Who else computes on this machine, from when it is made; this process and its ended children not."""
 
     def __init__(self) -> None:
-        self._began, self._used = CpuTime.now(), _used_s()
+        (self._all_s, self._others_s), self._used = cpu_time(), _used_s()
 
-    def others(self) -> tuple[float, str]:
-        """The share of the machine that others took so far, and who took most: `python (pid 7) 48%`."""
-        now = CpuTime.now()
-        share, all_s = self._began.others_until(now), max(now.all_s - self._began.all_s, 1e-9)
-        used = sorted(
-            ((s - self._used.get(pid, ("", 0))[1]) / all_s, pid, name) for pid, (name, s) in _used_s().items()
-        )
-        most = [f"{name} (pid {pid}) {part:.0%}" for part, pid, name in used[:-3:-1] if part >= NAMED]
-        return share, ", ".join(most) or "processes that have ended, or other virtual machines"
+    def others(self, ours: Collection[int] = ()) -> tuple[float, dict[str, float]]:
+        """The share of the machine that others than `ours` took so far; and that of each, by name and pid."""
+        (all_s, others_s), used = cpu_time(), _used_s()
+        all_s = max(all_s - self._all_s, 1e-9)
+        parts = {pid: (s - self._used.get(pid, ("", 0.0))[1]) / all_s for pid, (_, s) in used.items()}
+        part_of_ours = sum(parts.pop(pid, 0.0) for pid in ours)
+        # The kernel keeps 15 characters of a name; psutil takes more from the arguments, which may be secret.
+        named = ((words_of_server(used[pid][0], 15), pid, s) for pid, s in parts.items() if s >= NAMED)
+        share = max(0.0, (others_s - self._others_s) / all_s - part_of_ours)
+        return share, {f"{name} (pid {pid})": part for name, pid, part in named}
 
 
 def _used_s() -> dict[int, tuple[str, float]]:

@@ -17,7 +17,7 @@ BESIDE_OTHERS = """
 import sys
 from burstline.cli import main
 from burstline.machine.host_facts import Beside
-Beside.others = lambda _: (0.0, "")
+Beside.others = lambda *_: (0.0, {})
 sys.exit(main(sys.argv[1:]))
 """
 """Tests have neighbours: what is asked here is whether verdicts hold, not whether a ceiling is right."""

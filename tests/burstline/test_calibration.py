@@ -17,7 +17,7 @@ from burstline.cli import main
 from burstline.machine import host_facts
 from burstline.machine.catalogue import kept, path_of
 from burstline.machine.hints import DEVICE_FILE, Hints
-from burstline.machine.host_facts import Beside, CpuTime
+from burstline.machine.host_facts import Beside
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.run_writer import RunDir
@@ -51,7 +51,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "calibrate_pinned", pinned)
     monkeypatch.setattr(host_overhead, "host_fit", lambda *_: None)
     monkeypatch.setattr(calibration, "LOOK_S", 0.0)
-    monkeypatch.setattr(Beside, "others", lambda _: (Machine.others, "python (pid 7) 48%"))
+    monkeypatch.setattr(Beside, "others", lambda _: (Machine.others, {"python (pid 7)": 0.48}))
     return Machine
 
 
@@ -106,7 +106,7 @@ def test_a_cpu_that_others_keep_busy_is_not_measured_and_one_sentence_says_so(ma
 
 
 def test_what_became_busy_while_it_was_measured_is_not_kept(machine, run, monkeypatch):
-    seen = iter([(0.01, ""), (0.3, "rustc (pid 9) 30%")])
+    seen = iter([(0.01, {}), (0.3, {"rustc (pid 9)": 0.3})])
     monkeypatch.setattr(Beside, "others", lambda _: next(seen))
     _, hardware = noted(run)
     assert machine.n_measured == 1
@@ -237,24 +237,30 @@ def test_a_run_is_held_against_what_bound_prints_for_its_model_device_and_batch(
         assert (ours.limit, ours.flops, ours.intensity) == same
 
 
-def test_who_computes_beside_a_measurement_is_named(monkeypatch):
-    """The two that took most since then, by their names now, without what they took before."""
-    used = iter([
-        {1: ("init", 90.0), 7: ("python", 1.0), 8: ("old", 5.0)},
-        {1: ("init", 90.1), 7: ("rustc", 5.8), 8: ("old", 5.0), 9: ("new", 2.4)},
-    ])  # fmt: skip
-    times = iter([CpuTime(100.0, 50.0, 10.0), CpuTime(120.0, 59.0, 11.0)])
+RUSTC, LONG, ODD = (
+    {"rustc (pid 7)": 0.24},
+    {"a-name-of-more- ... (pid 9)": 0.06},
+    {"\\x1b[2Jx (pid 11)": 0.05},
+)
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "named"),
+    [((), 0.4, RUSTC | LONG | ODD), ((7,), 0.16, LONG | ODD), ((7, 9, 11, 77), 0.05, {})],
+)
+def test_who_computes_beside_us_is_named(ours, others, named, monkeypatch):
+    """What each took since then, by its name now, which is short and cannot steer a terminal."""
+    took = {
+        7: ("rustc", 5.8),
+        8: ("old", 5.0),
+        9: ("a-name-of-more-than-15", 1.2),
+        11: ("\x1b[2Jx", 1.0),
+    }
+    used = iter([{1: ("init", 90.0), 7: ("python", 1.0), 8: ("old", 5.0)}, took | {1: ("init", 90.1)}])
+    times = iter([(100.0, 40.0), (120.0, 48.0)])
     monkeypatch.setattr(host_facts, "_used_s", lambda: next(used))
-    monkeypatch.setattr(CpuTime, "now", lambda: next(times))
-    assert Beside().others() == (pytest.approx(0.4), "rustc (pid 7) 24%, new (pid 9) 12%")
-
-
-def test_a_process_that_took_next_to_nothing_is_not_named(monkeypatch):
-    """Those that took it have ended, or run in other virtual machines."""
-    monkeypatch.setattr(host_facts, "_used_s", lambda: {7: ("python", 1.0)})
-    times = iter([CpuTime(100.0, 50.0, 10.0), CpuTime(120.0, 55.0, 11.0)])
-    monkeypatch.setattr(CpuTime, "now", lambda: next(times))
-    assert Beside().others() == (pytest.approx(0.2), "processes that have ended, or other virtual machines")
+    monkeypatch.setattr(host_facts, "cpu_time", lambda: next(times))
+    assert Beside().others(ours) == (pytest.approx(others), pytest.approx(named))
 
 
 @pytest.mark.slow

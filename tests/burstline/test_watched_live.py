@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from burstline.cli import main
 from burstline.measure.record.verdict import State
 from burstline.servers.host.process import Server, free_port, start
 from burstline.servers.host.ready import wait_ready
+from burstline.servers.host.serving import ServingProcesses
 from burstline.servers.launch import LaunchOptions
 from burstline.servers.messages import Target
 from burstline.servers.registry import ENGINES
@@ -80,6 +82,10 @@ def ran(port: int, folder: Path) -> dict:
     return json.loads(next(folder.glob("*/summary.json")).read_text())
 
 
+def verdict_text(found: dict) -> str:
+    return " ".join(reason["text"] for reason in found["verdict"]["reasons"])
+
+
 def codes(reasons: list[dict]) -> list[str]:
     return [reason["code"] for reason in reasons]
 
@@ -92,6 +98,12 @@ def test_a_server_at_a_loopback_url_is_told_from_other_work(
 ) -> None:
     with burners(foreign):
         found = ran(engine, tmp_path)
+        burning = {each.pid for each in psutil.Process().children() if each.cmdline()[-1].endswith("pass")}
+    named = json.loads(next(tmp_path.glob("*/manifest.json")).read_text())["others_cpu"]
+    pids = {int(name.rpartition(" ")[2].rstrip(")")) for name in named}
+    assert pids >= burning, "they are named"
+    assert not pids & ServingProcesses.at(f"http://127.0.0.1:{engine}").pids(), "the server is none of them"
+    assert all(name in verdict_text(found) for name in named if foreign and len(named) <= 3)
     client, verdict = found["instrument"], found["verdict"]
     assert client["server_cpu_s"]["point"] > 0.2, "it computes"
     assert found["memory"]["server_pss_bytes"]["point"] > 1e8

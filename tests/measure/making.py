@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -173,6 +173,7 @@ def judged(
     throttled_fraction: float | None = None,
     others_cpu_fraction: float | None = None,
     server_cpu_s: Figure = LACKING,
+    others_cpu: Mapping[str, float] | None = None,
     death: str = "",
     server_here: bool = False,
     max_failures: float = 0.01,
@@ -205,5 +206,6 @@ def judged(
         host=HostFacts(cores_allowed=cores_allowed),
         server=ServerFacts(attached=not server_here, url=url),
         drivers=drivers,
+        others_cpu=others_cpu,
     )
     return judge(summary, manifest, "failed" if death else status, **rest)

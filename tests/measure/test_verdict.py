@@ -99,6 +99,16 @@ CASES = {
         State.DISTURBED,
         ["busy-machine"],
     ),
+    "the client waits for a CPU that others use": (
+        {"waited_fraction": 0.3, "others_cpu_fraction": 0.2},
+        State.DISTURBED,
+        ["busy-machine", "cpu-wait"],
+    ),
+    "the client waits for its one core, and others use some of it": (
+        {"waited_fraction": 0.3, "others_cpu_fraction": 0.2, "cores_allowed": 1},
+        State.DISTURBED,
+        ["one-core"],
+    ),
     "others are busy where the server is not": (
         {"others_cpu_fraction": 0.8, "server_here": False},
         State.VALID,
@@ -247,6 +257,31 @@ def a_machine(host: str | None, others: float = 0.0, n_resent: int = 0) -> Drive
     return replace(
         known, n_sent=240, host=host, machine=use, network=NetworkReport(240, 50_000, 90_000, n_resent)
     )
+
+
+UNSEEN = "processes that are small, have ended or run in another container or virtual machine"
+WHO = {
+    "an old run": (None, "80% of this machine's CPU."),
+    "none that was seen": ({}, f"80% of this machine's CPU: {UNSEEN}."),
+    "one": ({"python (pid 7)": 0.78}, "80% of this machine's CPU: python (pid 7) 78%."),
+    "the three that took most": (
+        {"a (pid 1)": 0.01, "b (pid 2)": 0.2, "c (pid 3)": 0.4, "d (pid 4)": 0.1},
+        "80% of this machine's CPU: c (pid 3) 40%, b (pid 2) 20%, d (pid 4) 10%.",
+    ),
+    "less than half of it": ({"a (pid 1)": 0.3}, f"80% of this machine's CPU: a (pid 1) 30%, {UNSEEN}."),
+}
+
+
+@pytest.mark.parametrize(("others", "said"), WHO.values(), ids=WHO)
+def test_who_used_the_cpu_is_named(others: dict[str, float] | None, said: str) -> None:
+    (reason,) = verdict_of(others_cpu_fraction=0.8, others_cpu=others).reasons
+    assert reason.text == f"Processes other than the client and the server used {said}"
+    summary = Summary({"ok": 240, "planned": 240}, {}, Verdict(State.VALID))
+    busy = replace(summary.instrument, others_cpu_fraction=measured(0.8, "1", ""))
+    manifest = Manifest(engine="openai", workload="load", others_cpu=others)
+    (warning,) = caveats(replace(summary, instrument=busy), manifest)
+    assert warning.text == f"Processes other than the client used {said}"
+    assert Manifest.from_json(manifest.to_json()) == manifest
 
 
 ELSEWHERE = {

@@ -319,7 +319,7 @@ MUTATIONS = (
     Mutation(
         "other work on the machine is no matter",
         judge._disturbed,
-        "others > BUSY",
+        "others > most",
         "False",
         MEASURE + "test_verdict.test_others_that_take_most_of_the_servers_machine_disturb_a_run",
     ),

@@ -183,7 +183,8 @@ OF_REASONS: Final[Mapping[str, Predicate]] = {
         t.unreliable(sent=False) and t.most("instrument", "canary_beyond_p99_s") > 0
     ),
     "busy-machine": lambda t: (
-        t.most("instrument", "others_cpu_fraction") > 0.2
+        t.most("instrument", "others_cpu_fraction")
+        > (0.04 if t.most("instrument", "client_cpu_wait_fraction") > 0.05 else 0.2)
         and (t.manifest.server_here or t.value("instrument", "server_cpu_s") is not None)
     ),
     "busy-machine.elsewhere": lambda t: any(

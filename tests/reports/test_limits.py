@@ -109,7 +109,7 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
 def test_a_load_that_a_busy_machine_made_another_one_has_no_known_limit(reason: str, code: str) -> None:
     """DISTURBED, as others made the client late: the load was another one all the same."""
     values = {"name": "TTFT p90", "effect": "2 s", "names": "TTFT p90", "share": 0.2, "effect_ms": 2.0}
-    reasons = (Reason.of("busy-machine", share=0.5), Reason.of(reason, **values))
+    reasons = (Reason.of("busy-machine", share=0.5, who=""), Reason.of(reason, **values))
     verdict = Verdict(State.DISTURBED, reasons)
     gauges = {"mean": measured(2.0, "requests", ""), "max": measured(5.0, "requests", "")}
     trend = Stationarity(in_flight_trend_p=measured(0.5, "1", ""))

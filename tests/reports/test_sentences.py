@@ -70,6 +70,8 @@ VERDICTS = (
     judged(OK, grades=LATE, canary_beyond_s=0.2),
     judged(OK, grades=UNKNOWN),
     judged(OK, others_cpu_fraction=0.8, server_here=True),
+    judged(OK, others_cpu_fraction=0.8, server_here=True, others_cpu={"python (pid 7)": 0.78}),
+    judged(OK, others_cpu_fraction=0.8, server_here=True, others_cpu={"python (pid 7)": 0.08}),
     judged(OK, waited_fraction=0.3),
     judged(OK, throttled_fraction=0.02),
     judged({"planned": 200, "ok": 150, "reset": 50}),

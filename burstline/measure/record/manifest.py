@@ -183,7 +183,8 @@ class Manifest:
     load as it was asked for, `max_failures` the share of requests that may fail; `repeat` is the command that
     sends the same bytes again; `step_log` the header of the engine's own step log; `error` why nothing could
     be sent, or what ended the load; `error_code` is "client-failed" where that was not the server; `ended_s`
-    is when a load that had said enough sent its last request.
+    is when a load that had said enough sent its last request. `others_cpu` is the share of this machine's CPU
+    that processes of neither client nor server took during the load, by `python (pid 7)`; None if unknown.
     """
 
     schema: int = SCHEMA
@@ -217,6 +218,7 @@ class Manifest:
     error_code: str | None = field(default=None, metadata=OPTIONAL)
     ended_s: float | None = field(default=None, metadata=OPTIONAL)
     usd_per_hour: float | None = field(default=None, metadata=OPTIONAL)
+    others_cpu: Mapping[str, float] | None = field(default=None, metadata=OPTIONAL)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property

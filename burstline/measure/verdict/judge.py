@@ -16,7 +16,7 @@ from burstline.measure.record.verdict import MOST_SHARE, SLOW_CLIENT, Grade, Rea
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from burstline.measure.stats.figure import known
 from burstline.servers.identity import Identity
-from burstline.wording import counted, time_text
+from burstline.wording import counted, time_text, took
 
 HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
 """The percentiles that people read first: where the client spoils one of them, it spoils the run."""
@@ -135,8 +135,7 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     if unread is not None and unread > MOST_SHARE:
         found.append(Reason.of(SLOW_CLIENT, share=unread))
     if summary.has_late_rates:
-        share = known(summary.throughput.read_error_fraction)
-        found.append(Reason.of("read-lag.rates", share=share))
+        found.append(Reason.of("read-lag.rates", share=known(summary.throughput.read_error_fraction)))
     if found:
         return found
     for metric in metrics:
@@ -185,17 +184,18 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
     """Others took CPU time that client or server needed, or heat slowed a GPU."""
     client, reasons = summary.instrument, []
     others, waited = known(client.others_cpu_fraction), _point(client.client_cpu_wait_fraction)
-    if is_watched(summary, manifest) and others is not None and others > BUSY:
-        reasons.append(Reason.of("busy-machine", share=others))
+    has_one_core = manifest.host.cores_allowed == 1 and manifest.on_this_machine
+    most = STOLEN if waited > WAITING and not has_one_core else BUSY  # who it waited for is named
+    if is_watched(summary, manifest) and others is not None and others > most:
+        reasons.append(Reason.of("busy-machine", share=others, who=took(others, manifest.others_cpu)))
     if waited > WAITING:
-        has_one_core = manifest.host.cores_allowed == 1 and manifest.on_this_machine
         is_server = manifest.server_here and others is not None and others <= STOLEN
         name = "one-core" if has_one_core else "server-cpu" if is_server else "cpu-wait"
         reasons.append(Reason.of(name, share=waited))
     if (throttled := _point(client.throttled_fraction)) > THROTTLED:
         reasons.append(Reason.of("throttled", share=throttled))
-    slowed = known(client.gpu_slowed_fraction) if manifest.on_this_machine else None
-    if slowed is not None and slowed > SLOWED:  # another run would be as fast only in the same heat
+    slowed = _point(client.gpu_slowed_fraction)
+    if slowed > SLOWED and manifest.on_this_machine:  # another run would be as fast only in the same heat
         reasons.append(Reason.of("gpu-throttled", share=slowed))
     return reasons + list(_elsewhere(manifest))
 
@@ -241,7 +241,8 @@ def caveats(summary: Summary, manifest: Manifest, status: str = "complete") -> I
     if others > BUSY and not is_watched(summary, manifest):
         server = summary.instrument.server_cpu_s
         why = f" ({server.reason})" if isinstance(server, Absent) and server.code == "unwatched" else ""
-        yield Reason.of("busy-machine.unwatched", share=others, why=why)
+        who = took(others, manifest.others_cpu)
+        yield Reason.of("busy-machine.unwatched", share=others, who=who, why=why)
     if (stolen := _point(summary.instrument.steal_fraction)) > STOLEN and manifest.on_this_machine:
         yield Reason.of("stolen-cpu", share=stolen)
     if isinstance(used, Absent) and used.code == "too-short":
