@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline.measure.metrics.server import memory
 from burstline.measure.metrics.slo import parse_slo, spoilt_by
 from burstline.measure.metrics.throughput import (
     ONE_RUN,
@@ -199,10 +200,37 @@ def test_what_waited_on_average_is_the_servers_own_sum_where_it_has_one():
 
 def test_a_gauge_that_met_no_request_does_not_say_that_none_ran():
     """The server of 80 short requests, read between them each time, "ran at most 0"."""
-    rows = [Row(at * MS, "engine", name, 0.0) for at in (0, 500) for name in ("running", "waiting")]
-    found = server_queue(Telemetry.of(telemetry_table(rows)).over(1.0))
-    assert found["server_running_max"].reason == "no reading of its gauge met a request"
+    names = ("running", "waiting", "kv_used_fraction")
+    rows = [Row(at * MS, "engine", name, 0.0) for at in (0, 500) for name in names]
+    watched = Telemetry.of(telemetry_table(rows)).over(1.0)
+    found = {**server_queue(watched), "kv_peak_fraction": memory(watched, [], None).kv_peak_fraction}
+    for name in ("server_running_max", "server_waiting_max", "kv_peak_fraction"):
+        assert found[name] == Absent("no reading of its gauge met a request"), name
     assert found["server_waiting_mean"].point == 0
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "waited_s", "most"),
+    [
+        (16, 54, 20, 54),
+        (16, 0, 0, 0),
+        (16, 20, 20, 20),
+        (0, 0, 20, "no reading of its gauge met a request"),
+        (0, 5, 20, "the readings of its gauge missed the longest queue"),
+        (16, 0, 20, "the readings of its gauge missed the longest queue"),
+        (16, 19, 20, "the readings of its gauge missed the longest queue"),
+        (16, None, 20, "not reported by the engine"),
+    ],
+)
+def test_no_more_wait_on_average_than_at_most(running, waiting, waited_s, most):
+    """The mean is of the server's own sum of waits: what its few readings met cannot be less."""
+    gauges = {"running": running, "waiting": waiting}
+    rows = [Row(500 * MS, "engine", name, n) for name, n in gauges.items() if n is not None]
+    rows += [Row(at * MS, "engine", "queue_sum", s) for at, s in ((-5, 1.0), (1000, 1.0 + waited_s))]
+    found = server_queue(Telemetry.of(telemetry_table(rows)).over(1.0))
+    shown = found["server_waiting_max"]
+    assert (shown.reason if isinstance(shown, Absent) else shown.point) == most
+    assert found["server_waiting_mean"].point == waited_s
 
 
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():

@@ -149,7 +149,7 @@ def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identit
         weights_bytes=measured(who.weight_bytes, "bytes", unknown),
         kv_capacity_bytes=measured(who.kv_bytes, "bytes", unknown),
         kv_capacity_tok=measured(who.kv_tok, "tok", unknown),
-        kv_peak_fraction=watched.peak("engine", "kv_used_fraction", "1"),
+        kv_peak_fraction=watched.most("kv_used_fraction", "1"),
         preemptions=watched.grown("engine", "preemptions", "preemptions"),
         running_after=_left(watched, "running", "requests"),
         kv_after_fraction=_left(watched, "kv_used_fraction", "1"),

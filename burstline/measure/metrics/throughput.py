@@ -316,12 +316,9 @@ def server_queue(watched: Telemetry) -> dict[str, Any]:
     """How many requests ran and waited in the server while the load ran, by its own gauges; on average by its
     sum of their waits, where it has one, over the load's length (Little's law)."""
     (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
-    most = watched.peak("engine", "running", "requests")
     mean: Figure = Absent(watched.why_missing("engine", "waiting"))
     if len(watched.series("engine", "waiting")[1]):
         mean = Absent("the load was too short to watch", "too-short")
-    if known(most) == 0:
-        most = Absent("no reading of its gauge met a request")
     waited_s = watched.grown("engine", "queue_sum", "s")
     if isinstance(waited_s, Estimate) and watched.length_s:
         mean = measured(waited_s.point / watched.length_s, "requests", "", waited_s.n)
@@ -329,9 +326,12 @@ def server_queue(watched: Telemetry) -> dict[str, Any]:
         mean = measured(float(waiting.mean()), "requests", "", len(waiting))
         mean = noted(mean, f"the mean of {len(waiting)} readings of its gauge")
     full = np.interp(at_s[waiting > 0], since_s, running) >= 0.9 * running.max() if len(running) else ()
+    most = watched.most("waiting", "requests")
+    if (known(most) or 0) < (known(mean) or 0) and isinstance(most, Estimate):
+        most = Absent("the readings of its gauge missed the longest queue")
     return {
-        "server_running_max": most,
-        "server_waiting_max": watched.peak("engine", "waiting", "requests"),
+        "server_running_max": watched.most("running", "requests"),
+        "server_waiting_max": most,
         "server_waiting_mean": mean,
         "server_full_fraction": measured(float(np.mean(full)), "1", "", len(full)) if len(full) else None,
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from burstline.measure.record.columns import Floats
-from burstline.measure.stats.figure import Absent, Figure, measured
+from burstline.measure.stats.figure import Absent, Figure, known, measured
 
 Series = tuple[Floats, Floats]
 """When (s from the run's start) and what, in the order of time, without what was missing."""
@@ -80,6 +80,12 @@ class Telemetry:
         values = values if len(values) else self.series(source, name)[1]
         largest = float(values.max()) if len(values) else None
         return measured(largest, unit, self.why_missing(source, name), len(values))
+
+    def most(self, gauge: str, unit: str) -> Figure:
+        """The engine's `gauge` at its peak; Absent where it is 0, and no reading met a request that ran."""
+        peaks = [self.peak("engine", name, unit) for name in (gauge, "running")]
+        missed = all(known(peak) == 0 for peak in peaks)
+        return Absent("no reading of its gauge met a request") if missed else peaks[0]
 
     def grown(self, source: str, name: str, unit: str) -> Figure:
         """How much a counter grew over the load; Absent where it fell, or was not read before and after."""
