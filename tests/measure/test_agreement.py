@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from burstline.measure.metrics.definitions import e2e_service, itl, ttft_service
 from burstline.measure.metrics.server import agreement, disagreement
 from burstline.measure.record.columns import Columns, columns_of
 from burstline.measure.record.manifest import Manifest
@@ -13,6 +14,7 @@ from burstline.measure.record.tables import record_table, telemetry_table
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import Grade, PercentileGrade, State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
+from burstline.measure.stats.quantiles import Samples, percentiles
 from burstline.measure.verdict.judge import caveats
 from burstline.servers.host.telemetry import Row
 from tests.measure.making import failed, ok
@@ -68,6 +70,21 @@ def test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out
     late = agreement(client(2.0), server(2.0)).ttft_server_p50_s
     assert isinstance(late, Estimate)
     assert (late.low, late.high) == (1.0, None)
+
+
+@pytest.mark.parametrize("n", [11, 12, 24])
+def test_the_clients_median_is_the_one_that_the_other_tables_print(n: int) -> None:
+    """Of 24 requests it was the 12th value here, and half way to the 13th elsewhere."""
+    records = [ok(i, 0.1 * (i + 1), [0.01 * (i + 1), 0.03, 0.05][: 1 + i % 3]) for i in range(n)]
+    c = columns_of(record_table(records))
+    found = agreement(c, server(n=n))
+    printed = {
+        "ttft": percentiles(Samples.per_request(ttft_service(c)), (0.5,), "s"),
+        "itl": percentiles(itl(c), (0.5,), "s"),
+        "e2e": percentiles(Samples.per_request(e2e_service(c)), (0.5,), "s"),
+    }
+    for name, own in printed.items():
+        assert point(found.figure(f"{name}_client_p50_s")) == pytest.approx(point(own["p50"])), name
 
 
 def test_what_lies_between_the_two_is_named_with_its_size() -> None:

@@ -43,7 +43,7 @@ def agreement(c: Columns, watched: Telemetry) -> Agreement:
         client: Figure = Absent("the client has no such latency")
         if len(values):
             ranked = Ranked.of(values, weights)
-            client = measured(ranked.at(ranked.total / 2), "s", "", int(ranked.total))
+            client = measured(ranked.quantile(0.5), "s", "", int(ranked.total))
         figures[f"{name}_client_p50_s"] = client
         figures[f"{name}_server_p50_s"] = median
         figures[f"{name}_gap_s"] = _gap(client, median, float((values * weights).sum()), mean_s)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from burstline.measure.record.columns import Floats, Ints
 from burstline.measure.stats.figure import Estimate
+from burstline.measure.stats.quantiles import quantile_of
 from burstline.reports.blocks import LATENCIES, Drawing, Plot, table
 from burstline.reports.figures import drawing as look
 from burstline.reports.figures.run_figures import FOOT, Span, evenly, grey, head_room, outline, segments
@@ -90,12 +91,9 @@ def over_time(
 
 def _rolled(values: Floats, starts: Ints, size: int) -> Floats:
     """p50 and p90 of `size` neighbours from each start on; +inf among failures, NaN without a value."""
-    found = np.full((2, len(starts)), np.nan)
+    found = np.empty((2, len(starts)))
     for k, start in enumerate(starts):
-        own = values[start : start + size]
-        own = own[~np.isnan(own)]
-        if len(own):
-            found[:, k] = np.quantile(own, (0.5, 0.9), method="inverted_cdf")
+        found[:, k] = [quantile_of(values[start : start + size], p) for p in (0.5, 0.9)]
     return found
 
 
