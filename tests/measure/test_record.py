@@ -82,6 +82,29 @@ def test_every_way_to_end_has_its_outcome(asked, events, failure, outcome):
     assert recorded(asked, *events, failure=failure).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("failure", "closed_ms", "is_cut"),
+    [
+        ("timeout", 30.1, False),
+        ("timeout", 42, False),
+        ("timeout", 43, True),
+        ("cancelled", 30.1, False),
+        ("cancelled", 43, True),
+        ("reset", 30.1, True),
+        ("truncated", 30.1, True),
+        (None, 30.1, False),
+        ("hung_up", 43, False),
+    ],
+)
+def test_an_end_that_the_client_did_not_await_is_not_missing(failure, closed_ms, is_cut):
+    """A deadline 0.07 ms after the last token was put down to a proxy. The tokens are up to 12 ms apart."""
+    reads = wire((10, event()), (18, event()), (30, event(finish="length")), end=b"")
+    ended = replace(capture(reads, failure, "why it ended"), closed_ns=round(closed_ms * MS))
+    record = record_of(request(3), ended, decode_completion)
+    assert record.outcome == "ok"
+    assert (record.error is not None) == is_cut
+
+
 @pytest.mark.parametrize("failure", ["connect", "reset", "truncated", "timeout", "cancelled", "not_sent"])
 def test_a_request_without_a_reply_is_called_what_its_wire_says(failure):
     record = record_of(request(), capture((), failure, "so it was"), decode_completion)

@@ -70,6 +70,8 @@ OVERLOADED: Final = frozenset({Outcome.REFUSED.value, "http_429", "http_503"})
 """Outcomes by which a server says that it has too many requests, as it does when its queue is full."""
 CUT_OFF: Final = frozenset({Outcome.CANCELLED.value, Outcome.NOT_SENT.value, Outcome.PREDECESSOR.value})
 """Outcomes of requests that an interrupted run did not complete; they are no failures of the server."""
+OURS: Final = (Outcome.TIMEOUT, Outcome.CANCELLED)
+"""Failures by which the client ended a reply: at its deadline, or with the run."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
 RECOUNTS: Final = ("tokenize", "tokenizer")
@@ -121,9 +123,10 @@ class Record:
     the load, "tokenizer" a local one; None without a count. `token_n` sums up to less than `output_tok` where
     the server counted reasoning that it did not show.
     `error` of one that is `ok` says what cut the reply behind its finish reason: neither its end mark nor the
-    end of its HTTP body came. `beyond_tok` is how many tokens came after all that were asked for, of a server
-    that goes on; they count nowhere else. `output_gap_tok` is what the next most trusted count says more,
-    None where there is only one. `split` says how `token_n` is known: "counted" by the server, "one-each"
+    end of its HTTP body came, though the client awaited it for longer than any token. `beyond_tok` is how
+    many tokens came after all that were asked for, of a server that goes on; they count nowhere else.
+    `output_gap_tok` is what the next most trusted count says more, None where there is only one. `split` says
+    how `token_n` is known: "counted" by the server, "one-each"
     from as many events as tokens, "spread" evenly as the server did not say, "no-text" all at the reply's
     end where it sent none of their text, "unknown" (each 1, a placeholder) where not even the total is known.
     `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times of this request
@@ -219,6 +222,7 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
+        is_whole |= capture.failure in OURS and not _awaited_end(capture, token_ns)
         why = None if is_whole else capture.detail or capture.failure
     times = reply.times or ServerTimes()
     return Record(
@@ -245,6 +249,12 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
         server_first_token_s=times.first_token_s,
         first_event_ns=first_ns,
     )
+
+
+def _awaited_end(capture: Capture, token_ns: Sequence[int]) -> bool:
+    """Whether the client closed so long after the last token that the end of the reply was overdue."""
+    slowest_ns = max((after - before for before, after in pairwise(token_ns)), default=0)
+    return bool(token_ns) and (capture.closed_ns or 0) - token_ns[-1] > slowest_ns
 
 
 def _stamps(
