@@ -113,3 +113,22 @@ def test_what_late_reads_moved_is_told_above_the_tolerance_and_above_5_percent(p
     told = f"the client read late, which may have changed it by {note}; its interval includes that"
     notes = latency_table("Latency", {"tpot": figures}, graded).notes
     assert [each for each in notes if "late" in each] == ([told] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "level", "grade", "told"),
+    [
+        (0.09, 0.11, 0.95, Grade.OK, "{}; its interval includes that"),
+        (0.09, None, 0.95, Grade.OK, "{}; its interval includes that"),
+        (None, None, None, Grade.OK, "{}"),
+        (0.09, 0.11, 0.95, Grade.UNRELIABLE, "unreliable: {}"),
+        (None, None, None, Grade.UNRELIABLE, "unreliable: {}"),
+    ],
+)
+def test_only_an_interval_includes_what_late_reads_moved(low, high, level, grade, told):
+    """ "its interval includes that" stood above "One run of this load gives no confidence intervals"."""
+    figures = MetricFigures(p50=Estimate(0.1, low, high, level, 260, "s", ONE_RUN))
+    graded = {"e2e": {"p50": PercentileGrade(grade, 0.0, 0.004)}}
+    notes = latency_table("Latency", {"e2e": figures}, graded).notes
+    changed = "the client read late, which may have changed it by 4.00 ms"
+    assert [each for each in notes if "late" in each] == [told.format(changed)]

@@ -149,9 +149,12 @@ def _lateness(figure: Estimate, graded: PercentileGrade) -> str:
     moved_s, unreliable = graded.read_effect_s, graded.grade == Grade.UNRELIABLE
     if moved_s is None:
         return say("read.unknown")
-    if unreliable or widened(figure, moved_s) is not figure:
-        return say("read.unreliable" if unreliable else "read.widened", by=duration(moved_s))
-    return ""
+    if not unreliable and widened(figure, moved_s) is figure:
+        return ""
+    changed = say("read.changed", by=duration(moved_s))
+    if unreliable:
+        return say("read.unreliable", changed=changed)
+    return changed if figure.level is None else say("read.widened", changed=changed)
 
 
 def group_table(summary: Summary, name: str) -> Table:
