@@ -346,10 +346,12 @@ OF_MEANINGS: Final[Mapping[str, Predicate]] = {
 
 OF_LIMITS: Final[Mapping[str, Predicate]] = {
     "limit.client": lambda t: not t.as_asked,
-    "limit.overloaded": lambda t: t.is_open and t.has("overloaded"),
+    "limit.in-flight": lambda t: t.is_open and t.has("overloaded"),
+    "limit.overloaded": lambda t: t.is_open and t.has("overloaded") and t.has_queue,
     "limit.overloaded-batch": lambda t: (
         t.is_open
         and t.has("overloaded")
+        and t.has_queue
         and t.slots is not None
         and t.most("concurrency", "server_running_max") >= t.slots
     ),

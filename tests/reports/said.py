@@ -41,8 +41,8 @@ REFUSED_USE: Final = frozenset(
      *CLIENTS}
 )  # fmt: skip
 WAITED: Final = frozenset(
-    {"limit.overloaded", "limit.overloaded-batch", "limit.batch", "limit.kv-cache", "limit.token-budget",
-     "limit.own-batch", "limit.queue", "limit.streams", "limit.listen-queue"}
+    {"limit.in-flight", "limit.overloaded", "limit.overloaded-batch", "limit.batch", "limit.kv-cache",
+     "limit.token-budget", "limit.own-batch", "limit.queue", "limit.streams", "limit.listen-queue"}
 )  # fmt: skip
 HAD_ROOM: Final = frozenset(
     {"limit.load", "limit.concurrency", "limit.steps", "limit.gaps", "limit.pauses", "limit.one-in-flight",

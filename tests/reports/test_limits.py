@@ -74,8 +74,11 @@ def test_what_is_said_to_limit_a_run_holds_of_500_random_summaries():
         holds = {
             "": known(gauges.max) is None,
             "limit.client": summary.verdict.state == State.CLIENT_BOUND,
-            "limit.overloaded": summary.verdict.has(QUEUE_GREW),
-            "limit.overloaded-batch": summary.verdict.has(QUEUE_GREW) and (running or 0) >= slots,
+            "limit.in-flight": summary.verdict.has(QUEUE_GREW) and (waiting or 0) < 1,
+            "limit.overloaded": summary.verdict.has(QUEUE_GREW) and (waiting or 0) >= 1,
+            "limit.overloaded-batch": summary.verdict.has(QUEUE_GREW)
+            and (running or 0) >= slots
+            and (waiting or 0) >= 1,
             "limit.load": manifest.asked.concurrency is None and not summary.verdict.has(QUEUE_GREW),
             "limit.too-short": manifest.asked.concurrency is None and (waiting is None or waiting >= 1),
             "limit.batch": queued and (running or 0) >= manifest.identity.max_num_seqs,
@@ -290,6 +293,33 @@ def test_a_queue_that_grew_for_want_of_slots_is_the_batch_limits(slots: int, cod
         assert limit_of(summary, manifest).startswith(
             "Limited by the batch limit of 4 requests (--max-num-seqs)"
         )
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "most_waiting", "is_queue"),
+    [
+        (4, 36.0, 80, True),
+        (4, 36.0, None, True),
+        (4, None, 80, True),
+        (106, 0.0, 0, False),
+        (106, 0.02, None, False),
+        (None, None, None, False),
+        (4, 0.0, 0, False),
+    ],
+)
+def test_a_queue_is_named_only_where_the_server_counted_one(running, waiting, most_waiting, is_queue):
+    """A server slowed by others ran all 110 at once: no reading of its gauge met one that waited."""
+    names = ("server_running_max", "server_waiting_mean", "server_waiting_max")
+    known_ones = zip(names, (running, waiting, most_waiting), strict=True)
+    gauges = {name: measured(value, "requests", "not watched") for name, value in known_ones}
+    concurrency = Concurrency(mean=measured(41.0, "", ""), max=measured(110.0, "", ""), **gauges)
+    verdict = Verdict(State.NOT_STATIONARY, (Reason.of(QUEUE_GREW, share=4.06),))
+    summary = Summary({"planned": 300, "ok": 300}, {}, verdict, concurrency=concurrency)
+    identity = Identity("reference", max_num_seqs=4)
+    manifest = Manifest(engine="x", workload="load", asked=LoadSpec(300, rate=40.0), identity=identity)
+    code, _ = limited_by(summary, manifest)
+    assert ("queue" in f"{limit_of(summary, manifest)} {LIMITS[code]}") == is_queue
+    assert ("in flight" in limit_of(summary, manifest)) != is_queue
 
 
 @pytest.mark.parametrize(("waiting", "code"), [(0.88, "limit.batch"), (0.1, "limit.concurrency")])

@@ -210,6 +210,7 @@ def limits() -> Iterator[str]:
     for manifest, summary in (
         (rate, loaded(5, level=True)),
         (rate, loaded(80, reasons="overloaded")),
+        (rate, loaded(80, 8, 60.0, reasons="overloaded")),
         (users, loaded(8, 8, 0.0)),
         (users, loaded(8, 8, 1.2)),
         (users, loaded(8)),

@@ -80,6 +80,12 @@ class Told:
         return self.most("concurrency", "server_waiting_mean") > 0
 
     @property
+    def has_queue(self) -> bool:
+        """Whether the server itself counted at least one request that waited, on average or at its most."""
+        names = ("server_waiting_mean", "server_waiting_max")
+        return any(self.most("concurrency", name) >= 1 for name in names)
+
+    @property
     def had_room(self) -> bool:
         """Whether the server took nearly all requests at once: few waited, and none was put back."""
         waiting, mean = self.most("concurrency", "server_waiting_mean"), self.most("concurrency", "mean")

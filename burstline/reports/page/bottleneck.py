@@ -41,7 +41,7 @@ NEARLY: Final = 0.9
 """So large a share counts as all: of requests by gauges read every so often, of replies, of a rate."""
 REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
-BY_LOAD: Final = ("overloaded", "load", "concurrency", "pauses", "one-in-flight", "too-short")
+BY_LOAD: Final = ("overloaded", "in-flight", "load", "concurrency", "pauses", "one-in-flight", "too-short")
 """The limits that another load would move: what a search has done already."""
 MORE_USERS: Final = ("limit.concurrency", "limit.concurrency-unwatched", "limit.one-in-flight")
 """Those after which more at once is advised, as far as the server has slots for them."""
@@ -116,6 +116,8 @@ def limited_by(
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
     if verdict.has(QUEUE_GREW):
         code, told = _batch(summary, manifest, most)
+        if (finite(waiting) or finite(summary.concurrency.server_waiting_max) or 0) < 1:
+            return "limit.in-flight", {}  # its own count knows of no queue
         return ("limit.overloaded-batch", told) if code == "limit.batch" else ("limit.overloaded", {})
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
     sent = counts["planned"] - counts.get(Outcome.NOT_SENT, 0) * verdict.is_interrupted
