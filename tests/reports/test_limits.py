@@ -444,3 +444,24 @@ def test_a_full_listen_queue_is_named_as_the_limit(at_a_time):
     assert "backlog" in NEXT["limit.listen-queue"]
     others = replace(summary, verdict=Verdict(State.VALID))
     assert limited_by(others, manifest)[0] == "limit.streams"
+
+
+@pytest.mark.parametrize(
+    ("running", "kv", "step"),
+    [(2, 0.561, "to about 3, which"), (2, 0.5, "to about 4, which"), (20, 0.055, "to about 360, which")],
+)
+def test_a_batch_is_not_to_be_raised_beyond_what_the_kv_cache_holds(running, kv, step):
+    """Two that fill 56% of it leave room for a third, not for a fourth."""
+    gauges = {
+        "mean": measured(380.0, "requests", ""),
+        "max": measured(400.0, "requests", ""),
+        "server_waiting_mean": measured(300.0, "requests", ""),
+        "server_running_max": measured(float(running), "requests", ""),
+    }
+    summary = Summary(
+        {"planned": 400, "ok": 400}, {}, Verdict(State.VALID), concurrency=Concurrency(**gauges),
+        memory=Memory(kv_peak_fraction=measured(kv, "1", "")),
+    )  # fmt: skip
+    identity = Identity("vllm", max_num_seqs=running)
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(400), identity=identity)
+    assert step in next_by(view_like(summary, manifest))

@@ -362,7 +362,7 @@ def _raise(flags: str, code: str, views: Sequence[View]) -> str:
     in_flight = min(finite(view.summary.concurrency.max) or math.inf for view in views)
     room = min(map(_room, views))
     if room < in_flight:
-        n = f"{float(f'{room:.2g}'):,.0f}"
+        n = f"{float(f'{math.floor(room):.2g}'):,.0f}"
         return say("next.room", flags=flags, n=n) if room else NEXT["limit.kv-cache"]
     return say("next.all" if in_flight < math.inf else "next.raise", flags=flags, n=count(in_flight))
 
