@@ -72,7 +72,10 @@ class ServingProcesses:
         pids, own = self.pids(), []
         with suppress(psutil.Error, OSError):  # it may have ended meanwhile
             own = [each for each in psutil.net_connections("tcp") if each.pid in pids]
-        ports = {_plain(each.laddr)[1] for each in own if each.status == psutil.CONN_LISTEN}
+        listeners = [each for each in own if each.status == psutil.CONN_LISTEN]
+        if self.listening - {each.pid for each in listeners}:  # one ends: it had accepted what is left
+            return ""
+        ports = {_plain(each.laddr)[1] for each in listeners}
         inside = {_plain(each.laddr) for each in own}
         for each in own:
             opened = each.status == psutil.CONN_ESTABLISHED and _plain(each.laddr)[1] not in ports

@@ -53,6 +53,15 @@ worker = subprocess.Popen([sys.executable, "-c", code % inner.getsockname()[1]])
 held_by_it = inner.accept()
 inner.close()
 """
+ENDING = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+held = listener.accept()
+listener.close()
+print("closed", flush=True)
+time.sleep(600)
+"""
 ORPHAN = """
 import os, sys, time
 if not os.fork():
@@ -138,6 +147,18 @@ def test_a_relay_is_known_by_its_connection_and_a_worker_of_the_server_is_none()
             assert relay.peer() == f"127.0.0.1:{port}"
             assert found.peer() == ""
         assert len(found.pids()) == 2
+
+
+def test_what_a_server_that_ends_had_accepted_is_no_upstream() -> None:
+    """Killed, it no longer listens while its connections are still closing: one was taken for an upstream."""
+    port = free_port()
+    with running(ENDING, port) as (server, _):
+        found = ServingProcesses.at(url(port))
+        with socket.create_connection(("127.0.0.1", port)):
+            assert server.stdout is not None
+            server.stdout.readline()
+            assert found.pids() == {server.pid}
+            assert found.peer() == ""
 
 
 def test_a_forwarder_is_known_by_its_name() -> None:
