@@ -28,7 +28,7 @@ from burstline.measure.record.verdict import State, Verdict
 from burstline.measure.stats.estimates import Absent, Estimate
 from burstline.measure.summarize import summarize
 from burstline.measure.verdict.judge import caveats
-from burstline.servers.host.telemetry import Row
+from burstline.servers.host.telemetry import Row, missing
 from tests.measure.making import MS, conditions, failed, ok
 
 
@@ -231,6 +231,33 @@ def test_no_more_wait_on_average_than_at_most(running, waiting, waited_s, most):
     shown = found["server_waiting_max"]
     assert (shown.reason if isinstance(shown, Absent) else shown.point) == most
     assert found["server_waiting_mean"].point == waited_s
+
+
+GONE = "GET http://127.0.0.1:8103/metrics: [Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("read_ms", "complaint", "absent"),
+    [
+        ([-700, 300], None, Absent("the load was too short to watch", "too-short")),
+        ([-700, 300], GONE, Absent(GONE)),
+        ([-700], GONE, Absent(GONE)),
+        ([], GONE, Absent(GONE)),
+        ([], None, Absent("not reported by the engine")),
+        ([-700, 300, 600], GONE, None),
+    ],
+)
+def test_a_server_that_died_was_not_too_short_to_watch(read_ms, complaint, absent):
+    """Killed 1.8 s into a load of 10 s: its queue was read once, then its metrics were gone."""
+    rows = [Row(at * MS, "engine", name, 1.0) for at in read_ms for name in ("running", "waiting")]
+    rows += [missing("engine", complaint)] if complaint else []
+    rows += [Row(0, "host", "busy_s", 1.0)]
+    watched = Telemetry.of(telemetry_table(rows)).over(10.0)
+    shown = server_queue(watched)["server_waiting_mean"]
+    assert shown == absent if absent else isinstance(shown, Estimate)
+    share = watched.fraction("engine", "waiting", 1.0)
+    codes = {"not-available": "unwatched", "too-short": "too-short"}
+    assert share == replace(absent, code=codes[absent.code]) if absent else isinstance(share, Estimate)
 
 
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():

@@ -70,9 +70,17 @@ class Telemetry:
         """Why there is no such value, in the watcher's words."""
         if not self.values:
             return "the run has no telemetry"
+        return self._note(source, name) or f"not reported by the {source}"
+
+    def _note(self, source: str, name: str) -> str | None:
         places = ((source, name), (source, "*"))
-        notes = (note for pair, note in reversed(self.notes) if pair in places)
-        return next(notes, f"not reported by the {source}")
+        return next((note for pair, note in reversed(self.notes) if pair in places), None)
+
+    def too_few(self, source: str, name: str, code: str = "not-available") -> Absent:
+        """Why it has fewer readings under load than it takes: nothing kept it from being read but the time."""
+        if len(self.series(source, name)[1]) and self._note(source, name) is None:
+            return Absent("the load was too short to watch", "too-short")
+        return Absent(self.why_missing(source, name), code)
 
     def peak(self, source: str, name: str, unit: str) -> Figure:
         """The largest value while the load ran, of all values where none came meanwhile."""
@@ -177,8 +185,6 @@ class Telemetry:
     def fraction(self, source: str, name: str, per_s: float) -> Figure:
         """How much a counter grew in a second of the watched time, as a share of `per_s`."""
         at_s, values = self.during(source, name)
-        if not len(self.series(source, name)[1]):
-            return Absent(self.why_missing(source, name), "unwatched")
         if len(values) < 2:
-            return Absent("the load was too short to watch", "too-short")
+            return self.too_few(source, name, "unwatched")
         return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))
