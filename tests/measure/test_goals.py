@@ -5,9 +5,9 @@ import pytest
 
 from burstline.bench.conclusion import of_summary
 from burstline.console import exit_codes
-from burstline.measure.metrics.slo import judge_slos, missed, parse_slo, state_decides
+from burstline.measure.metrics.slo import judge_slos, missed, parse_slo, spoilt_by, state_decides
 from burstline.measure.record.columns import columns_of
-from burstline.measure.record.summary import MetricFigures, Summary, Throughput
+from burstline.measure.record.summary import Goodput, MetricFigures, Summary, Throughput
 from burstline.measure.record.tables import record_table
 from burstline.measure.record.verdict import (
     Grade,
@@ -177,6 +177,39 @@ def test_a_latency_beyond_its_slo_in_a_growing_queue_misses_it_however_long_the_
     )
     assert judged_of("tpot.p90<=4s", open_above, verdict=grew).result == Result.INCONCLUSIVE
     assert judged_of("ttft.p90<=4s", open_above).result == Result.INCONCLUSIVE
+
+
+BY_SEND, BY_READ, AT_ALL = {"send_effect_s": 0.02, "read_effect_s": 0.0}, {"read_effect_s": 0.02}, {}
+HELD_BACK = {"read_effect_s": 0.001, "held": True}
+
+
+@pytest.mark.parametrize(
+    ("value_s", "effect", "is_spoilt"),
+    [
+        (0.0107, BY_SEND, False),
+        (0.079, BY_SEND, False),
+        (0.081, BY_SEND, True),
+        (0.11, BY_SEND, True),
+        (0.121, BY_SEND, False),
+        (0.081, BY_READ, True),
+        (0.079, BY_READ, False),
+        (0.079, AT_ALL, True),
+        (0.01, HELD_BACK, True),
+    ],
+)
+@pytest.mark.parametrize("p", ["p50", "p90", "p99"])
+def test_a_late_client_spoils_a_share_only_where_requests_can_change_sides(p, value_s, effect, is_spoilt):
+    """All were within 16.3 ms of the due time, the bound was 100 ms: 1.3 ms of lateness changed no side."""
+    graded = {"ttft": {p: PercentileGrade(Grade.UNRELIABLE, **effect)}}
+    metrics = {"ttft": MetricFigures(**{p: between(0.005, 0.2, value_s)})}
+    summary = Summary(
+        counts={}, metrics=metrics, verdict=VALID, grades=graded, goodput=Goodput(criteria=("ttft<=100ms",))
+    )
+    of_it = is_spoilt and p != "p99"
+    assert bool(spoilt_by(parse_slo("attainment>=95%"), summary)) == of_it
+    assert spoilt_by(parse_slo(f"ttft.{p}<=100ms"), summary), "the percentile itself is unreliable"
+    slow = replace(summary, verdict=Verdict(State.CLIENT_BOUND, (Reason("slow-client", "", ""),)))
+    assert spoilt_by(parse_slo("attainment>=95%"), slow), "the load was another one"
 
 
 def mixed():

@@ -61,7 +61,7 @@ CONTRARY: Final[Mapping[str, Sequence[frozenset[str]]]] = {
         frozenset({"limit.load", "NEXT.limit.load"}),
         frozenset({"overloaded", "overloaded.waiting", "mostly-failed", "no-success"}),
     ),
-    "the load as asked was sent": (HAD_ROOM, frozenset({"slow-client", "send-lag", "limit.client"})),
+    "the load as asked was sent": (HAD_ROOM, frozenset({"slow-client", "limit.client"})),
     "the numbers can be used": (frozenset({"states.VALID", "use.all"}), REFUSED_USE),
     "nothing disturbed the run": (
         frozenset({"states.VALID"}),

@@ -9,6 +9,7 @@ import pytest
 from burstline.measure.record.manifest import Manifest, ServerFacts
 from burstline.measure.record.summary import (
     Concurrency,
+    Instrument,
     Memory,
     MetricFigures,
     Stationarity,
@@ -122,6 +123,34 @@ def test_a_load_that_a_busy_machine_made_another_one_has_no_known_limit(reason: 
     )  # fmt: skip
     manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(80, rate=40.0))
     assert limited_by(summary, manifest)[0] == code
+
+
+@pytest.mark.parametrize("state", [State.DISTURBED, State.CLIENT_BOUND])
+@pytest.mark.parametrize(
+    ("codes", "asked", "lag_s", "is_known"),
+    [
+        (["send-lag"], {"rate": 10.0}, 0.0017, True),
+        (["send-lag"], {"rate": 10.0}, 0.01, True),
+        (["send-lag"], {"rate": 10.0}, 0.0101, False),
+        (["send-lag"], {"rate": 1000.0}, 0.0017, False),
+        (["send-lag"], {"rate": 10.0}, None, False),
+        (["send-lag"], {"concurrency": 4}, 0.0017, False),
+        (["send-lag", "slow-client"], {"rate": 10.0}, 0.0017, False),
+        (["slow-client"], {"rate": 10.0}, 0.0017, False),
+    ],
+)
+def test_sends_that_are_late_by_little_of_the_time_between_them_are_the_load_as_asked(
+    state: State, codes: list[str], asked: dict[str, float], lag_s: float | None, is_known: bool
+) -> None:
+    """At 10 req/s, with one request in flight at most, a client 1.7 ms late "may have been too slow"."""
+    gauges = Concurrency(mean=measured(0.4, "requests", ""), max=measured(1.0, "requests", ""))
+    verdict = Verdict(state, tuple(Reason(code, "", "") for code in codes))
+    summary = Summary(
+        {"planned": 100, "ok": 100}, {}, verdict, concurrency=gauges,
+        instrument=Instrument(send_lag_p99_s=measured(lag_s, "s", "nothing was sent")),
+    )  # fmt: skip
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(100, **asked))
+    assert (limited_by(summary, manifest)[0] != "limit.client") == is_known
 
 
 @pytest.mark.parametrize(

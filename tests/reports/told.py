@@ -107,7 +107,11 @@ class Told:
     @property
     def as_asked(self) -> bool:
         """Whether the load that was sent was the one that was asked for."""
-        return not self.has("slow-client", "send-lag") and self.summary.verdict.state != "CLIENT-BOUND"
+        late, rate = self.has("send-lag"), self.manifest.asked.rate
+        lag_s = self.value("instrument", "send_lag_p99_s")
+        punctual = late and rate is not None and lag_s is not None and lag_s <= 0.1 / rate
+        is_bound = late or self.summary.verdict.state == "CLIENT-BOUND"
+        return not self.has("slow-client") and (punctual or not is_bound)
 
     def unreliable(self, *, sent: bool | None = None, unknown: bool | None = None) -> bool:
         """Whether a percentile is graded unreliable: by late sends or late reads, by an unknown amount."""

@@ -259,13 +259,23 @@ def _doubt(slo: Slo, result: Result, figure: Figure, summary: Summary) -> str | 
 
 
 def spoilt_by(slo: Slo, summary: Summary) -> str:
-    """What spoilt the SLO's number or a share's criteria, in words; "" where nothing did."""
+    """What spoilt the SLO's number, or may have changed which requests are good, in words; "" for nothing."""
     places = [_path(slo)]
     if slo.metric in SHARES:
         most = max(0.5, slo.bound if slo.metric == "attainment" else 0.0)
         ps = [p for p, share in zip(PERCENTILES, QUANTILES, strict=True) if share <= most]
-        places += [("metrics", text.partition("<")[0], p) for text in summary.goodput.criteria for p in ps]
+        criteria = map(parse_slo, summary.goodput.criteria)
+        places += [("metrics", each.metric, p) for each in criteria for p in ps if _may_cross(each, p, summary)]
     return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
+
+
+def _may_cross(criterion: Slo, p: str, summary: Summary) -> bool:
+    """Whether what makes a percentile unreliable may have moved it across the bound of single requests."""
+    graded = summary.grades.get(criterion.metric, {}).get(p)
+    value = known(summary.figure("metrics", criterion.metric, p))
+    if value is None or graded is None or graded.held or graded.read_effect_s is None:
+        return True
+    return abs(value - criterion.bound) <= max(graded.read_effect_s, graded.send_effect_s or 0.0)
 
 
 def _held_against(

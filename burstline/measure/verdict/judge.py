@@ -130,7 +130,7 @@ def _client_bound(summary: Summary, decisive: Collection[tuple[str, str]]) -> li
     if sent_late:
         effect_s, name = max(sent_late)
         names = ", ".join(each for _, each in sorted(sent_late, reverse=True))
-        found.append(Reason.of("send-lag", name=name, effect=time_text(effect_s), names=names))
+        found.append(Reason.of(SEND_LAG, name=name, effect=time_text(effect_s), names=names))
     unread = known(summary.instrument.unread_fraction)
     if unread is not None and unread > MOST_SHARE:
         found.append(Reason.of(SLOW_CLIENT, share=unread))
@@ -170,8 +170,8 @@ def _read_late(summary: Summary, decisive: Collection[tuple[str, str]]) -> list[
     return [Reason.of("read-lag", **told)]
 
 
-ANOTHER_LOAD: Final = ("send-lag", SLOW_CLIENT)  # why the load that was sent is not the one asked for
-LATE: Final = ("read-lag", *ANOTHER_LOAD)
+SEND_LAG: Final = "send-lag"
+LATE: Final = ("read-lag", SEND_LAG, SLOW_CLIENT)
 
 
 def is_watched(summary: Summary, manifest: Manifest) -> bool:

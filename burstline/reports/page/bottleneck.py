@@ -10,13 +10,13 @@ from burstline.measure.metrics.slo import Slo, parse_slo
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import OVERLOADED, Outcome, lost_a_part
 from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import QUEUE_GREW, State, Use, withheld
+from burstline.measure.record.verdict import QUEUE_GREW, SLOW_CLIENT, State, Use, withheld
 from burstline.measure.stats.estimates import early_stopping_floor
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.factors import is_fitted
-from burstline.measure.verdict.judge import ANOTHER_LOAD, LISTEN_QUEUE
+from burstline.measure.verdict.judge import LISTEN_QUEUE, SEND_LAG
 from burstline.reports.model.comparison import E2E, Case, Contender, View
 from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import count, with_unit
@@ -31,6 +31,8 @@ from burstline.workloads.options import flag_of
 
 QUEUED: Final = 0.25
 """Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""
+PUNCTUAL: Final = 0.1
+"""Requests sent late by a smaller share of the mean time between two are the load that was asked for."""
 FULL: Final = 0.9
 """A KV cache in use to this share admits no more requests."""
 LOW: Final = 0.05
@@ -103,10 +105,13 @@ def limited_by(
     Returns the code of the sentence with its values; "" where not even the requests in flight are known.
     `refusals` says whether requests that the server refused count as a limit.
     """
-    verdict = summary.verdict
-    if verdict.state == State.CLIENT_BOUND or any(map(verdict.has, ANOTHER_LOAD)):
+    verdict, rate, lag_s = summary.verdict, manifest.asked.rate, known(summary.instrument.send_lag_p99_s)
+    is_late = verdict.has(SEND_LAG)
+    is_punctual = is_late and rate and lag_s is not None and lag_s * rate <= PUNCTUAL
+    is_late |= verdict.state == State.CLIENT_BOUND
+    if verdict.has(SLOW_CLIENT) or (is_late and not is_punctual):
         return "limit.client", {}
-    most, counts, rate = finite(summary.concurrency.max), summary.counts, manifest.asked.rate
+    most, counts = finite(summary.concurrency.max), summary.counts
     if most is None:
         return "", {}
     refused = sum(n for kind, n in counts.items() if kind in OVERLOADED)
