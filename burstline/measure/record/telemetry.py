@@ -76,11 +76,11 @@ class Telemetry:
         places = ((source, name), (source, "*"))
         return next((note for pair, note in reversed(self.notes) if pair in places), None)
 
-    def too_few(self, source: str, name: str, code: str = "not-available") -> Absent:
-        """Why it has fewer readings under load than it takes: nothing kept it from being read but the time."""
+    def too_few(self, source: str, name: str) -> Absent:
+        """Why there are fewer readings under load than it takes: what kept them off, else its length."""
         if len(self.series(source, name)[1]) and self._note(source, name) is None:
             return Absent("the load was too short to watch", "too-short")
-        return Absent(self.why_missing(source, name), code)
+        return Absent(self.why_missing(source, name), "unwatched")
 
     def peak(self, source: str, name: str, unit: str) -> Figure:
         """The largest value while the load ran, of all values where none came meanwhile."""
@@ -186,5 +186,5 @@ class Telemetry:
         """How much a counter grew in a second of the watched time, as a share of `per_s`."""
         at_s, values = self.during(source, name)
         if len(values) < 2:
-            return self.too_few(source, name, "unwatched")
+            return self.too_few(source, name)
         return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))
