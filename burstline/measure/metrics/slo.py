@@ -264,8 +264,8 @@ def spoilt_by(slo: Slo, summary: Summary) -> str:
     if slo.metric in SHARES:
         most = max(0.5, slo.bound if slo.metric == "attainment" else 0.0)
         ps = [p for p, share in zip(PERCENTILES, QUANTILES, strict=True) if share <= most]
-        criteria = map(parse_slo, summary.goodput.criteria)
-        places += [("metrics", each.metric, p) for each in criteria for p in ps if _may_cross(each, p, summary)]
+        criteria = [(each, p) for each in map(parse_slo, summary.goodput.criteria) for p in ps]
+        places += [("metrics", each.metric, p) for each, p in criteria if _may_cross(each, p, summary)]
     return next(filter(None, (summary.spoilt_by(*place) for place in places)), "")
 
 
