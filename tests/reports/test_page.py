@@ -15,7 +15,7 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import Outcome
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import Run, open_run
-from burstline.measure.record.summary import Stationarity, Summary
+from burstline.measure.record.summary import Goodput, Stationarity, Summary
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Result, measured
@@ -181,6 +181,25 @@ def test_a_small_run_is_drawn_without_a_warning(n, n_failed, output_tok, tmp_pat
     )
     assert capfd.readouterr().err == ""
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("targets", "is_told"),
+    [
+        ((), True),
+        (("ttft.p90<=1s",), True),
+        (("attainment>=95%",), False),
+        (("ttft.p90<=1s", "attainment>=99%"), False),
+        (("goodput_per_s>=10",), False),
+    ],
+)
+def test_goodput_is_for_information_unless_an_slo_on_it_was_judged(targets, is_told):
+    goodput = Goodput(attainment=measured(1.0, "1", "", 80), criteria=("ttft<=100ms",))
+    judged = tuple(SloResult(text, Result.PASS, "", measured(1.0, "1", "")) for text in targets)
+    summary = Summary({"planned": 80, "ok": 80}, {}, Verdict(State.VALID), goodput=goodput, targets=judged)
+    line = run_banner(summary).targets[-1]
+    assert line.result == "goodput"
+    assert ("attainment" in line.reason) == is_told
 
 
 @pytest.mark.parametrize("state", list(State))

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from burstline.measure.metrics.slo import SHARES
 from burstline.measure.record.record import in_words
-from burstline.measure.record.summary import Goodput, Instrument, Summary
+from burstline.measure.record.summary import Instrument, Summary
 from burstline.measure.record.verdict import Reason, SloResult, State
 from burstline.measure.stats.figure import Absent, Estimate, Result, known
 from burstline.measure.verdict.comparable import ALONE, COMPARABLE, OF_LOAD
@@ -86,7 +87,7 @@ def run_banner(summary: Summary) -> Banner:
             sentence = f"{sentence} Processes that Burstline did not start used {used}."
     if not summary.targets and not summary.goodput.criteria and summary.counts.get("ok"):
         sentence = f"{sentence} {say('no-slo')}"
-    targets = (*map(_target_line, summary.targets), *_goodput_line(summary.goodput))
+    targets = (*map(_target_line, summary.targets), *_goodput_line(summary))
     return Banner(state, tone, mark, sentence, reasons, targets)
 
 
@@ -161,14 +162,16 @@ def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
     return tuple(map(_target_line, cases[0].contenders[0].slos))
 
 
-def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
+def _goodput_line(summary: Summary) -> Iterator[TargetLine]:
+    goodput, is_judged = summary.goodput, any(row.target.startswith(SHARES) for row in summary.targets)
     share, rate = goodput.attainment, goodput.requests_per_s
     if isinstance(share, Absent):
         return
     per_s = f", {with_interval(rate)}" if isinstance(rate, Estimate) else ""
     n, percent = count(share.point * share.n), number(share.point * 100)
     met = f"met by {n} of {share.n:,} measured requests ({percent}%){per_s}"
-    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target"))
+    told = "" if is_judged else say("no-target")
+    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, told)
 
 
 def instrument_error(instrument: Instrument) -> str:
