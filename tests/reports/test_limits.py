@@ -125,6 +125,28 @@ def test_a_load_that_a_busy_machine_made_another_one_has_no_known_limit(reason: 
     assert limited_by(summary, manifest)[0] == code
 
 
+@pytest.mark.parametrize(
+    ("running", "slots", "n", "is_exact"),
+    [(241, None, 1000, False), (241, 256, 1000, False), (256, 256, 1000, True), (64, 256, 64, True)],
+)
+def test_the_most_that_a_gauge_read_is_no_maximum_below_the_limit(running, slots, n, is_exact):
+    """One step had 242, and the gauge, read once a second, 241 at most."""
+    gauges = {
+        "mean": measured(n / 2, "requests", ""),
+        "max": measured(n, "requests", ""),
+        "server_waiting_mean": measured(400.0, "requests", ""),
+        "server_running_max": measured(running, "requests", ""),
+    }
+    summary = Summary({"planned": n, "ok": n}, {}, Verdict(State.VALID), concurrency=Concurrency(**gauges))
+    identity = Identity("vllm", max_num_seqs=slots)
+    manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(n), identity=identity)
+    text = limit_of(summary, manifest)
+    if "ran at once" in text:
+        assert ("readings of its gauge" in text) != is_exact
+    else:
+        assert running == n, text
+
+
 @pytest.mark.parametrize("state", [State.DISTURBED, State.CLIENT_BOUND])
 @pytest.mark.parametrize(
     ("codes", "asked", "lag_s", "is_known"),

@@ -206,7 +206,8 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
         is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)
         fewer = ", and fewer for most of the time in which others waited"
         rest = f"{below}{fewer if seldom else ' and the rest waited'}" * bool(is_rest)
-        ran = f"at most {count(running)} of {count(asked)} requests ran at once{rest}"
+        read = say("gauge.read") * (running < min(asked, slots or asked))
+        ran = f"at most {count(running)} of {count(asked)} requests ran at once{read}{rest}"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None and kv >= 0.005 else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
     limits = {"slots": counted(slots or 0, "request"), "budget": f"{budget or 0:,}"}
