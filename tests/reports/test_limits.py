@@ -19,6 +19,7 @@ from burstline.measure.record.summary import (
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, SloResult, State, Verdict
 from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known, measured
 from burstline.reports.model.comparison import View
+from burstline.reports.page import first_screen
 from burstline.reports.page.bottleneck import limit_at, limit_of, limited_by, next_by
 from burstline.reports.sentences import LIMITS, NEXT
 from burstline.servers.identity import Identity
@@ -123,6 +124,18 @@ def test_a_load_that_a_busy_machine_made_another_one_has_no_known_limit(reason: 
     )  # fmt: skip
     manifest = Manifest(engine="vllm", workload="load", asked=LoadSpec(80, rate=40.0))
     assert limited_by(summary, manifest)[0] == code
+
+
+def test_the_card_of_an_unknown_limit_says_once_that_it_is_unknown():
+    """ "Unknown" stood above "What limited the server is unknown: ..."."""
+    rng, seen = np.random.default_rng(11), {}
+    for _ in range(500):
+        view = view_like(*random_summary(rng))
+        tile = first_screen._limit(view)
+        seen.setdefault(tile.value, set()).add(tile.detail)
+    assert len(seen["Unknown"]) >= 2
+    assert not [text for text in seen["Unknown"] if "unknown" in text.lower()]
+    assert all(text[:1].isupper() for text in seen["Unknown"])
 
 
 @pytest.mark.parametrize(

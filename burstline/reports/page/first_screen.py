@@ -135,7 +135,7 @@ def _limit(view: View) -> Tile:
     code, _ = limited_by(view.summary, view.manifest)
     text = limit_of(view.summary, view.manifest, hardware=False)
     begun, _, rest = text.partition(": ")
-    if begun.startswith("Limited") and rest and code != "limit.token-budget":
+    if begun.startswith(("Limited", "What limited")) and rest and code != "limit.token-budget":
         text = f"{rest[:1].upper()}{rest[1:]}"
     elif code in ("limit.refused", "limit.lost"):  # without what limited the others
         text = f"{text.partition('. ')[0].removesuffix('.')}."
