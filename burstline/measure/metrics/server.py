@@ -9,19 +9,17 @@ server can never have more.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from burstline.loadgen.capture.drive_report import DriveReport
 from burstline.measure.metrics.definitions import e2e_service, gaps, ttft_service
-from burstline.measure.record.columns import Columns, Floats
+from burstline.measure.record.columns import Columns
 from burstline.measure.record.summary import Agreement, Cost, Memory, Throughput
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import FLOOR_S, Reason
 from burstline.measure.stats.estimates import Absent, Estimate, Figure, measured
-from burstline.measure.stats.quantiles import Ranked, each_once
+from burstline.measure.stats.quantiles import Samples
 from burstline.servers.identity import Identity
 from burstline.wording import time_text
 
@@ -38,15 +36,12 @@ def agreement(c: Columns, watched: Telemetry) -> Agreement:
     """
     figures: dict[str, Figure] = {}
     for name in LATENCIES:
-        values, weights = _client(name, c)
-        median, mean_s = _of_server(watched, name)
-        client: Figure = Absent("the client has no such latency")
-        if len(values):
-            ranked = Ranked.of(values, weights)
-            client = measured(ranked.quantile(0.5), "s", "", int(ranked.total))
+        samples, (median, mean_s) = _client(name, c), _of_server(watched, name)
+        total, p50_s = int(samples.ranked.total), samples.ranked.quantile(0.5) if len(samples.value) else None
+        client = measured(p50_s, "s", "the client has no such latency", total)
         figures[f"{name}_client_p50_s"] = client
         figures[f"{name}_server_p50_s"] = median
-        figures[f"{name}_gap_s"] = _gap(client, median, float((values * weights).sum()), mean_s)
+        figures[f"{name}_gap_s"] = _gap(client, median, float((samples.value * samples.weight).sum()), mean_s)
     return Agreement(**figures, **_means(watched))
 
 
@@ -79,14 +74,12 @@ def disagreement(agreed: Agreement, read_late_s: Mapping[str, float]) -> Iterato
         return
 
 
-def _client(name: str, c: Columns) -> tuple[Floats, NDArray[Any]]:
-    """The values as the server would count them, and how often each counts."""
+def _client(name: str, c: Columns) -> Samples:
+    """The values as the server would count them."""
     if name == "itl":
         came = gaps(c, counted=True)
-        return came.value / came.weight, came.weight
-    values = ttft_service(c) if name == "ttft" else e2e_service(c)[c.ok]
-    values = values[~np.isnan(values)]
-    return values, each_once(values)
+        return Samples(came.value / came.weight, came.weight, came.counts)
+    return Samples.per_request(ttft_service(c) if name == "ttft" else e2e_service(c)[c.ok])
 
 
 def _gap(client: Figure, server: Figure, client_s: float, server_mean_s: float) -> Figure:
@@ -179,9 +172,9 @@ def cost(
         total = None if None in powers or not powers else sum(filter(None, powers))
         names = [(source, name) for source in sources for name in ("energy_j", "power_w")]
         known = any(len(watched.series(*name)[1]) for name in names)
-        why = watched.why_missing(kind, "energy_j")
+        why = watched.absent(kind, "energy_j").reason
         if known:
-            lost = [watched.why_missing(each, "*") for each in sources if watched.names(each, "*")]
+            lost = [watched.absent(each, "*").reason for each in sources if watched.names(each, "*")]
             why = "; ".join(lost) or "it was not read for long enough"
         return measured(total, "W", why, len(powers))
 
@@ -223,5 +216,5 @@ def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
 def _device_peak(watched: Telemetry) -> Figure:
     peaks = [watched.peak(device, "memory_used_bytes", "bytes") for device in watched.devices()]
     points = [peak.point for peak in peaks if not isinstance(peak, Absent)]
-    absent = watched.why_missing("gpu", "memory_used_bytes")
+    absent = watched.absent("gpu", "memory_used_bytes").reason
     return measured(sum(points) if points else None, "bytes", absent, len(points))

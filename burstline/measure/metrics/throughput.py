@@ -316,7 +316,7 @@ def server_queue(watched: Telemetry) -> dict[str, Any]:
     """How many requests ran and waited in the server while the load ran, by its own gauges; on average by its
     sum of their waits, where it has one, over the load's length (Little's law)."""
     (at_s, waiting), (since_s, running) = (watched.during("engine", name) for name in ("waiting", "running"))
-    mean: Figure = watched.too_few("engine", "waiting")
+    mean: Figure = watched.absent("engine", "waiting")
     waited_s = watched.grown("engine", "queue_sum", "s")
     if isinstance(waited_s, Estimate) and watched.length_s:
         mean = measured(waited_s.point / watched.length_s, "requests", "", waited_s.n)

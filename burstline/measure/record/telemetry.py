@@ -66,28 +66,22 @@ class Telemetry:
     def devices(self) -> list[str]:
         return sorted({source for source, _ in self.values if source.startswith("gpu") and source != "gpu"})
 
-    def why_missing(self, source: str, name: str) -> str:
-        """Why there is no such value, in the watcher's words."""
+    def absent(self, source: str, name: str) -> Absent:
+        """Why there is no such value, or too few under load: in the watcher's words, else its length."""
         if not self.values:
-            return "the run has no telemetry"
-        return self._note(source, name) or f"not reported by the {source}"
-
-    def _note(self, source: str, name: str) -> str | None:
+            return Absent("the run has no telemetry", "unwatched")
         places = ((source, name), (source, "*"))
-        return next((note for pair, note in reversed(self.notes) if pair in places), None)
-
-    def too_few(self, source: str, name: str) -> Absent:
-        """Why there are fewer readings under load than it takes: what kept them off, else its length."""
-        if len(self.series(source, name)[1]) and self._note(source, name) is None:
+        notes = [note for pair, note in self.notes if pair in places]
+        if not notes and len(self.series(source, name)[1]):
             return Absent("the load was too short to watch", "too-short")
-        return Absent(self.why_missing(source, name), "unwatched")
+        return Absent(notes[-1] if notes else f"not reported by the {source}", "unwatched")
 
     def peak(self, source: str, name: str, unit: str) -> Figure:
         """The largest value while the load ran, of all values where none came meanwhile."""
         values = self.during(source, name)[1]
         values = values if len(values) else self.series(source, name)[1]
         largest = float(values.max()) if len(values) else None
-        return measured(largest, unit, self.why_missing(source, name), len(values))
+        return measured(largest, unit, self.absent(source, name).reason, len(values))
 
     def most(self, gauge: str, unit: str) -> Figure:
         """The engine's `gauge` at its peak; Absent where it is 0, and no reading met a request that ran."""
@@ -106,7 +100,7 @@ class Telemetry:
         at_s, values = self.series(source, name)
         before, after = values[at_s <= 0], values[at_s >= self.length_s]
         if not len(values):
-            return Absent(self.why_missing(source, name))
+            return self.absent(source, name)
         if not len(before):
             return Absent(f"{name} was first read {at_s[0]:.2g} s into the load")
         if not len(after):
@@ -186,5 +180,5 @@ class Telemetry:
         """How much a counter grew in a second of the watched time, as a share of `per_s`."""
         at_s, values = self.during(source, name)
         if len(values) < 2:
-            return self.too_few(source, name)
+            return self.absent(source, name)
         return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))

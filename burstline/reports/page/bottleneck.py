@@ -45,12 +45,11 @@ REFUSED: Final = 0.01
 """Where a larger share of the requests was refused, that is the limit."""
 BY_LOAD: Final = ("overloaded", "in-flight", "load", "concurrency", "pauses", "one-in-flight", "too-short")
 """The limits that another load would move: what a search has done already."""
-MORE_USERS: Final = ("limit.concurrency", "limit.concurrency-unwatched", "limit.one-in-flight")
-"""Those after which more at once is advised, as far as the server has slots for them."""
 OPEN: Final = Result.INCONCLUSIVE
 MOST_TIMES: Final = 1000
 """By more no load is made longer to decide an SLO."""
 BY_USERS: Final = ("limit.concurrency", "limit.pauses", "limit.one-in-flight")
+"""Those after which more at once is advised, as far as the server has slots for them."""
 
 
 def limit_of(
@@ -106,10 +105,10 @@ def limited_by(
     `refusals` says whether requests that the server refused count as a limit.
     """
     verdict, rate, lag_s = summary.verdict, manifest.asked.rate, known(summary.instrument.send_lag_p99_s)
-    is_late = verdict.has(SEND_LAG)
-    is_punctual = is_late and rate and lag_s is not None and lag_s * rate <= PUNCTUAL
-    is_late |= verdict.state == State.CLIENT_BOUND
-    if verdict.has(SLOW_CLIENT) or (is_late and not is_punctual):
+    is_late = verdict.has(SEND_LAG) or verdict.state == State.CLIENT_BOUND
+    if verdict.has(SEND_LAG) and rate and lag_s is not None:
+        is_late = lag_s * rate > PUNCTUAL
+    if is_late or verdict.has(SLOW_CLIENT):
         return "limit.client", {}
     most, counts = finite(summary.concurrency.max), summary.counts
     if most is None:
@@ -327,7 +326,7 @@ def next_by(view: View, who: str = "") -> str:
         step, flag = NEXT["limit.steps"] if is_one else say("next.lower"), ""
     elif more := _more(view):
         step, flag = more, ""
-    elif code in MORE_USERS and (slots := _full_slots(view)):
+    elif code.startswith(BY_USERS) and (slots := _full_slots(view)):
         by = "rate" if view.manifest.asked.rate else "concurrency"
         step = say("next.slots", load=flag_of(by), slots=slots)
     if flag:

@@ -149,12 +149,10 @@ def _lateness(figure: Estimate, graded: PercentileGrade) -> str:
     moved_s, unreliable = graded.read_effect_s, graded.grade == Grade.UNRELIABLE
     if moved_s is None:
         return say("read.unknown")
-    if not unreliable and widened(figure, moved_s) is figure:
-        return ""
-    changed = say("read.changed", by=duration(moved_s))
-    if unreliable:
-        return say("read.unreliable", changed=changed)
-    return changed if figure.level is None else say("read.widened", changed=changed)
+    if unreliable or widened(figure, moved_s) is not figure:
+        changed = "read.changed" if figure.level is None else "read.widened"
+        return say("read.unreliable" if unreliable else changed, by=duration(moved_s))
+    return ""
 
 
 def group_table(summary: Summary, name: str) -> Table:
