@@ -70,8 +70,6 @@ OVERLOADED: Final = frozenset({Outcome.REFUSED.value, "http_429", "http_503"})
 """Outcomes by which a server says that it has too many requests, as it does when its queue is full."""
 CUT_OFF: Final = frozenset({Outcome.CANCELLED.value, Outcome.NOT_SENT.value, Outcome.PREDECESSOR.value})
 """Outcomes of requests that an interrupted run did not complete; they are no failures of the server."""
-OURS: Final = (Outcome.TIMEOUT, Outcome.CANCELLED)
-"""Failures by which the client ended a reply: at its deadline, or with the run."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
 RECOUNTS: Final = ("tokenize", "tokenizer")
@@ -222,7 +220,7 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
-        is_whole |= capture.failure in OURS and not _awaited_end(capture, token_ns)
+        is_whole |= _was_left(capture, token_ns)
         why = None if is_whole else capture.detail or capture.failure
     times = reply.times or ServerTimes()
     return Record(
@@ -251,10 +249,11 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     )
 
 
-def _awaited_end(capture: Capture, token_ns: Sequence[int]) -> bool:
-    """Whether the client closed so long after the last token that the end of the reply was overdue."""
+def _was_left(capture: Capture, token_ns: Sequence[int]) -> bool:
+    """Whether the client closed, at its deadline or with the run, before the reply's end was overdue."""
     slowest_ns = max((after - before for before, after in pairwise(token_ns)), default=0)
-    return bool(token_ns) and (capture.closed_ns or 0) - token_ns[-1] > slowest_ns
+    is_ours = capture.failure in (Outcome.TIMEOUT, Outcome.CANCELLED)
+    return is_ours and (capture.closed_ns or 0) <= max(token_ns, default=0) + slowest_ns
 
 
 def _stamps(

@@ -10,7 +10,7 @@ from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import CUT_OFF, Outcome, failed, in_words, outcome_words
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import State
-from burstline.measure.stats.figure import Absent, Estimate
+from burstline.measure.stats.figure import Absent, Estimate, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.reports.blocks import Answer
@@ -31,7 +31,6 @@ from burstline.reports.model.comparison import (
 from burstline.reports.model.sweeps import sweeps_in
 from burstline.reports.number_format import duration, number, point, scale_of, with_unit
 from burstline.reports.page.bottleneck import (
-    finite,
     limit_of,
     limits_at_the_top,
     limits_of,
@@ -98,7 +97,7 @@ def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
         rates, waits = (rates[0], (INPUT.path, "input tok/s")), (E2E.path,)
     found = []
     for path, unit in (*rates, *((path, "") for path in waits)):
-        if finite(figure := contender.figure(*path)):
+        if known(figure := contender.figure(*path)):
             scale = scale_of([figure])
             found.append((path, f"{point(figure, scale)} {unit or scale.unit}"))
     return found
@@ -171,7 +170,7 @@ def _failed(summary: Summary) -> str:
 def tail(summary: Summary, manifest: Manifest) -> str:
     """Where the slowest requests stand out: p99 at least three times the median, or the end of a burst."""
     median, most, slow = (summary.figure("metrics", "e2e", p) for p in ("p50", "p95", "p99"))
-    end = finite(summary.window.end_s)
+    end = known(summary.window.end_s)
     is_burst = manifest.asked.kind == "burst"
     if is_burst and isinstance(most, Estimate) and end and most.point < STRAGGLERS * end:
         return say("tail.burst", end=duration(end), most=with_unit(most))
@@ -183,8 +182,8 @@ def tail(summary: Summary, manifest: Manifest) -> str:
 
 def counted_apart(summary: Summary) -> str:
     """Why the printed rates differ from each other's product, where a reader can see that they do."""
-    rate, output = finite(summary.throughput.requests_per_s), finite(summary.throughput.output_tok_per_s)
-    tokens = finite(summary.lengths.output_tok.served_mean)
+    rate, output = known(summary.throughput.requests_per_s), known(summary.throughput.output_tok_per_s)
+    tokens = known(summary.lengths.output_tok.served_mean)
     if not rate or not output or not tokens or abs(rate * tokens / output - 1) <= VISIBLY:
         return ""
     return say("rates.apart", tokens=number(tokens))

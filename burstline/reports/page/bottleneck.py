@@ -12,7 +12,7 @@ from burstline.measure.record.record import OVERLOADED, Outcome, lost_a_part
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.verdict import QUEUE_GREW, SLOW_CLIENT, State, Use, withheld
 from burstline.measure.stats.estimates import early_stopping_floor
-from burstline.measure.stats.figure import Absent, Estimate, Figure, Result, known
+from burstline.measure.stats.figure import Absent, Estimate, Result, known
 from burstline.measure.stats.significance import Answer as Decided
 from burstline.measure.stats.significance import Contrast
 from burstline.measure.verdict.factors import is_fitted
@@ -110,7 +110,7 @@ def limited_by(
         is_late = lag_s * rate > PUNCTUAL
     if is_late or verdict.has(SLOW_CLIENT):
         return "limit.client", {}
-    most, counts = finite(summary.concurrency.max), summary.counts
+    most, counts = known(summary.concurrency.max), summary.counts
     if most is None:
         return "", {}
     refused = sum(n for kind, n in counts.items() if kind in OVERLOADED)
@@ -120,7 +120,7 @@ def limited_by(
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.asked.concurrency
     if verdict.has(QUEUE_GREW):
         code, told = _batch(summary, manifest, most)
-        if (finite(waiting) or finite(summary.concurrency.server_waiting_max) or 0) < 1:
+        if (known(waiting) or known(summary.concurrency.server_waiting_max) or 0) < 1:
             return "limit.in-flight", {}  # its own count knows of no queue
         return ("limit.overloaded-batch", told) if code == "limit.batch" else ("limit.overloaded", {})
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
@@ -136,9 +136,9 @@ def limited_by(
         return "limit.load", {"load": load, "most": counted(most, "request")}
     # A request that is sent as another's reply closes may overlap with it for a moment.
     in_flight = min(most, at_a_time or most)
-    if _is_queued(summary, manifest.identity, in_flight) or finite(summary.memory.preemptions):
+    if _is_queued(summary, manifest.identity, in_flight) or known(summary.memory.preemptions):
         return _batch(summary, manifest, in_flight)
-    mean = finite(summary.concurrency.mean)
+    mean = known(summary.concurrency.mean)
     if at_a_time and manifest.asked.think_s and mean is not None and mean < BUSY * at_a_time:
         return "limit.pauses", {"mean": f"{mean:.1f}", "n": counted(at_a_time, "user")}
     n, is_all = counted(in_flight, "request"), in_flight == at_a_time
@@ -153,13 +153,13 @@ def limited_by(
         return "limit.concurrency-unwatched" if is_all else code, {"n": n, "reason": waiting.reason}
     by = f" ({waiting.note})" if waiting.note else ""
     waits = f", of which {waiting.point:,.1f} on average waited for their prefill{by}"
-    running = finite(summary.concurrency.server_running_max) or 0
+    running = known(summary.concurrency.server_running_max) or 0
     values: dict[str, object] = {
         "n": n,
         "all": "all" if not waiting.point or running >= in_flight else "nearly all",
         "waits": waits if waiting.point >= 0.05 else "",
     }
-    served = finite(summary.throughput.requests_per_s)
+    served = known(summary.throughput.requests_per_s)
     if served and rate and served < NEARLY * rate * kept:  # too few requests for a trend of those in flight
         return "limit.unsure", {"served": f"{served:.3g}", "rate": f"{rate:g}"}
     alone = "limit.steps" if manifest.asked.kind == "burst" else "limit.gaps"
@@ -169,10 +169,10 @@ def limited_by(
 def _is_queued(summary: Summary, identity: Identity | None, in_flight: float) -> bool:
     """Whether requests waited in the server: many, or most of those for whom its full batch had no slot."""
     gauges, slots = summary.concurrency, identity.max_num_seqs if identity else None
-    waiting, running = finite(gauges.server_waiting_mean), finite(gauges.server_running_max) or 0
+    waiting, running = known(gauges.server_waiting_mean), known(gauges.server_running_max) or 0
     if slots and waiting and slots <= running < in_flight and waiting >= QUEUED * (in_flight - slots):
         return True
-    many = max(1.0, QUEUED * (finite(gauges.mean) or in_flight))
+    many = max(1.0, QUEUED * (known(gauges.mean) or in_flight))
     return waiting is not None and waiting >= many and running < NEARLY * in_flight
 
 
@@ -183,8 +183,8 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
     the third. A limit that the run did not reach is not named.
     """
     identity = manifest.identity or Identity(manifest.engine)
-    running = finite(summary.concurrency.server_running_max)
-    kv, preempted = finite(summary.memory.kv_peak_fraction), finite(summary.memory.preemptions) or 0
+    running = known(summary.concurrency.server_running_max)
+    kv, preempted = known(summary.memory.kv_peak_fraction), known(summary.memory.preemptions) or 0
     slots, budget = identity.max_num_seqs, identity.max_num_batched_tokens
     full_fraction = known(summary.concurrency.server_full_fraction)
     seldom = full_fraction is not None and full_fraction < 0.5
@@ -202,7 +202,7 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
         below = f", below the batch limit of {slots:,}," if is_below else ""
         # Those that failed may never have been in the queue.
         asked = summary.counts.get("ok", in_flight) if manifest.asked.kind == "burst" else in_flight
-        is_rest = running < asked and finite(summary.concurrency.server_waiting_mean)
+        is_rest = running < asked and known(summary.concurrency.server_waiting_mean)
         fewer = ", and fewer for most of the time in which others waited"
         rest = f"{below}{fewer if seldom else ' and the rest waited'}" * bool(is_rest)
         read = say("gauge.read") * (running < min(asked, slots or asked))
@@ -215,7 +215,7 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> tuple[str,
 
 def _has_room(summary: Summary, kv: float, kv_tok: int | None) -> bool:
     """Whether the fullest KV cache had room for one more prompt of the mean length."""
-    rate, tokens = finite(summary.throughput.requests_per_s), finite(summary.throughput.input_tok_per_s)
+    rate, tokens = known(summary.throughput.requests_per_s), known(summary.throughput.input_tok_per_s)
     prompt = tokens / rate if rate and tokens else 0.0
     return kv < FULL and (kv_tok is None or (1 - kv) * kv_tok >= prompt)
 
@@ -322,7 +322,7 @@ def next_by(view: View, who: str = "") -> str:
         is_load = code.removeprefix("limit.").removesuffix("-unwatched") in BY_LOAD
         step, flag = (NEXT["limit.steps"], "") if is_load else (step, flag)
     elif by_load and any(slo.op == "<=" for slo in _missed(view.summary)):
-        is_one = (finite(view.summary.concurrency.max) or 0) <= 1
+        is_one = (known(view.summary.concurrency.max) or 0) <= 1
         step, flag = NEXT["limit.steps"] if is_one else say("next.lower"), ""
     elif more := _more(view):
         step, flag = more, ""
@@ -353,7 +353,7 @@ def _more(view: View) -> str:
 
 def _full_slots(view: View) -> str:
     """The server's batch limit, where as many ran as it has slots and these do not follow from the load."""
-    manifest, most = view.manifest, finite(view.summary.concurrency.max) or 0
+    manifest, most = view.manifest, known(view.summary.concurrency.max) or 0
     slots = manifest.identity.max_num_seqs if manifest.identity else None
     if not slots or slots > min(most, manifest.asked.concurrency or most) or is_fitted(manifest):
         return ""
@@ -364,7 +364,7 @@ def _raise(flags: str, code: str, views: Sequence[View]) -> str:
     """To raise a limit; one of the batch only as far as each server's KV cache and the load allow."""
     if not code.endswith("batch"):
         return say("next.raise", flags=flags)
-    in_flight = min(finite(view.summary.concurrency.max) or math.inf for view in views)
+    in_flight = min(known(view.summary.concurrency.max) or math.inf for view in views)
     room = min(map(_room, views))
     if room < in_flight:
         n = f"{float(f'{math.floor(room):.2g}'):,.0f}"
@@ -375,7 +375,7 @@ def _raise(flags: str, code: str, views: Sequence[View]) -> str:
 def _room(view: View) -> float:
     """About how many requests have room in the KV cache at once; 0: no more than ran; infinite: not known."""
     summary = view.summary
-    running, kv = finite(summary.concurrency.server_running_max), finite(summary.memory.kv_peak_fraction)
+    running, kv = known(summary.concurrency.server_running_max), known(summary.memory.kv_peak_fraction)
     room = running / kv if running and kv and kv > LOW else math.inf
     return room if (kv or 0) < FULL and room >= (running or 0) + 1 else 0.0
 
@@ -383,7 +383,7 @@ def _room(view: View) -> float:
 def out_of_reach(view: View) -> str:
     """To loosen the first SLO that the fastest request misses where the server kept up; "" without one."""
     summary, code = view.summary, limited_by(view.summary, view.manifest)[0]
-    mean, most = finite(summary.concurrency.mean), finite(summary.concurrency.max) or 0
+    mean, most = known(summary.concurrency.mean), known(summary.concurrency.max) or 0
     is_alone = most <= 1 or (mean is not None and mean < 1)
     if code != "limit.load" and (not is_alone or code in ("limit.client", "limit.refused", "limit.lost")):
         return ""
@@ -391,7 +391,7 @@ def out_of_reach(view: View) -> str:
         low, high = (summary.figure("metrics", slo.metric, end) for end in ("min", "max"))
         if slo.statistic and slo.op == "<=" and isinstance(low, Estimate) and low.point > slo.bound:
             up_to = (
-                say("next.most", most=with_unit(high)) if isinstance(high, Estimate) and finite(high) else ""
+                say("next.most", most=with_unit(high)) if isinstance(high, Estimate) and known(high) else ""
             )
             values = {"metric": METRICS[slo.metric].title, "least": with_unit(low), "most": up_to}
             return say("next.looser", slo=slo_words(slo), **values)
@@ -420,8 +420,3 @@ def limit_at(load: str, view: View) -> tuple[str, str]:
 def listed(names: Sequence[str]) -> str:
     """`vllm, tgi and lightllm`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def finite(figure: Figure) -> float | None:
-    """The number, None without one or where it is infinite."""
-    return figure.point if isinstance(figure, Estimate) and figure.point < float("inf") else None

@@ -163,15 +163,14 @@ def _over_runs(cases: Sequence[Case]) -> tuple[TargetLine, ...]:
 
 
 def _goodput_line(summary: Summary) -> Iterator[TargetLine]:
-    goodput, is_judged = summary.goodput, any(row.target.startswith(SHARES) for row in summary.targets)
+    goodput, is_open = summary.goodput, not any(row.target.startswith(SHARES) for row in summary.targets)
     share, rate = goodput.attainment, goodput.requests_per_s
     if isinstance(share, Absent):
         return
     per_s = f", {with_interval(rate)}" if isinstance(rate, Estimate) else ""
     n, percent = count(share.point * share.n), number(share.point * 100)
     met = f"met by {n} of {share.n:,} measured requests ({percent}%){per_s}"
-    told = "" if is_judged else say("no-target")
-    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, told)
+    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, say("no-target") * is_open)
 
 
 def instrument_error(instrument: Instrument) -> str:

@@ -21,7 +21,6 @@ from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import duration, interval, scale_of, with_unit
 from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
 from burstline.reports.page.bottleneck import (
-    finite,
     limit_of,
     limited_by,
     limits_at_the_top,
@@ -115,10 +114,10 @@ def _load(view: View) -> Tile:
     """`34.0 req/s · 2,170 tok/s`, the most in flight, and what failed or was cut short."""
     summary, window = view.summary, view.summary.window
     parts = []
-    most = counted(finite(summary.concurrency.max) or 0, "request")
+    most = counted(known(summary.concurrency.max) or 0, "request")
     if most not in f"0 requests {limit_of(summary, view.manifest)}":  # a number stands once
         parts.append(f"at most {most} in flight")
-    start, end = finite(window.start_s), finite(window.end_s)
+    start, end = known(window.start_s), known(window.end_s)
     if start is not None and end is not None:
         parts.append(f"{duration(end - start)} measured")
     first = f"{', '.join(parts).capitalize()}." if parts else ""
@@ -236,7 +235,7 @@ def _trend(view: View, name: str) -> str:
 def left_out(view: View, end_s: float) -> list[Span]:
     """Warm-up and drain of an open loop: before and after the window in which its numbers count."""
     window = view.summary.window
-    start, last = finite(window.start_s), finite(window.end_s)
+    start, last = known(window.start_s), known(window.end_s)
     if not isinstance(window.n_warm_up, Estimate) or start is None or last is None:
         return []
     spans = ((float(view.columns.due_s.min()), start, "warm-up"), (last, end_s, "drain"))
@@ -250,8 +249,8 @@ def _time_split(view: View) -> Iterator[Plot]:
     order = np.argsort(e2e, kind="stable")[: int(np.isfinite(e2e).sum())]
     if not len(order) or not view.is_generating:
         return
-    parts = _parts(c, finite(view.summary.stalls.threshold_s))
-    names = [p for p in ("p50", "p90", "p99") if finite(view.summary.figure("metrics", "e2e", p)) is not None]
+    parts = _parts(c, known(view.summary.stalls.threshold_s))
+    names = [p for p in ("p50", "p90", "p99") if known(view.summary.figure("metrics", "e2e", p)) is not None]
     groups: dict[str, Ints] = {"mean": order}
     n = int(np.count_nonzero(~np.isnan(view.counted.due_s)))
     if names:
