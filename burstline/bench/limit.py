@@ -107,6 +107,7 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
         raise WorkloadError(f"--budget-s {options.budget_s:g}: not one probe began; allow more")
     found, runs = prober.found(), list(map(open_run, prober.folders.values()))  # no probe had their memory
     more, n_requests = found.more_requests, prober.n_requests
+    why, advice = why_open(found, runs)
     # Interrupted in its first probe, the search knows no pace.
     more_s = more * prober.load_s / n_requests if more is not None and n_requests else None
     result = LimitResult(
@@ -118,8 +119,9 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
         more_s=more_s,
         runs=tuple(run.name for run in runs),
         verdicts=tuple(str(run.summary.verdict.state) for run in runs if run.summary),
-        why=why_open(found, runs),
+        why=why,
         again=again,
+        advice=advice,
     )
     folder = settings.out / f"{runs[0].name}-limit"
     folder.mkdir(parents=True)

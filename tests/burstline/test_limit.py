@@ -38,6 +38,7 @@ from burstline.measure.stats.limit_search import (
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import View
 from burstline.reports.number_format import with_unit
+from burstline.reports.page import limit_page as page_of_limits
 from burstline.reports.page.bottleneck import next_by
 from burstline.reports.page.limit_page import (
     LimitResult,
@@ -206,6 +207,67 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
     assert CODES[result.state] == 4
     far = text(limit_blocks(replace(result, more_s=12_200.0)))
     assert "Next: take 2 req/s as the limit; to confirm both loads takes about 5,000 more requests" in far
+
+
+LOW, HIGH = (LateShare(0.0, 19.0, 2367), LateShare(0.0, 30.0, 2367)), (LateShare(0.7, 19.0, 90),) * 2
+"""Shares that seem to meet both bounds, and to miss both."""
+DECIDED = {"pass": Result.PASS, "fail": Result.FAIL, "?": Result.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize(
+    ("looks", "said", "ends"),
+    [
+        # An undecided probe is above the highest that passed, below the lowest that failed, or both.
+        ("16 pass low, 19 ? low, 32 fail high", "between 16 req/s (holds) and 32 req/s (misses)", "16 to 32"),
+        (
+            "16 pass low, 24 ? high, 32 fail high",
+            "between 16 req/s (holds) and 32 req/s (misses)",
+            "16 to 32",
+        ),
+        ("16 ? low, 32 fail high", "between 16 req/s (seems to hold) and 32 req/s (misses)", "16 to 32"),
+        ("16 pass low, 32 ? high", "between 16 req/s (holds) and 32 req/s (seems to miss)", "16 to 32"),
+        ("16 ? low, 32 ? high", "between 16 req/s (seems to hold) and 32 req/s (seems to miss)", "16 to 32"),
+        ("16 pass low, 19 ? low", "above 16 req/s (holds)", "Above 16"),
+        ("16 ? low", "above 16 req/s (seems to hold)", "Above 16"),
+    ],
+)
+def test_a_load_holds_in_words_only_where_a_probe_passed(looks, said, ends, result, burst_run, monkeypatch):
+    shares = {"low": LOW, "high": HIGH}
+    rows = [(float(load), DECIDED[how], shares[of]) for load, how, of in map(str.split, looks.split(", "))]
+    probes = [
+        LoadProbe(k, load, Purpose.SCOUT, ProbeLook(judged, 2629, share))
+        for k, (load, judged, share) in enumerate(rows, 1)
+    ]
+    found = replace(FOUND, low=None, high=None, probes=tuple(probes))
+    result, runs = (
+        replace(result, found=found, runs=(burst_run.name,) * len(probes)),
+        [burst_run] * len(probes),
+    )
+    answer, table = limit_blocks(result, runs)
+    assert answer.sentence == f"The limit of vLLM is {said}, not confirmed."
+    drawn, load_figure = [], page_of_limits.load_figure
+    monkeypatch.setattr(
+        page_of_limits, "load_figure", lambda *args: drawn.extend(args[4]) or load_figure(*args)
+    )
+    assert tiles_of(limit_page(result, runs))["At what load?"][0] == f"{ends} req/s"
+    curves = {"pass": "all SLOs hold", "fail": "an SLO is missed", "?": "inconclusive"}
+    assert {row.curve for row in drawn} == {curves[how] for _, how, _ in map(str.split, looks.split(", "))}
+    undecided = [row.cells[3].detail for row in table.rows if "inconclusive" in row.cells[3].text]
+    assert undecided == ["correlated: worth 19 requests"] * looks.count("?"), "why no longer probe helped"
+
+
+def test_an_undecided_probe_whose_latency_changed_says_so(result):
+    look = ProbeLook(Result.INCONCLUSIVE, 2629, LOW, change=0.28)
+    found = replace(FOUND, low=None, high=None, probes=(LoadProbe(1, 2.0, Purpose.SCOUT, look),))
+    assert limit_blocks(replace(result, found=found))[1].rows[0].cells[3].detail == "latency changed by +28%"
+
+
+def test_a_lost_search_says_what_to_do_in_the_answer_to_that(result, burst_run):
+    found = replace(FOUND, low=None, high=None, probes=(*PROBES, *LOST))
+    own = replace(result, found=found, why="The last 3 probes could not decide.", advice="Stop other work.")
+    assert tiles_of(limit_page(own, [burst_run] * 5))["What next?"][0] == "Stop other work"
+    shown = text(limit_blocks(own, [burst_run] * 5))
+    assert "The last 3 probes could not decide. Stop other work." in shown
 
 
 def test_an_interruption_of_the_first_probe_leaves_a_page(burst_run, tmp_path, monkeypatch, capsys):

@@ -398,12 +398,16 @@ def test_more_requests_are_no_advice_where_the_speed_changed_in_the_probe(slower
     found = Found(None, None, 0.05, (LoadProbe(1, 8.0, Purpose.SCOUT, look),), bounds, None, 202_000, 1)
     drifting = planted(made(), tmp_path, verdict(State.NOT_STATIONARY))
     closed = planted(made(concurrency=8), tmp_path, verdict(State.VALID))
-    assert why_open(found, [drifting]) == f"Probe 1 says little, because its speed changed: {WHY} Do so."
-    told = why_open(found, [closed])
+    assert why_open(found, [drifting]) == (
+        f"Probe 1 says little, because its speed changed: {WHY}",
+        "Do so.",
+    )
+    told, advice = why_open(found, [closed])
+    assert advice == "Look for throttling and other work on the server."
     assert re.match(r"Probe 1 says little, because its speed changed: the latency rose by [3-9]\d% ", told)
     faster = judge(Evidence((latencies[::-1].copy(),), None), bounds, 0.01, 8)
     fell = why_open(replace(found, probes=(replace_look(found.probes[0], faster),)), [closed])
-    assert re.search(r"the latency fell by \d+% during the probe\. Try a longer --warmup", fell)
+    assert re.search(r"the latency fell by \d+% during the probe\. Try a longer --warmup", " ".join(fell))
     result = LimitResult(
         "vllm", "concurrency", ("e2e.p90<=1s",), 600.0, found, 90.0, (closed.name,), why=told
     )
@@ -411,7 +415,7 @@ def test_more_requests_are_no_advice_where_the_speed_changed_in_the_probe(slower
     assert "its speed changed" in shown
     assert "202,000" not in shown
     steady = judge(Evidence((random.lognormal(-0.2, 0.1, 700),), None), bounds, 0.01, 8)
-    assert why_open(replace(found, probes=(replace_look(found.probes[0], steady),)), [closed]) == ""
+    assert why_open(replace(found, probes=(replace_look(found.probes[0], steady),)), [closed]) == ("", "")
 
 
 def replace_look(probe: LoadProbe, look: ProbeLook) -> LoadProbe:

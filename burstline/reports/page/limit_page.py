@@ -14,7 +14,7 @@ from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.typed_json import from_fields, plain
 from burstline.measure.record.verdict import QUEUE_GREW, Reason, State, Verdict
 from burstline.measure.stats.figure import Estimate, Result
-from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, leaning
+from burstline.measure.stats.limit_search import MOST_LOST, Found, LoadProbe, ProbeLook, leaning
 from burstline.reports.blocks import (
     MARKS,
     Answer,
@@ -46,6 +46,11 @@ from burstline.workloads.arrivals import ARRIVALS
 
 RESULT: Final = "limit.json"
 """A search's file, in a folder beside those of its runs."""
+CURVES: Final = {
+    Result.PASS: "all SLOs hold",
+    Result.FAIL: "an SLO is missed",
+    Result.INCONCLUSIVE: "inconclusive",
+}
 NOTABLE: Final = 0.1
 """A latency that changed by more over a probe is why its requests say little."""
 
@@ -55,8 +60,8 @@ class LimitResult:
     """A search that has ended: what it found, and the folder of each probe's run, in order.
 
     `kind` is a key of KINDS, `verdicts` are those of the runs; `more_s` is about how much longer the search
-    would take, None where more time would not help: then `why` says what happened and what to do. `again` is
-    the command that searches again.
+    would take, None where more time would not help: then `why` says what happened, `advice` what to do.
+    `again` is the command that searches again.
     """
 
     engine: str
@@ -69,6 +74,7 @@ class LimitResult:
     verdicts: tuple[str, ...] = ()
     why: str = ""
     again: str = ""
+    advice: str = ""
 
     @property
     def state(self) -> str:
@@ -110,10 +116,11 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
 
 def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     found, who = result.found, _title(result.engine)
-    held, missed = _leanings(found)
+    (held, holds), (missed, misses) = _judged_ends(found)
     least = min((probe.load for probe in found.probes), default=None)
     ends = {"held": held, "missed": missed, "low": found.low, "high": found.high, "least": least}
     loads = {what: str(result.load(load)) for what, load in ends.items() if load is not None}
+    loads |= {"holds": holds, "misses": misses}
     lost = Counter(probe.lost for probe in found.probes if probe.lost)
     valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
     if lost:
@@ -122,6 +129,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     judged = [max((share.n or look.n for share in look.shares), default=0) for look in looks]
     n, probes = counted(sum(judged), "judged request"), counted(len(looks), "probe")
     basis, code, limit, then, looser = say("highest.basis", probes=probes, n=n, valid=valid), "", "", "", ""
+    told_open = f"{result.why} {result.advice}".strip()
     if probed := _probe_at(missed, result, runs):
         view = view_of(probed[1])
         code = limited_by(view.summary, view.manifest)[0]
@@ -130,7 +138,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     if found.none_holds or found.none_seems:
         none = "highest.none" if found.none_holds else "highest.none-seen"
         sentence = say(none, who=who, slo=slo_words(parse_slo(found.worst.text)), **loads)
-        then = result.why or looser or say("highest.change" if found.none_holds else "highest.lower")
+        then = told_open or looser or say("highest.change" if found.none_holds else "highest.lower")
     elif result.state == "confirmed":
         slos = slos_words(bound.text for bound in found.bounds)
         sentence = say("highest.found", who=who, slos=slos, error=f"{100 * found.error:.3g}%", **loads)
@@ -139,7 +147,7 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         if held and missed:
             between = "highest.between" if held < missed else "highest.unknown"
         sure = say("highest.sure", **loads) if "low" in loads else ""
-        known, then = say(between, **loads), result.why
+        known, then = say(between, **loads), told_open
         sentence = say("highest.open", who=who, known=known, sure=sure)
         if not then and result.more_s is not None:
             more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
@@ -148,8 +156,8 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     return _Words(sentence, basis, LIMITS.get(code, ""), limit, then)
 
 
-def why_open(found: Found, runs: Sequence[Run]) -> str:
-    """Why more requests would not settle it, and what to do; "" where they would.
+def why_open(found: Found, runs: Sequence[Run]) -> tuple[str, str]:
+    """Why more requests would not settle it, and what to do; both "" where they would.
 
     In an open loop a queue may be why a latency changed.
     """
@@ -157,25 +165,40 @@ def why_open(found: Found, runs: Sequence[Run]) -> str:
     if found.is_lost:
         last = found.probes[-MOST_LOST:]
         states = ", ".join(dict.fromkeys(probe.lost for probe in last))
-        return say("highest.repeated", n=len(last), states=states, why=_told(verdicts[len(found.probes) - 1]))
+        why, advice = _told(verdicts[len(found.probes) - 1])
+        return say("highest.repeated", n=len(last), states=states, why=why).strip(), advice
     if found.high is not None or found.nearest is None:
-        return ""
+        return "", ""
     probe, verdict = found.probes[found.nearest - 1], verdicts[found.nearest - 1]
     change, is_closed = probe.last.change, runs[probe.number - 1].manifest.asked.concurrency is not None
     if State.NOT_STATIONARY in (verdict.state, *(verdict.also or ())) and not verdict.has(QUEUE_GREW):
-        return say("highest.changed", number=probe.number, why=_told(verdict))
-    why = say("highest.rose" if change > 0 else "highest.fell", percent=f"{abs(change):.0%}")
-    told = say("highest.changed", number=probe.number, why=why)
-    return told if is_closed and abs(change) >= NOTABLE else ""
+        why, advice = _told(verdict)
+    elif is_closed and abs(change) >= NOTABLE:
+        way = "highest.rose" if change > 0 else "highest.fell"
+        why, advice = say(way, percent=f"{abs(change):.0%}"), say(f"{way}-next")
+    else:
+        return "", ""
+    return say("highest.changed", number=probe.number, why=why), advice
 
 
-def _told(verdict: Verdict) -> str:
-    return " ".join(f"{reason.text} {reason.advice}" for reason in (*verdict.reasons, *verdict.warnings)[:1])
+def _told(verdict: Verdict) -> tuple[str, str]:
+    reason = next(iter((*verdict.reasons, *verdict.warnings)), Reason("", "", ""))
+    return reason.text, reason.advice
 
 
 def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
     """What a terminal shows: the answer and the probes."""
     return [answer_of(result, runs), _probes(result)]
+
+
+def _undecided(look: ProbeLook) -> str:
+    """Why a probe that counts decided nothing: its latency changed, or its values depend on each other."""
+    if look.judged != Result.INCONCLUSIVE or not look.shares:
+        return ""
+    if abs(look.change) >= NOTABLE:
+        return say("highest.row-changed", change=f"{look.change:+.0%}")
+    least = min(share.n_effective for share in look.shares)
+    return say("highest.row-few", n=count(round(least))) if least < look.n / 2 else ""
 
 
 def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
@@ -188,7 +211,7 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
     # Why the probes could not decide says more than that they could not.
     meant = Reason(result.state, result.why or say(code, budget=duration(result.budget_s)), "")
     limit = Tile("What limits it?", words.limited_by, words.limit)
-    then = next_tile("" if words.then == result.why else words.then)
+    then = next_tile(result.advice or ("" if words.then == result.why else words.then))
     tiles = _how_fast(result, runs), _load(result, runs, words), limit, then
     sections = [PageSection("probes", "Probes", "What was probed, in order?", blocks[1:], folded=True)]
     if result.again:
@@ -273,14 +296,25 @@ def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:
 def _ends(result: LimitResult) -> tuple[float | None, float | None]:
     """Between which loads the limit lies: the interval found, else the ends that the probes lean to."""
     found = result.found
-    return _leanings(found) if result.state in ("open", "lost") else (found.low, found.high)
+    (held, _), (missed, _) = _judged_ends(found)
+    return (held, missed) if result.state in ("open", "lost") else (found.low, found.high)
 
 
-def _leanings(found: Found) -> tuple[float | None, float | None]:
-    """The highest load that seems to hold, and the lowest that seems to miss."""
-    looks = [(probe.load, leaning(probe.last, found.bounds)) for probe in found.probes]
-    held = max((load for load, seems in looks if seems == Result.PASS), default=None)
-    return held, min((load for load, seems in looks if seems == Result.FAIL), default=None)
+def _judged_ends(found: Found) -> list[tuple[float | None, str]]:
+    """The highest load judged to hold and the lowest judged to miss, each with the word for it.
+
+    Where none was judged so, the load that seems so by the shares of its probes.
+    """
+    looks = [(probe.load, probe.last.judged, leaning(probe.last, found.bounds)) for probe in found.probes]
+    ends: list[tuple[float | None, str]] = []
+    for result, of, holds, seems_so in (
+        (Result.PASS, max, "holds", "seems to hold"),
+        (Result.FAIL, min, "misses", "seems to miss"),
+    ):
+        judged = [load for load, was, _ in looks if was == result]
+        leans = [load for load, _, seems in looks if seems == result]
+        ends.append((of(judged or leans, default=None), holds if judged else seems_so))
+    return ends
 
 
 def _probe_at(load: float | None, result: LimitResult, runs: Sequence[Run]) -> tuple[LoadProbe, Run] | None:
@@ -304,8 +338,7 @@ def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
         for probe, run in probed:
             key, summary = f"limit.probe.{probe.number}", view_of(run).summary
             figures = [(summary.figure(*path), f"{key}.{'.'.join(path[1:])}") for path in paths]
-            held = leaning(probe.last, result.found.bounds) == Result.PASS
-            curve = "does not count" if probe.lost else "all SLOs hold" if held else "an SLO is missed"
+            curve = "does not count" if probe.lost else CURVES[probe.last.judged]
             undecided = probe.last.judged == Result.INCONCLUSIVE
             if isinstance(figures[0][0], Estimate):
                 at, word = result.load(probe.load), str(probe.number)
@@ -328,7 +361,7 @@ def _probes(result: LimitResult) -> Table:
         late = late or [("–", "")] * len(result.found.bounds)
         state = states.get(run, State.VALID)
         why = f"{state}: still counts" if state != State.VALID else ""
-        why = "the queue outgrew the server" if probe.last.overloaded else why
+        why = "the queue outgrew the server" if probe.last.overloaded else why or _undecided(probe.last)
         why = f"{probe.lost}: does not count" if probe.lost else why
         key = f"limit.probe.{probe.number}"
         at = Cell(result.load(probe.load).number, key=f"{key}.load")
