@@ -7,9 +7,10 @@ The device is the one that was named, else what the driver calls it, else this m
 import math
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError, parse_toml
@@ -22,11 +23,15 @@ from burstline.measure.record.run_writer import RunDir
 from burstline.roofline.device.device import load_device
 from burstline.roofline.model.checkpoint import held_by, quant_of
 from burstline.roofline.model.families import read_config
-from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
+from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Parallel
+from burstline.roofline.predict.capacity import kv_bytes
 from burstline.servers.host.kernel import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
+
+SHARES: Final = ((0.5, "16-bit"), (1, "fp32"))
+"""Of the bytes of fp32, and what they tell of a data type: bf16 and fp16 take the same."""
 
 
 class _UncalibratedError(RooflineError):
@@ -174,7 +179,7 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
     stated = hints.stated.quant
     quant = QUANTS[stated] if stated else quant_of(config)
-    dtype = dtype_of(identity) or (quant.activations if stated else None)
+    dtype = dtype_of(identity) or _of_cache(identity, config) or (quant.activations if stated else None)
     n_cores = cores_of(manifest, dtype, quant.activations, named=hints.device == "cpu")
     if n_cores is not None:
         if (known := kept(n_cores, config, manifest.engine)) is None:
@@ -192,7 +197,8 @@ def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: Ru
     if len(names) != 1 or manifest.devices[0].is_slice:
         seen = f"it serves on {' and '.join(names)}" if names else manifest.devices_from or "no GPU was seen"
         part = ", a slice" if names and manifest.devices[0].is_slice else ""
-        cpu = {"fp32": " (an id, or cpu)", None: "; a CPU: `burstline report RUN --device cpu --quant fp32`"}
+        named = f"`burstline report {shlex.quote(str(run.path))} --device cpu --quant fp32`"
+        cpu = {"fp32": " (an id, or cpu)", None: f"; if it is a CPU and the server computes in fp32: {named}"}
         how = "" if names else cpu.get(dtype, "")
         raise RooflineError(f"the device is not known ({seen}{part}): name it with --device{how}")
     return device_text(names[0]), f"its driver calls it {names[0]}"
@@ -202,6 +208,18 @@ def dtype_of(identity: Identity) -> str | None:
     """What the engine says that it computes in: a float's short name, or its quantization."""
     quantized = identity.quantization if identity.quantization != "none" else None
     return FLOATS.get(str(identity.dtype), quantized)
+
+
+def _of_cache(identity: Identity, config: Mapping[str, Any]) -> str | None:
+    """By the bytes of a token in the KV cache, which has the engine's data type unless it states another."""
+    if identity.kv_cache_dtype is not None or not identity.kv_tok or not identity.kv_bytes:
+        return None
+    with suppress(RooflineError):
+        parallel = Parallel(tp=identity.tensor_parallel_size or 1)
+        of_fp32 = kv_bytes(read_config(config), QUANTS["fp32"], parallel, 1)
+        share = identity.kv_bytes / identity.kv_tok / of_fp32
+        return next((name for of, name in SHARES if math.isclose(share, of, rel_tol=0.02)), None)
+    return None
 
 
 def cores_of(manifest: Manifest, dtype: str | None, stored: str, *, named: bool = False) -> int | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -332,6 +333,44 @@ def test_the_cpu_is_named_as_a_device_only_where_that_is_not_refused(run, tmp_pa
     if "cpu" in absent:
         stated = Stated(quant=quant[1] if quant else None)
         assert "not calibrated" in absent_of(run, identity, LOCAL, device="cpu", stated=stated)
+
+
+CACHED_TOK = 2 * 32 * 32 * 128
+"""Values of one token in the cache of llama-2-7b: keys and values of 32 heads of 128 in 32 layers."""
+
+
+@pytest.mark.parametrize(
+    ("width", "told", "refused"),
+    [(2, None, "16-bit"), (4, None, ""), (2, "bfloat16", "bf16"), (2, "float32", ""), (1, None, "")],
+)
+@pytest.mark.parametrize("server", [STARTED, LOCAL])
+def test_fp32_is_refused_where_the_run_shows_another_data_type(
+    run, tmp_path, monkeypatch, server, width, told, refused
+):
+    """A vLLM that served bf16 was compared with fp32 products, because our own advice said so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # A block of the cache serves no tokens: the quotient is a little above.
+    cache = {"kv_bytes": width * CACHED_TOK * 1000, "kv_tok": 995}
+    identity = Identity("vllm", dtype=told, **cache)
+    absent = absent_of(run, identity, server, device="cpu", stated=Stated(quant="fp32"))
+    said = f"{refused} products on a CPU are not measured: serve in fp32 (--dtype float32), or pass --device"
+    assert absent.startswith(said if refused else "this CPU is not calibrated")
+    if server is LOCAL:
+        assert ("cpu" in absent_of(run, identity, server)) == (not refused)
+    other = absent_of(run, replace(identity, dtype=None, kv_cache_dtype="fp8"), server, device="cpu")
+    assert other.startswith("the server's data type is not known"), "a stated cache says nothing of products"
+
+
+def test_the_advice_for_an_unknown_device_states_no_format_and_runs_as_printed(
+    run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    absent = absent_of(run, Identity("vllm"), LOCAL)
+    assert "if it is a CPU and the server computes in fp32: `burstline report" in absent
+    run.save_manifest(run.manifest)
+    words = shlex.split(re.search("`burstline (.*?)`", absent)[1])
+    assert main(words) == 2
+    assert "is not calibrated for this model" in capsys.readouterr().err
 
 
 def test_a_calibration_is_advised_for_when_it_will_not_be_refused_again(run, tmp_path, monkeypatch):
