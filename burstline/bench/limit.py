@@ -1,7 +1,6 @@
 """`burstline limit`: probe one server, each probe a run of its own, until the highest load is known."""
 
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from burstline.bench.run import ReadyLoad, carry_out
 from burstline.bench.run_settings import Settings
 from burstline.console import exit_codes
 from burstline.console.terminal import show
+from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
 from burstline.machine.roofline import read_forecast, setup_of
 from burstline.measure.metrics.slo import Slo, bounds_of, evidence_of, latencies_of, parse_slo, spoilt_by
@@ -29,7 +29,7 @@ from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Summary
 from burstline.measure.record.tables import RECORDS
 from burstline.measure.record.verdict import HELD, State, Use, withheld, worst
-from burstline.measure.stats.figure import Result
+from burstline.measure.stats.figure import Estimate, Result
 from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
 from burstline.reports.page.limit_page import RESULT, LimitResult, limit_blocks, limit_page, why_open
 from burstline.roofline.predict.forecast import Forecast, paced
@@ -54,6 +54,8 @@ MOST_REQUESTS: Final = 20_000
 """A probe is planned no longer than this: all of its prompts are made before its load begins."""
 BY_TIME: Final = 3.0
 """A closed loop is planned for so many times as many requests as its users made so far in the same time."""
+FEW: Final = 4
+"""About so many requests in flight begin a search without a forecast: few for a server that batches."""
 N_FORECAST: Final = 200
 RATES: Final = np.geomspace(1 / 64, 4096, 73)
 """Requests per second, each 19% above the one before."""
@@ -64,7 +66,7 @@ def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec
     if spec.rate is not None and spec.concurrency is not None:
         raise WorkloadError(
             "limit: say where the search begins: --rate R (requests per second) or --concurrency N (users at "
-            "a time), not both; neither, and it begins at the forecast"
+            "a time), not both; neither, and it chooses itself"
         )
     for name in ("requests", "duration_s", "sessions", "turns", "trace"):
         if getattr(spec, name) is not None:
@@ -131,17 +133,23 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
 
 
 def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
-    """With the rate that is forecast to be the limit: a run of one request tells server and hardware."""
+    """With the rate that is forecast to be the limit, else one at which FEW requests are in flight.
+
+    A run of one request tells the server, its hardware and how long a request takes.
+    """
     progress, slos = progress_for(settings.quiet), tuple(map(parse_slo, settings.goals.slo))
     spec = settings.load.spec
     one = replace(settings, load=load_of(replace(spec, requests=1, warmup=0)), goals=Goals())
     ended = carry_out(one, progress, server.serving)
     try:
-        rate = forecast_rate(Run.of(ended.run), slos, settings.load)
-    except WorkloadError:
-        shutil.rmtree(ended.run.path)  # it was to ask alone, and is no probe
-        raise
-    progress.phase(f"The SLOs should hold at {rate:g} requests per second: the search begins there")
+        rate, why = forecast_rate(Run.of(ended.run), slos, settings.load), "The SLOs should hold there"
+    except RooflineError as no_forecast:
+        if not isinstance(e2e := ended.summary.figure("metrics", "e2e", "mean"), Estimate):
+            raise WorkloadError(
+                f"limit: the first request failed ({e2e.reason}); see {ended.run.report}"
+            ) from None
+        rate, why = float(f"{FEW / e2e.point:.2g}"), f"No forecast ({no_forecast})"
+    progress.phase(f"{why}: the search begins at {rate:g} requests per second")
     return replace(settings, load=load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson"))))
 
 
@@ -149,18 +157,14 @@ def forecast_rate(run: Run, slos: Sequence[Slo], load: Load) -> float:
     """The highest rate of Poisson arrivals at which the SLOs hold even if steps are as slow as they may be.
 
     Steps are those of `run`, slower by as much as its forecast's E2E may be: probes below the limit are
-    shorter than an overload and its end. WorkloadError where there is no forecast: then a person must say
-    where to begin.
+    shorter than an overload and its end. RooflineError where there is no forecast.
     """
     forecast = read_forecast(run)
     unknown = sorted({slo.metric for slo in slos} - {"ttft", "tpot", "e2e", "attainment"})
-    if not isinstance(forecast, Forecast) or unknown:
-        none = getattr(forecast, "absent", "none was made")
-        why = f"{', '.join(unknown)} is not predicted" if unknown else none
-        raise WorkloadError(
-            f"limit: no forecast to begin at ({why}); say where the search begins: --rate R (requests per "
-            "second) or --concurrency N (users at a time)"
-        )
+    if not isinstance(forecast, Forecast):
+        raise RooflineError(forecast.absent if forecast else "none was made")
+    if unknown:
+        raise RooflineError(f"{', '.join(unknown)} is not predicted")
     bounds, (setup, _) = bounds_of(slos), setup_of(run)
     e2e, shape, seed = forecast.figures["metrics.e2e.p50"], load.shape, load.spec.seed
     clock = paced(setup.clock(), e2e.high / e2e.point)
