@@ -150,7 +150,8 @@ def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
             ) from None
         rate, why = float(f"{FEW / e2e.point:.2g}"), f"No forecast ({no_forecast})"
     progress.phase(f"{why}: the search begins at {rate:g} requests per second")
-    return replace(settings, load=load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson"))))
+    load = load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson")))
+    return replace(settings, load=load, calibrate=False)  # that has been tried
 
 
 def forecast_rate(run: Run, slos: Sequence[Slo], load: Load) -> float:
@@ -252,7 +253,7 @@ class _Prober:
         return time.monotonic() + self._after_s < self._until_s
 
     def _settings_of(self, ask: Ask) -> Settings:
-        """The run of a probe: prompts and arrivals of its own, warmed up where it is the first."""
+        """A probe: prompts and arrivals of its own; the first warms up, and may measure the CPU."""
         own, left_s = self._settings.load.spec, self._until_s - time.monotonic()
         pace = self.n_requests / self.load_s * BY_TIME if self.load_s else math.inf
         n_in_time = left_s * (pace if self._users else ask.load)
@@ -261,7 +262,8 @@ class _Prober:
         n = max(ask.n, 1 + round(min(n_in_time, MOST_REQUESTS, 1.2 * ask.n_most)))
         salt, warmup = own.salt_of_run(ask.number), own.warmup if ask.number == 1 else 0
         own = replace(own, requests=n, seed=own.seed + ask.number, salt=salt, warmup=warmup)
-        return replace(self._settings, load=load_of(own))
+        calibrate = self._settings.calibrate and ask.number == 1
+        return replace(self._settings, load=load_of(own), calibrate=calibrate)
 
     def _enough(self, run: RunDir, ready: ReadyLoad, now: Snapshot) -> bool:
         """Look at the run where the search wants it; whether it wants no more of it."""

@@ -98,7 +98,7 @@ def carry_out(
     progress = progress or progress_for(settings.quiet)
     load, engine = check(settings, progress.phase)
     run = RunDir.create(settings.out, manifest_of(settings, load, engine))
-    progress.phase(f"{load.title}, at {engine.title}")
+    progress.phase(f"{'Up to ' if enough else ''}{load.title}, at {engine.title}")
     failure: BaseException | None = None
     with terminable():
         try:

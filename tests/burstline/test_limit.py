@@ -392,6 +392,22 @@ def test_no_probe_of_a_search_repeats_another_ones_plan(tmp_path):
     assert len({plan.seed for plan in plans}) == len({plan.salt for plan in plans}) == len(plans)
 
 
+def test_the_cpu_is_measured_or_not_before_the_first_probe_alone(tmp_path):
+    """Each probe looked for other programs, and said that there were some."""
+    search = prober(LoadSpec(rate=10.0, salt="5eed"), tmp_path, until_s=1e12)
+    tries = [search._settings_of(Ask(number, 10.0, 100, 1000)).calibrate for number in (1, 2, 3)]
+    assert tries == [True, False, False]
+
+
+@pytest.mark.slow
+def test_a_probe_says_how_many_requests_it_may_send_at_most(tmp_path, capsys):
+    """It was announced as 876 requests, of which the search needed 108."""
+    words = ("--concurrency", "2", "--prompt-tokens", "16", "--output-tokens", "4", "--slo", "ttft.p90<=9s")
+    main(["limit", "--engine", "truth", *words, "--budget-s", "10", "--out", str(tmp_path)])
+    told = re.findall(r"^(.*)[\d,]+ requests? of 16 → 4 tokens", capsys.readouterr().err, re.MULTILINE)
+    assert {re.sub(r"\d", "", line) for line in told} == {"Up to "}
+
+
 def test_the_command_of_a_probe_is_a_run_of_its_own_load(tmp_path):
     """With the probe's seed, salt and SLOs: not the search, which would begin from the start."""
     search = prober(LoadSpec(rate=10.0, salt="0eed", seed=3), tmp_path, until_s=1e12)
