@@ -24,7 +24,7 @@ from burstline.servers.host import ready, watch
 from burstline.servers.host.telemetry import Row
 from burstline.servers.introspection import first_model, json_at
 from burstline.servers.launch import Launch
-from burstline.servers.messages import Call, EngineError, HttpReply, Target
+from burstline.servers.messages import Call, EngineError, HttpReply, Target, target_at
 from burstline.servers.redact import Secret
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import Request
@@ -158,6 +158,27 @@ def test_a_refusal_that_says_its_cause_is_told_at_once_with_what_helps(
     with answering(streamed, unstreamed=reply) as target, pytest.raises(ready.RefusalError) as caught:
         ready.wait_ready(ENGINES[engine], None, target, timeout_s=20.0)
     assert re.search(words, str(caught.value)), caught.value
+
+
+MISTYPED = {
+    "a path too much": (
+        "/foo",
+        True,
+        "has the wrong path /foo: models are listed without it, .+--url {}$",
+    ),
+    "a word too little": ("/v1/completion", True, "the wrong path /v1/completion: .+--url {}$"),
+    "of a gateway": ("/team", False, "; check the path /team of --url; if it serves chats alone, "),
+    "none": ("", True, "Not Found; if it serves chats alone, pass --endpoint chat$"),
+}
+
+
+@pytest.mark.parametrize(("path", "lists", "words"), MISTYPED.values(), ids=MISTYPED)
+def test_a_mistyped_path_is_named(path: str, words: str, *, lists: bool) -> None:
+    pages = {"/v1/models": raw("200 OK", {"data": [{"id": "m"}]})} if lists else {}
+    not_found = raw("404 Not Found", {"error": {"message": "File Not Found"}})
+    with answering(not_found, pages=pages) as target, pytest.raises(ready.RefusalError) as caught:
+        ready.wait_ready(ENGINES["openai"], None, target_at(f"{target.url}{path}", "m"), timeout_s=20.0)
+    assert re.search(words.format(re.escape(target.url)), str(caught.value)), caught.value
 
 
 def test_a_server_that_takes_a_request_and_is_silent_is_not_said_to_be_gone() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -226,26 +227,31 @@ def _one_token(engine: Engine, target: Target, get: Get, timeout_s: float) -> Re
         if raw.ok:
             raise
     reply = understood(engine.decode, raw)
-    hint = _hint(raw, call.path, str(reply.error), get, has_key=bool(target.api_key))
+    hint = _hint(raw, call.path, str(reply.error), get, target)
     if hint or (400 <= raw.status < 500 and raw.status != 429):
         refused = f"refuses a request for one token (HTTP {raw.status})"
         raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}{hint}")
     return reply
 
 
-def _hint(raw: HttpReply, path: str, error: str, get: Get, *, has_key: bool) -> str:
+def _hint(raw: HttpReply, path: str, error: str, get: Get, target: Target) -> str:
     """What helps against this refusal, where the reply says so much."""
     if 300 <= raw.status < 400:
         return f"; it redirects to {raw.headers.get('location')}: pass that address as --url"
     if raw.status in (401, 403):
-        return f"; {'its key is wrong' if has_key else 'it wants a key'}: export BURSTLINE_API_KEY=..."
+        return f"; {'its key is wrong' if target.api_key else 'it wants a key'}: export BURSTLINE_API_KEY=..."
     if not raw.ok and "chat template" in error.lower():
         return "; its model has none: pass --endpoint completions"
     if raw.status not in (404, 405) or "model" in error.lower():
         return ""
     if name := json_at(get, "/v2").get("name"):
         return f"; it is {name} with KServe's protocol: start its front end that speaks OpenAI's"
-    return "" if "/chat/" in path else "; if it serves chats alone, pass --endpoint chat"
+    below = urlsplit(target.url).path
+    above = replace(target, url=target.url.removesuffix(below))
+    if below and json_at(getter(above, timeout_s=PAGE_TIMEOUT_S), "/v1/models"):
+        return f"; --url has the wrong path {below}: models are listed without it, so pass --url {above.url}"
+    wrong = f"; check the path {below} of --url" if below else ""
+    return wrong if "/chat/" in path else f"{wrong}; if it serves chats alone, pass --endpoint chat"
 
 
 def send(target: Target, call: Call, timeout_s: float, most_bytes: int = 0) -> HttpReply:
