@@ -1,4 +1,6 @@
+import functools
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -63,6 +65,20 @@ def test_a_goal_says_metric_statistic_and_bound_in_stored_units(text, metric, st
 def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
     with pytest.raises(WorkloadError, match=words):
         parse_slo(text)
+
+
+@pytest.mark.parametrize("text", ["ttft<200", "ttft.p99<2s", "attainment>95%", "tpot=20ms", "ttft<=2s<=3s"])
+def test_each_form_of_a_goal_that_a_refusal_names_is_one(text):
+    """`ttft<200` was told to be METRIC.PERCENTILE<=VALUE UNIT: only a unit and "=" were missing."""
+    with pytest.raises(WorkloadError) as refused:
+        parse_slo(text)
+    forms = re.findall(r"(METRIC\S*[<>]=VALUE UNIT)", str(refused.value))
+    assert len(forms) == 2
+    assert ">= where more is better" in str(refused.value)
+    for form in forms:
+        words = {"METRIC": "ttft", "PERCENTILE": "p99", "VALUE": "2", " UNIT": "s"}
+        goal = parse_slo(functools.reduce(lambda each, word: each.replace(word, words[word]), words, form))
+        assert goal.bound == 2.0
 
 
 def result_of(text, figure, c=None, verdict=VALID, graded=None):

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,10 @@ from scipy import stats
 from burstline.measure.metrics.instrument import gap_cv, mean_rate_per_s, rate_error
 from burstline.workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
 from burstline.workloads.due_times import due_times
+from burstline.workloads.load import load_of
 from burstline.workloads.prompts import rng
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LoadSpec
 from tests.schedules import dispersion, gap_ks, mean_in_flight
 from tests.workloads.open_requests import in_flight
 
@@ -173,6 +177,19 @@ def test_a_wrong_wish_is_told_what_to_do(pattern, given, message):
     with pytest.raises(WorkloadError) as raised:
         asked(parse_arrival(pattern), **given)
     assert message in str(raised.value)
+
+
+def test_each_way_to_bound_a_load_that_a_refusal_names_bounds_one():
+    with pytest.raises(WorkloadError) as refused:
+        load_of(LoadSpec(duration_s=3.0))
+    ways = {
+        "--requests": {"requests": 3},
+        "--duration-s with --rate": {"duration_s": 3.0, "rate": 2.0},
+        "--concurrency": {"duration_s": 3.0, "concurrency": 2},
+    }
+    assert re.split(", or | or ", str(refused.value).partition("give ")[2]) == [*ways]
+    for options in ways.values():
+        assert load_of(LoadSpec(**options)).arrivals.n
 
 
 def test_equal_recorded_times_cannot_be_given_a_rate():

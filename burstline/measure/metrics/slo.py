@@ -91,8 +91,8 @@ def parse_slo(text: str) -> Slo:
     found = _SLO.fullmatch(text)
     if found is None:
         raise WorkloadError(
-            f"--slo {text!r}: expected METRIC.PERCENTILE<=VALUE UNIT, e.g. --slo 'ttft.p99<=2s' (in quotes: "
-            "a shell takes < and > for itself)"
+            f"--slo {text!r}: expected METRIC<=VALUE UNIT or METRIC.PERCENTILE<=VALUE UNIT (>= where more is "
+            "better), e.g. --slo 'ttft.p99<=2s' (in quotes: a shell takes < and > for itself)"
         )
     metric, statistic, op = found["metric"], found["statistic"], found["op"]
     unit, wanted_op = _unit_and_direction(text, metric, statistic)
