@@ -198,7 +198,7 @@ TABLES = (
     "Goodput",
     "Memory",
     "Side by side",
-    "Every load;",
+    "Every load",
 )
 
 

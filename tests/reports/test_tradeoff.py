@@ -9,7 +9,7 @@ import pytest
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.rundir import Run
 from burstline.measure.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
-from burstline.measure.stats.figure import Absent, measured
+from burstline.measure.stats.figure import Absent, Estimate, measured
 from burstline.reports.blocks import Plot
 from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from burstline.reports.formats.text import markdown, text
@@ -26,6 +26,7 @@ from burstline.reports.page.digest import banner, comparison_json, digest
 from burstline.reports.page.first_screen import sweep_tiles
 from burstline.reports.page.page import render
 from burstline.reports.page.sweep_words import (
+    all_loads,
     best_loads,
     best_points,
     costs_of,
@@ -353,3 +354,28 @@ def test_a_region_beyond_the_axes_is_not_drawn():
     shaded = scatter("s", 380, [curve], ("x", "y"), Region(1.5, None, "x>=1.5"))
     assert "x&gt;=1.5" in shaded.body
     assert "x&gt;=9" not in scatter("s", 380, [curve], ("x", "y"), Region(99.0, None, "x>=9")).body
+
+
+@pytest.mark.parametrize("known", [(), ("output",), ("latency",), ("output", "latency")])
+def test_the_table_of_all_loads_announces_intervals_only_where_it_has_some(known, comparison):
+    """One run at each load has none: the caption told of brackets that no cell had."""
+    (sweep, _), *_ = sweeps_in(comparison.cases)
+
+    def told(figure, of):
+        is_known = of in known and isinstance(figure, Estimate)
+        ends = {"low": figure.point, "high": figure.point * 1.1, "level": 0.95} if is_known else {}
+        return replace(figure, **(ends or {"low": None, "high": None, "level": None}))
+
+    points = [
+        replace(
+            at,
+            output=told(at.output, "output"),
+            latency={name: told(figure, "latency") for name, figure in at.latency.items()},
+        )
+        for at in sweep.points
+        if all(isinstance(figure, Estimate) for figure in (at.output, *at.latency.values()))
+    ]
+    table = all_loads(replace(sweep, points=points), {})
+    has_brackets = any("[" in cell.detail for row in table.rows for cell in row.cells)
+    assert has_brackets == bool(known)
+    assert ("in brackets" in table.caption) == has_brackets

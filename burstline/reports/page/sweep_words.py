@@ -13,7 +13,7 @@ from burstline.reports.blocks import MARKS, Cell, Table, table
 from burstline.reports.model.comparison import OUTPUT
 from burstline.reports.model.sweep_load import KINDS
 from burstline.reports.model.sweeps import Point, Sweep
-from burstline.reports.number_format import ARROWS, Scale, number, point, scale_for
+from burstline.reports.number_format import ARROWS, Scale, in_brackets, number, point, scale_for
 from burstline.reports.page.estimate_tables import figure_cell
 from burstline.reports.sentences import OF_A_RUN, say
 
@@ -272,7 +272,8 @@ def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
             result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
             cells.append(Cell(result, detail=slos_words(at.missed)))
         rows.append([*cells, Cell(", ".join(at.doubts) or "yes")])
-    return table("Every load; 95% intervals in brackets", columns, rows, text=words, sortable=True)
+    figures = [figure for at in sweep.points for figure in (at.output, *(cost.of(at) for cost, _ in costs))]
+    return table(f"Every load{in_brackets(figures)}", columns, rows, text=words, sortable=True)
 
 
 def sweep_json(sweep: Sweep) -> dict[str, Any]:
