@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from burstline.dtypes import FLOATS
 from burstline.errors import RooflineError, parse_toml
@@ -29,9 +29,6 @@ from burstline.servers.host.kernel import usable_cores
 from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.workloads.request import WorkloadError
-
-SHARES: Final = ((0.5, "16-bit"), (1, "fp32"))
-"""Of the bytes of fp32, and what they tell of a data type: bf16 and fp16 take the same."""
 
 
 class _UncalibratedError(RooflineError):
@@ -212,13 +209,12 @@ def dtype_of(identity: Identity) -> str | None:
 
 def _of_cache(identity: Identity, config: Mapping[str, Any]) -> str | None:
     """By the bytes of a token in the KV cache, which has the engine's data type unless it states another."""
-    if identity.kv_cache_dtype is not None or not identity.kv_tok or not identity.kv_bytes:
-        return None
-    with suppress(RooflineError):
-        parallel = Parallel(tp=identity.tensor_parallel_size or 1)
-        of_fp32 = kv_bytes(read_config(config), QUANTS["fp32"], parallel, 1)
-        share = identity.kv_bytes / identity.kv_tok / of_fp32
-        return next((name for of, name in SHARES if math.isclose(share, of, rel_tol=0.02)), None)
+    if identity.kv_cache_dtype is None and identity.kv_tok and identity.kv_bytes:
+        with suppress(RooflineError):
+            parallel = Parallel(tp=identity.tensor_parallel_size or 1)
+            of_fp32 = kv_bytes(read_config(config), QUANTS["fp32"], parallel, 1)
+            share = identity.kv_bytes / identity.kv_tok / of_fp32
+            return {0.5: "16-bit", 1.0: "fp32"}.get(round(20 * share) / 20)  # bf16 and fp16 take the same
     return None
 
 

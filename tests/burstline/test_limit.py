@@ -256,12 +256,6 @@ def test_a_load_holds_in_words_only_where_a_probe_passed(looks, said, ends, resu
     assert undecided == ["correlated: worth 19 requests"] * looks.count("?"), "why no longer probe helped"
 
 
-def test_an_undecided_probe_whose_latency_changed_says_so(result):
-    look = ProbeLook(Result.INCONCLUSIVE, 2629, LOW, change=0.28)
-    found = replace(FOUND, low=None, high=None, probes=(LoadProbe(1, 2.0, Purpose.SCOUT, look),))
-    assert limit_blocks(replace(result, found=found))[1].rows[0].cells[3].detail == "latency changed by +28%"
-
-
 def test_a_lost_search_says_what_to_do_in_the_answer_to_that(result, burst_run):
     found = replace(FOUND, low=None, high=None, probes=(*PROBES, *LOST))
     own = replace(result, found=found, why="The last 3 probes could not decide.", advice="Stop other work.")

@@ -46,11 +46,7 @@ from burstline.workloads.arrivals import ARRIVALS
 
 RESULT: Final = "limit.json"
 """A search's file, in a folder beside those of its runs."""
-CURVES: Final = {
-    Result.PASS: "all SLOs hold",
-    Result.FAIL: "an SLO is missed",
-    Result.INCONCLUSIVE: "inconclusive",
-}
+CURVES: Final = {Result.PASS: "all SLOs hold", Result.FAIL: "an SLO is missed"}
 NOTABLE: Final = 0.1
 """A latency that changed by more over a probe is why its requests say little."""
 
@@ -116,11 +112,12 @@ def answer_of(result: LimitResult, runs: Sequence[Run] = ()) -> Answer:
 
 def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
     found, who = result.found, _title(result.engine)
-    (held, holds), (missed, misses) = _judged_ends(found)
+    (held, is_held), (missed, is_missed) = _judged_ends(found)
     least = min((probe.load for probe in found.probes), default=None)
     ends = {"held": held, "missed": missed, "low": found.low, "high": found.high, "least": least}
     loads = {what: str(result.load(load)) for what, load in ends.items() if load is not None}
-    loads |= {"holds": holds, "misses": misses}
+    loads["holds"] = "holds" if is_held else "seems to hold"
+    loads["misses"] = "misses" if is_missed else "seems to miss"
     lost = Counter(probe.lost for probe in found.probes if probe.lost)
     valid = "; each is VALID" if set(result.verdicts) == {State.VALID} else ""
     if lost:
@@ -192,13 +189,11 @@ def limit_blocks(result: LimitResult, runs: Sequence[Run] = ()) -> list[Block]:
 
 
 def _undecided(look: ProbeLook) -> str:
-    """Why a probe that counts decided nothing: its latency changed, or its values depend on each other."""
-    if look.judged != Result.INCONCLUSIVE or not look.shares:
+    """Why a probe that counts decided nothing, where its requests depend on each other."""
+    least = min((share.n_effective for share in look.shares), default=look.n)
+    if look.judged != Result.INCONCLUSIVE or least >= look.n / 2:
         return ""
-    if abs(look.change) >= NOTABLE:
-        return say("highest.row-changed", change=f"{look.change:+.0%}")
-    least = min(share.n_effective for share in look.shares)
-    return say("highest.row-few", n=count(round(least))) if least < look.n / 2 else ""
+    return say("highest.row-few", n=count(round(least)))
 
 
 def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
@@ -294,27 +289,20 @@ def limits_page(title: str, searches: Searches, missing: Sequence[str]) -> str:
 
 
 def _ends(result: LimitResult) -> tuple[float | None, float | None]:
-    """Between which loads the limit lies: the interval found, else the ends that the probes lean to."""
-    found = result.found
-    (held, _), (missed, _) = _judged_ends(found)
-    return (held, missed) if result.state in ("open", "lost") else (found.low, found.high)
+    """Between which loads the limit lies: the interval found, else the ends of `_judged_ends`."""
+    (held, _), (missed, _) = _judged_ends(result.found)
+    return (held, missed) if result.state in ("open", "lost") else (result.found.low, result.found.high)
 
 
-def _judged_ends(found: Found) -> list[tuple[float | None, str]]:
-    """The highest load judged to hold and the lowest judged to miss, each with the word for it.
+def _judged_ends(found: Found) -> Iterator[tuple[float | None, bool]]:
+    """The highest load that holds and the lowest that misses, and whether a probe of each was so judged.
 
-    Where none was judged so, the load that seems so by the shares of its probes.
+    Where none was, those that their probes lean to.
     """
-    looks = [(probe.load, probe.last.judged, leaning(probe.last, found.bounds)) for probe in found.probes]
-    ends: list[tuple[float | None, str]] = []
-    for result, of, holds, seems_so in (
-        (Result.PASS, max, "holds", "seems to hold"),
-        (Result.FAIL, min, "misses", "seems to miss"),
-    ):
-        judged = [load for load, was, _ in looks if was == result]
-        leans = [load for load, _, seems in looks if seems == result]
-        ends.append((of(judged or leans, default=None), holds if judged else seems_so))
-    return ends
+    for result, of in ((Result.PASS, max), (Result.FAIL, min)):
+        judged = [probe.load for probe in found.probes if probe.last.judged == result]
+        leans = (probe.load for probe in found.probes if leaning(probe.last, found.bounds) == result)
+        yield of(judged or leans, default=None), bool(judged)
 
 
 def _probe_at(load: float | None, result: LimitResult, runs: Sequence[Run]) -> tuple[LoadProbe, Run] | None:
@@ -338,7 +326,7 @@ def _plots(result: LimitResult, runs: Sequence[Run]) -> Iterator[Plot]:
         for probe, run in probed:
             key, summary = f"limit.probe.{probe.number}", view_of(run).summary
             figures = [(summary.figure(*path), f"{key}.{'.'.join(path[1:])}") for path in paths]
-            curve = "does not count" if probe.lost else CURVES[probe.last.judged]
+            curve = "does not count" if probe.lost else CURVES.get(probe.last.judged, "inconclusive")
             undecided = probe.last.judged == Result.INCONCLUSIVE
             if isinstance(figures[0][0], Estimate):
                 at, word = result.load(probe.load), str(probe.number)
