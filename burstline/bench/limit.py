@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,10 +16,8 @@ from burstline.bench.run import ReadyLoad, carry_out
 from burstline.bench.run_settings import Settings
 from burstline.console import exit_codes
 from burstline.console.terminal import show
-from burstline.errors import RooflineError
 from burstline.loadgen.capture.files import write_json
-from burstline.machine.roofline import read_forecast, setup_of
-from burstline.measure.metrics.slo import Slo, bounds_of, evidence_of, latencies_of, parse_slo, spoilt_by
+from burstline.measure.metrics.slo import bounds_of, evidence_of, parse_slo, spoilt_by
 from burstline.measure.record.columns import columns_of
 from burstline.measure.record.decode import Share
 from burstline.measure.record.record import Outcome
@@ -32,11 +29,8 @@ from burstline.measure.record.verdict import HELD, State, Use, withheld, worst
 from burstline.measure.stats.figure import Estimate, Result
 from burstline.measure.stats.limit_search import Ask, Evidence, Found, ProbeLook, leaning, search
 from burstline.reports.page.limit_page import RESULT, LimitResult, limit_blocks, limit_page, why_open
-from burstline.roofline.predict.forecast import Forecast, paced
-from burstline.roofline.predict.simulate import Asked, simulate
 from burstline.workloads.arrivals import STEADY_PATTERNS, parse_arrival
-from burstline.workloads.lengths import draw_both
-from burstline.workloads.load import Load, load_of
+from burstline.workloads.load import load_of
 from burstline.workloads.options import flag_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LimitOptions, LoadSpec
@@ -55,10 +49,7 @@ MOST_REQUESTS: Final = 20_000
 BY_TIME: Final = 3.0
 """A closed loop is planned for so many times as many requests as its users made so far in the same time."""
 FEW: Final = 4
-"""About so many requests in flight begin a search without a forecast: few for a server that batches."""
-N_FORECAST: Final = 200
-RATES: Final = np.geomspace(1 / 64, 4096, 73)
-"""Requests per second, each 19% above the one before."""
+"""About so many requests in flight begin a search: few for a server that batches."""
 
 
 def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec:
@@ -66,7 +57,7 @@ def check_limit(spec: LoadSpec, goals: Goals, options: LimitOptions) -> LoadSpec
     if spec.rate is not None and spec.concurrency is not None:
         raise WorkloadError(
             "limit: say where the search begins: --rate R (requests per second) or --concurrency N (users at "
-            "a time), not both; neither, and it chooses itself"
+            "a time), not both; neither, and it begins at the speed of one request"
         )
     for name in ("requests", "duration_s", "sessions", "turns", "trace"):
         if getattr(spec, name) is not None:
@@ -100,7 +91,7 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
     settings = replace(settings, where=settings.where.with_room_for(settings.load, least=LEAST_ROOM))
     try:
         if settings.load.spec.rate is None and settings.load.spec.concurrency is None:
-            settings = _from_forecast(settings, server)
+            settings = _begun(settings, server)
         prober = _Prober(settings, options.error, server, until_s)
         interrupted = prober.run()
     finally:
@@ -132,58 +123,17 @@ def searched(settings: Settings, options: LimitOptions) -> tuple[LimitResult, li
     return result, runs, folder, interrupted
 
 
-def _from_forecast(settings: Settings, server: SharedServer) -> Settings:
-    """With the rate that is forecast to be the limit, else one at which FEW requests are in flight.
-
-    A run of one request tells the server, its hardware and how long a request takes.
-    """
-    progress, slos = progress_for(settings.quiet), tuple(map(parse_slo, settings.goals.slo))
-    spec = settings.load.spec
+def _begun(settings: Settings, server: SharedServer) -> Settings:
+    """With the rate at which FEW requests are in flight if each takes as long as one that is sent alone."""
+    progress, spec = progress_for(settings.quiet), settings.load.spec
     one = replace(settings, load=load_of(replace(spec, requests=1, warmup=0)), goals=Goals())
     ended = carry_out(one, progress, server.serving)
-    try:
-        rate, why = forecast_rate(Run.of(ended.run), slos, settings.load), "The SLOs should hold there"
-    except RooflineError as no_forecast:
-        if not isinstance(e2e := ended.summary.figure("metrics", "e2e", "mean"), Estimate):
-            raise WorkloadError(
-                f"limit: the first request failed ({e2e.reason}); see {ended.run.report}"
-            ) from None
-        rate, why = float(f"{FEW / e2e.point:.2g}"), f"No forecast ({no_forecast})"
-    progress.phase(f"{why}: the search begins at {rate:g} requests per second")
+    if not isinstance(e2e := ended.summary.figure("metrics", "e2e", "mean"), Estimate):
+        raise WorkloadError(f"limit: the first request failed ({e2e.reason}); see {ended.run.report}")
+    rate = float(f"{FEW / e2e.point:.2g}")
+    progress.phase(f"One request took {e2e.point:.3g} s: the search begins at {rate:g} requests per second")
     load = load_of(replace(spec, rate=rate, arrival=parse_arrival("poisson")))
     return replace(settings, load=load, calibrate=False)  # that has been tried
-
-
-def forecast_rate(run: Run, slos: Sequence[Slo], load: Load) -> float:
-    """The highest rate of Poisson arrivals at which the SLOs hold even if steps are as slow as they may be.
-
-    Steps are those of `run`, slower by as much as its forecast's E2E may be: probes below the limit are
-    shorter than an overload and its end. RooflineError where there is no forecast.
-    """
-    forecast = read_forecast(run)
-    unknown = sorted({slo.metric for slo in slos} - {"ttft", "tpot", "e2e", "attainment"})
-    if not isinstance(forecast, Forecast):
-        raise RooflineError(forecast.absent if forecast else "none was made")
-    if unknown:
-        raise RooflineError(f"{', '.join(unknown)} is not predicted")
-    bounds, (setup, _) = bounds_of(slos), setup_of(run)
-    e2e, shape, seed = forecast.figures["metrics.e2e.p50"], load.shape, load.spec.seed
-    clock = paced(setup.clock(), e2e.high / e2e.point)
-    prompt_tok, output_tok = draw_both(shape.prompt_tok, shape.output_tok, N_FORECAST, seed)
-    at = np.cumsum(np.random.default_rng(seed).exponential(1.0, N_FORECAST))
-
-    def holds(rate: float) -> bool:
-        rows = zip((at / rate).tolist(), prompt_tok.tolist(), output_tok.tolist(), strict=True)
-        of = simulate([Asked(*row) for row in rows], forecast.limits, clock)
-        latencies = {"ttft": of.ttft_s, "tpot": np.nan_to_num(of.tpot_s), "e2e": of.e2e_s}
-        each = latencies_of(slos, lambda slo: latencies[slo.metric])
-        return all((s <= bound.most).mean() >= bound.p for s, bound in zip(each, bounds, strict=True))
-
-    low, high = 0, len(RATES)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(float(RATES[middle])) else (low, middle)
-    return float(f"{RATES[low]:.2g}")
 
 
 class _Prober:

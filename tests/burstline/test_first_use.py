@@ -286,13 +286,13 @@ def test_nothing_at_a_url_leaves_no_run_and_one_cause(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_advice_to_search_with_an_slo_is_enough_where_there_is_no_forecast(tmp_path, capsys):
+def test_the_advice_to_search_with_an_slo_needs_no_load_to_begin_at(tmp_path, capsys):
     """A run advised `burstline limit` with --slo; that asked one request, and then for --rate."""
     words = ["--slo", "ttft.p90<=1s", "--budget-s", "10", "--output-tokens", "4", "--prompt-tokens", "16"]
     with truth_server(Script(ttft_s=0.1)) as server:
         assert main(["limit", "--url", server.url, *words, "--out", str(tmp_path)]) in (0, 4)
     told = capsys.readouterr()
-    assert re.search(r"No forecast \(.+\): the search begins at \d\d requests per second", told.err)
+    assert re.search(r"One request took 0.1\d* s: the search begins at \d\d requests per second", told.err)
     assert "The limit of " in told.out
 
 

@@ -1,35 +1,23 @@
 """A forecast in a run's folder: made before the run, scored after it."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from burstline.bench import limit
 from burstline.bench.conclusion import write_report
-from burstline.bench.limit import forecast_rate
-from burstline.bench.repeats import SharedServer
-from burstline.bench.run import Ended
-from burstline.bench.run_settings import Settings
 from burstline.cli import main
-from burstline.console.server_options import ServerOptions
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints, Stated
 from burstline.machine.roofline import forecast_load, read_forecast, write_forecast
-from burstline.measure.metrics.slo import parse_slo
 from burstline.measure.record import tables
 from burstline.measure.record.manifest import GpuFacts, LoadFacts, Manifest, ServerFacts
 from burstline.measure.record.run_writer import RunDir
 from burstline.measure.record.rundir import open_run
-from burstline.measure.record.summary import Summary
-from burstline.measure.record.verdict import State, Verdict
 from burstline.roofline.predict.forecast import Forecast, NoForecast, Score
 from burstline.workloads.lengths import Lengths
-from burstline.workloads.load import load_of
 from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import ASSUMED
-from burstline.workloads.request import WorkloadError
-from burstline.workloads.spec import Goals, HangUps, LoadSpec
+from burstline.workloads.spec import HangUps, LoadSpec
 from tests.reports import synthetic
 from tests.reports.synthetic import ON_VLLM
 
@@ -116,42 +104,3 @@ def test_what_cannot_be_forecast_is_said_once_with_its_reason(run, facts, why):
     assert isinstance(forecast, NoForecast)
     assert len(said) == 1
     assert why in said[0]
-
-
-def test_a_search_begins_at_the_highest_rate_that_holds_the_slos_in_the_forecast(run):
-    forecast_of(run)
-    opened, load = open_run(run.path), load_of(LoadSpec(output_tokens="16"))
-    loose, tight = (forecast_rate(opened, (parse_slo(f"e2e.p90<={s}"),), load) for s in ("2s", "0.3s"))
-    assert 1 < tight < loose < 4096
-
-
-@pytest.mark.usefixtures("without_page")
-@pytest.mark.parametrize(
-    ("is_forecast", "slo", "why"),
-    [(False, "e2e.p90<=2s", "none was made"), (True, "itl.p90<=2s", "itl is not predicted")],
-)
-def test_a_search_without_a_forecast_begins_with_few_requests_in_flight(
-    is_forecast, slo, why, run, monkeypatch, capsys
-):
-    if is_forecast:
-        forecast_of(run)
-    load, ended = load_of(LoadSpec()), Ended(run, served(run), 0)
-    monkeypatch.setattr(limit, "carry_out", lambda *_: ended)
-    monkeypatch.setattr(limit.Run, "of", lambda own: open_run(own.path))
-    settings = Settings(ServerOptions(), load, Goals(slo=(slo,)), run.path.parent)
-    began = limit._from_forecast(settings, SharedServer()).load.spec
-    e2e = ended.summary.metrics["e2e"].mean.point
-    assert began.rate == pytest.approx(limit.FEW / e2e, rel=0.05)
-    assert began.pattern == "poisson"
-    assert f"No forecast ({why}): the search begins at {began.rate:g} " in capsys.readouterr().err
-
-
-def test_a_search_whose_first_request_failed_says_so_with_its_page(run, monkeypatch):
-    ended = Ended(
-        SimpleNamespace(report=run.path / "report.html"), Summary({}, {}, verdict=Verdict(State.FAILED)), 0
-    )
-    monkeypatch.setattr(limit, "carry_out", lambda *_: ended)
-    monkeypatch.setattr(limit.Run, "of", lambda _: run)
-    settings = Settings(ServerOptions(), load_of(LoadSpec()), Goals(slo=("e2e.p90<=2s",)), run.path.parent)
-    with pytest.raises(WorkloadError, match=r"the first request failed .+report\.html"):
-        limit._from_forecast(settings, SharedServer())

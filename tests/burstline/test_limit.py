@@ -22,9 +22,10 @@ from burstline.cli import main
 from burstline.console import exit_codes
 from burstline.console.server_options import ServerOptions
 from burstline.measure.record.rundir import Run
+from burstline.measure.record.summary import Summary
 from burstline.measure.record.typed_json import to_json
-from burstline.measure.record.verdict import SloResult
-from burstline.measure.stats.figure import Result
+from burstline.measure.record.verdict import SloResult, State, Verdict
+from burstline.measure.stats.figure import Result, measured
 from burstline.measure.stats.limit_search import (
     Ask,
     Evidence,
@@ -384,6 +385,27 @@ def test_no_probe_of_a_search_repeats_another_ones_plan(tmp_path):
     search = prober(LoadSpec(rate=10.0, salt="5eed", seed=3), tmp_path, until_s=1e12)
     plans = [search._settings_of(Ask(number, 10.0, 100, 1000)).load.spec for number in range(1, 9)]
     assert len({plan.seed for plan in plans}) == len({plan.salt for plan in plans}) == len(plans)
+
+
+@pytest.mark.parametrize(("e2e_s", "rate"), [(0.088, 45.0), (2.0, 2.0), (40.0, 0.1)])
+def test_a_search_that_is_given_no_load_begins_with_few_requests_in_flight(
+    e2e_s, rate, burst_run, tmp_path, monkeypatch, capsys
+):
+    e2e = replace(burst_run.summary.metrics["e2e"], mean=measured(e2e_s, "s", ""))
+    summary = replace(burst_run.summary, metrics=burst_run.summary.metrics | {"e2e": e2e})
+    monkeypatch.setattr(searching, "carry_out", lambda *_: Ended(burst_run, summary, 0))
+    settings = Settings(ServerOptions(), load_of(LoadSpec()), Goals(slo=("itl.p90<=1s",)), tmp_path)
+    begun = searching._begun(settings, SharedServer())
+    assert (begun.load.spec.rate, begun.load.spec.pattern) == (rate, "poisson")
+    assert f"the search begins at {rate:g} requests per second" in capsys.readouterr().err
+
+
+def test_a_search_whose_first_request_failed_says_so_with_its_page(tmp_path, monkeypatch):
+    ended = Ended(SimpleNamespace(report=tmp_path / "report.html"), Summary({}, {}, Verdict(State.FAILED)), 0)
+    monkeypatch.setattr(searching, "carry_out", lambda *_: ended)
+    settings = Settings(ServerOptions(), load_of(LoadSpec()), Goals(slo=("e2e.p90<=2s",)), tmp_path)
+    with pytest.raises(WorkloadError, match=r"the first request failed .+report\.html"):
+        searching._begun(settings, SharedServer())
 
 
 def test_the_cpu_is_measured_or_not_before_the_first_probe_alone(tmp_path):
