@@ -25,9 +25,7 @@ class Stated:
     ep: int | None = option("expert-parallel size of the server", parse=int, metavar="N")
     quant: str | None = option("format of the server's weights: bf16, fp8, awq, nvfp4, ...", metavar="NAME")
     kv_dtype: str | None = option("data type of the server's KV cache: bf16, fp16, fp8, fp4", metavar="DTYPE")
-    token_budget: int | None = option(
-        "largest number of tokens that the server computes in one step", parse=int, metavar="N"
-    )
+    token_budget: int | None = option("most tokens the server computes in one step", parse=int, metavar="N")
     draft_tokens: int | None = option("speculative tokens per step; 0: none", parse=int, metavar="N")
     expert_share: float | None = option(
         "experts that a batch uses, relative to uniform routing (1)", parse=float, metavar="X"

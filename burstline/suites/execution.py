@@ -60,8 +60,10 @@ from burstline.suites.suite import (
     suite_file,
 )
 from burstline.wording import counted
+from burstline.workloads.load import Load
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LimitOptions
 
 SUITE_JSON: Final = "suite.json"
 OUT: Final = "{out}"
@@ -102,7 +104,7 @@ def run_suite(
     folder = out / f"{suite.name}-{suite.sha256[:8]}"
     if dry_run:
         lacking = [] if suite.platforms else [f"cannot run here: {each}" for each in lacks(slots)]
-        lines = (*fits(slots), *lacking, *_made_and_sent(slots), _time_of(slots))
+        lines = (*fits(slots), *lacking, *_made_and_sent(slots))
         print("".join(f"# {line}\n" for line in lines), end="")
         words = (without_secrets(["burstline", *slot.argv(folder / slot.id)]) for slot in slots)
         print("\n".join(map(shlex.join, words)))
@@ -120,7 +122,8 @@ def run_suite(
             codes = _carry_out_all(slots, folder, environments, lock, ray, quiet=quiet)
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
-        runs, limits = _runs(slots), [slot for slot in slots if slot.workload.limit is not None]
+        runs = [slot for slot in slots if slot.workload.limit is None]  # a search keeps many of its own
+        limits = [slot for slot in slots if slot not in runs]
         comparison = comparison_of_suite(folder)
         comparable = _report(comparison, folder) if runs or not limits else True
         found = report_limits(limits, folder, suite.description or suite.name)
@@ -163,7 +166,7 @@ def lacks(slots: Sequence[Slot]) -> list[str]:
 
 
 def _made_and_sent(slots: Sequence[Slot]) -> Iterator[str]:
-    """The models that are made first, and each load with what it leaves to the defaults."""
+    """Models that are made first, each load with what it leaves to the defaults, and how long it lasts."""
     for model in {slot.model.path: slot.model for slot in slots if slot.model.like is not None}.values():
         if not (Path(model.path or "") / "config.json").exists():
             weights = f"random weights ({', '.join(model.formats)})" if model.formats else "no weights"
@@ -173,16 +176,26 @@ def _made_and_sent(slots: Sequence[Slot]) -> Iterator[str]:
         search = f"highest load in {load.limit.budget_s:g} s; the first: " if load.limit else ""
         yield f"{load.name}: {search}{load.load.title}{slos}"
         yield from () if load.limit else cannot_be_met(load.goals.slo, load.load)
+    yield _time_of([(slot.workload.limit, slot.workload.load) for slot in slots])
 
 
-def _time_of(slots: Sequence[Slot]) -> str:
+def _time_of(loads: Sequence[tuple[LimitOptions | None, Load]]) -> str:
     """How many runs there are, and how long their loads last as far as that is known before."""
-    loads = [(slot.workload.limit, slot.workload.spec) for slot in slots]
-    timed_s = [(spec.requests or 0) / (spec.rate or math.inf) for _, spec in loads]
-    lasts_s = [a.budget_s if a else spec.duration_s or s for (a, spec), s in zip(loads, timed_s, strict=True)]
-    rest = f"; {lasts_s.count(0)} last until all replies are there" if 0 in lasts_s else ""
+    timed_s = [load.spec.duration_s or load.arrivals.n / (load.spec.rate or math.inf) for _, load in loads]
+    lasts_s = [limit.budget_s if limit else s for (limit, _), s in zip(loads, timed_s, strict=True)]
+    rest = f"; the load of {lasts_s.count(0)} lasts until all replies are there" if 0 in lasts_s else ""
     known = f"{sum(lasts_s) / 60:.1f} min of load, and the" if any(lasts_s) else "the"
-    return f"{counted(len(slots), 'run')}: {known} starts{rest}"
+    return f"{counted(len(lasts_s), 'run')}: {known} starts{rest}"
+
+
+def show_plan(every: Sequence[RunSettings], n: int) -> int:
+    """Check runs of these settings, n of each; print what they send, for how long, and their commands."""
+    for each in every:
+        check_run(each, lambda note: print(f"# {note}"))
+        print(f"# {each.load.title}")
+    print(f"# {_time_of([(None, each.load) for each in every] * n)}")
+    print("\n".join(each.again() for each in every))
+    return exit_codes.DONE
 
 
 def _carry_out_all(
@@ -220,11 +233,6 @@ def all_finished_in(folder: Path) -> Iterator[Run]:
     return (run for run in runs if run.status == "complete" and run.summary is not None)
 
 
-def _runs(slots: Sequence[Slot]) -> list[Slot]:
-    """Those that are one run: a search keeps many, which are its own."""
-    return [slot for slot in slots if slot.workload.limit is None]
-
-
 def _environment(engine: Contender) -> dict[str, str]:
     """Ours, with this engine's key, and no other, under the name that a run reads."""
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
@@ -259,7 +267,8 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
     rows = [
         {"id": s.id, "engine": s.engine.name, "model": s.model.name, "workload": s.workload.name}
         | {"repeat": s.repeat, "cell": s.cell}
-        for s in _runs(slots)
+        for s in slots
+        if s.workload.limit is None
     ]
     facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
     write_json(folder / SUITE_JSON, {**facts, "repeats": suite.repeats, "slots": rows})

@@ -18,7 +18,7 @@ from burstline.workloads.spec import Goals, LoadSpec, check_goals
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.suite is not None or args.dry_run:
+    if args.suite is not None:
         return _run_suite(args)
     where, goals = server_of(args), read_options(Goals, args)
     loads = [checked_load(read_options(LoadSpec, each), goals, where) for each in _swept(args)]
@@ -39,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
         argv=tuple(sys.argv[1:]),
     )
     every = [replace(one, load=load) for load in loads]
+    if args.dry_run:
+        from burstline.suites.execution import show_plan
+
+        return show_plan(every, args.repeats or 1)
     if args.repeats is not None or len(every) > 1:
         from burstline.bench.repeats import run_several  # it draws: matplotlib takes a second
 
@@ -100,8 +104,6 @@ def _run_suite(args: argparse.Namespace) -> int:
 
     if args.ray is not None and parse_ray(args.ray)[1]:
         raise WorkloadError(f"--ray {args.ray}: a suite's runs go by its [[platform]] tables; name HOST:PORT")
-    if args.suite is None:
-        raise WorkloadError("--dry-run shows what a suite would run: name it, e.g. laptop")
     parser = argparse.ArgumentParser()
     add_arguments("run", parser)
     without = vars(parser.parse_args([]))

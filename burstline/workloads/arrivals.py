@@ -177,8 +177,7 @@ def _n_over(wish: Arrivals, duration_s: float | None) -> float:
         return float(sum(rate * span_s for rate, span_s in wish.arrival.parameter))
     rates = wish.arrival.parameter if wish.pattern == "ramp" else (wish.rate_per_s,)
     if None in rates or duration_s is None:
-        how = "give --requests, or --duration-s with --rate or --concurrency"
-        raise WorkloadError(f"{wish.pattern}: how many requests? {how}")
+        raise WorkloadError(f"{wish.pattern}: give --requests, or --duration-s with --rate or --concurrency")
     if not 0 < duration_s < math.inf:
         raise WorkloadError(f"--duration-s {duration_s}: expected seconds above 0")
     return float(sum(rates) / len(rates) * duration_s)

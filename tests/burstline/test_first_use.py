@@ -243,7 +243,9 @@ def test_a_suite_tells_what_is_missing_before_its_first_run_and_in_its_dry_run(t
     assert "# cannot run here: vllm: /nonsense/python does not run" in told
     assert "# burst: 4 requests of 512 → 64 tokens, all at once, SLOs ttft.p50<=1s\n" in told
     assert "# ttft.p50<=1s may not be met in one run: p50 needs at least 11 requests, 4 are planned\n" in told
-    assert "# 4 runs: 2.0 min of load, and the starts; 2 last until all replies are there" in told
+    assert (
+        "# 4 runs: 2.0 min of load, and the starts; the load of 2 lasts until all replies are there" in told
+    )
 
 
 def test_a_dry_run_tells_which_models_are_made_and_makes_none(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """Suites: what is run, in which order, what is refused, and that finished runs are never repeated."""
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -285,6 +286,45 @@ def test_flags_beside_a_suite_are_refused_because_they_would_be_ignored(capsys):
     said = capsys.readouterr().err
     assert "--engine" in said
     assert "--requests" in said
+
+
+DRY = {
+    "one run": ("--rate 2 --duration-s 30", ["60 requests"], "1 run: 0.5 min of load, and the starts"),
+    "no count": ("--rate 10", ["1,000 requests"], "1 run: 1.7 min of load, and the starts"),
+    "repeats": ("--rate 2 --duration-s 30 --repeats 3", ["60 requests"], "3 runs: 1.5 min of load"),
+    "a sweep": (
+        "--concurrency 1,4 --requests 9 --repeats 2",
+        ["9 requests", "9 requests"],
+        "4 runs: the starts; the load of 4 lasts until all replies are there",
+    ),
+    "an SLO": (
+        "--requests 9 --slo ttft.p99<=1s",
+        ["ttft.p99<=1s may not be met", "9 requests"],
+        "1 run: the starts; the load of 1 lasts until",
+    ),
+}
+
+
+@pytest.mark.parametrize(("flags", "loads", "time"), DRY.values(), ids=DRY)
+def test_a_dry_run_without_a_suite_prints_the_plan_and_starts_nothing(flags, loads, time, tmp_path, capsys):
+    words = ["run", "--engine", "truth", *flags.split(), "--out", str(tmp_path / "out")]
+    assert cli.main([*words, "--dry-run"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    remarks, commands = told[: len(loads) + 1], told[len(loads) + 1 :]
+    assert [line.startswith(f"# {load}") for line, load in zip(remarks, loads, strict=False)] == [True] * len(
+        loads
+    )
+    assert remarks[-1].startswith(f"# {time}")
+    assert len(commands) == sum("requests" in load for load in loads)
+    assert not (tmp_path / "out").exists()
+    for command in commands:  # each is a run of its own, and passes its own check
+        assert cli.main([*shlex.split(command)[1:], "--dry-run"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == command
+
+
+def test_a_dry_run_refuses_what_the_run_would(tmp_path, capsys):
+    assert cli.main(["run", "--engine", "vllm", "--model", str(tmp_path), "--dry-run"]) == 2
+    assert "has no config.json" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path, capsys):

@@ -295,10 +295,7 @@ def _ends(result: LimitResult) -> tuple[float | None, float | None]:
 
 
 def _judged_ends(found: Found) -> Iterator[tuple[float | None, bool]]:
-    """The highest load that holds and the lowest that misses, and whether a probe of each was so judged.
-
-    Where none was, those that their probes lean to.
-    """
+    """The highest load that holds and the lowest that misses; with False where probes only lean to it."""
     for result, of in ((Result.PASS, max), (Result.FAIL, min)):
         judged = [probe.load for probe in found.probes if probe.last.judged == result]
         leans = (probe.load for probe in found.probes if leaning(probe.last, found.bounds) == result)
