@@ -171,8 +171,8 @@ def why_open(found: Found, runs: Sequence[Run]) -> tuple[str, str]:
     if State.NOT_STATIONARY in (verdict.state, *(verdict.also or ())) and not verdict.has(QUEUE_GREW):
         why, advice = _told(verdict)
     elif is_closed and abs(change) >= NOTABLE:
-        way = "highest.rose" if change > 0 else "highest.fell"
-        why, advice = say(way, percent=f"{abs(change):.0%}"), say(f"{way}-next")
+        why = say("highest.rose" if change > 0 else "highest.fell", percent=f"{abs(change):.0%}")
+        advice = say("highest.rose-next" if change > 0 else "highest.fell-next")
     else:
         return "", ""
     return say("highest.changed", number=probe.number, why=why), advice
