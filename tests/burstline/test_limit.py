@@ -250,11 +250,20 @@ def test_a_load_holds_in_words_only_where_a_probe_passed(looks, said, ends, resu
     monkeypatch.setattr(
         page_of_limits, "load_figure", lambda *args: drawn.extend(args[4]) or load_figure(*args)
     )
-    assert tiles_of(limit_page(result, runs))["At what load?"][0] == f"{ends} req/s"
+    tiles = tiles_of(limit_page(result, runs))
+    assert tiles["At what load?"][0] == f"{ends} req/s"
+    assert tiles["What next?"][0] == "Run again with a longer --budget-s"
     curves = {"pass": "all SLOs hold", "fail": "an SLO is missed", "?": "inconclusive"}
     assert {row.curve for row in drawn} == {curves[how] for _, how, _ in map(str.split, looks.split(", "))}
     undecided = [row.cells[3].detail for row in table.rows if "inconclusive" in row.cells[3].text]
     assert undecided == ["correlated: worth 19 requests"] * looks.count("?"), "why no longer probe helped"
+
+
+def test_a_search_that_ended_before_it_knew_anything_says_what_to_do(result, burst_run):
+    found = replace(FOUND, low=None, high=None, best=None, probes=LOST[:1])
+    own = replace(result, found=found, runs=(burst_run.name,), verdicts=("DISTURBED",))
+    assert "Next: run again with a longer --budget-s." in text(limit_blocks(own, [burst_run]))
+    assert tiles_of(limit_page(own, [burst_run]))["What next?"][0] == "Run again with a longer --budget-s"
 
 
 def test_a_lost_search_says_what_to_do_in_the_answer_to_that(result, burst_run):

@@ -144,9 +144,9 @@ def _words_of(result: LimitResult, runs: Sequence[Run]) -> _Words:
         if held and missed:
             between = "highest.between" if held < missed else "highest.unknown"
         sure = say("highest.sure", **loads) if "low" in loads else ""
-        known, then = say(between, **loads), told_open
+        known, then = say(between, **loads), told_open or say("highest.longer")
         sentence = say("highest.open", who=who, known=known, sure=sure)
-        if not then and result.more_s is not None:
+        if not told_open and result.more_s is not None:
             more = {"more": number(found.more_requests or 0), "more_s": duration(result.more_s)}
             step = "highest.far" if held and result.more_s > 10 * result.budget_s else "highest.more"
             then = say(step, **loads, budget=math.ceil((result.budget_s + result.more_s) / 10) * 10, **more)
