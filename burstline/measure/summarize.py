@@ -145,7 +145,7 @@ def _numbers(
         ),
         throughput=replace(rates, read_error_fraction=late),
         goodput=_goodput(part, slos, rates),
-        window=_window(whole, steady),
+        window=_window(part),
         stationarity=steady.figures if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, closed_loop=closed),
         concurrency=replace(throughput.concurrency(planned, window), **throughput.server_queue(watched)),
@@ -329,16 +329,16 @@ def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> Quantiles:
     return Quantiles(*(early_stopping_bound(values, p, metric.unit) for p in QUANTILES))
 
 
-def _window(c: Columns, steady: Steady | None) -> CountedWindow:
+def _window(part: Part) -> CountedWindow:
     """From when until when rates count, and what was left out in front as warm-up."""
-    window = steady.window if steady else throughput.whole_run(c)
+    window, steady = part.window, part.steady
     if window is None:
         return CountedWindow.absent(throughput.NO_SUCCESS)
     return CountedWindow(
         start_s=measured(window.start_s, "s", ""),
         end_s=measured(window.end_s, "s", ""),
         warm_up_s=steady.warm_up if steady else NOT_STEADY,
-        n_warm_up=measured(steady.n_warm_up, "requests", "", len(c)) if steady else NOT_STEADY,
+        n_warm_up=measured(steady.n_warm_up, "requests", "", len(part.whole)) if steady else NOT_STEADY,
     )
 
 

@@ -100,6 +100,30 @@ def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():
     assert together.output_tok_per_s.point == pytest.approx(alone.output_tok_per_s.point)
 
 
+FAILING_LOADS = {
+    "a burst": {},
+    "a closed loop": {"concurrency": 4},
+    "an open loop of varying rate": {"arrivals": ("steps:5x30,10x30", 5.0)},
+}
+
+
+@pytest.mark.parametrize("load", FAILING_LOADS.values(), ids=FAILING_LOADS)
+@pytest.mark.parametrize("outcome", ["timeout", "reset", "http_500"])
+def test_failures_are_a_part_of_the_load_and_of_its_end(load, outcome):
+    """Two successes end within 0.5 s, two failures within 4 s of the first send: 0.5/s, and not 4/s."""
+    spread = MS if load else 0
+    good = [replace(ok(k, 0.1, [0.401]), due_ns=k * spread) for k in range(2)]
+    bad = [replace(failed(k, outcome), sent_ns=MS, due_ns=k * spread) for k in range(2, 4)]
+    bad = [replace(each, closed_ns=round(at * 1e9) + MS) for each, at in zip(bad, (2, 4), strict=True)]
+    summary = summarize(columns(*good, *bad), **conditions(**load))
+    assert summary.window.start_s.point == 0.001
+    assert summary.window.end_s.point == pytest.approx(4.001)
+    assert summary.throughput.requests_per_s.point == pytest.approx(2 / 4)
+    assert summary.throughput.output_tok_per_s.point == pytest.approx(4 / 4)
+    if not load:
+        assert summary.burst.drain_s.point == pytest.approx(4.001)
+
+
 def test_throughput_is_absent_where_tokens_were_never_counted():
     found = throughputs(columns(replace(ok(0, 0.1, [0.4]), output_tok=None), ok(1, 0.1, [0.4])))
     assert isinstance(found.output_tok_per_s, Absent)

@@ -316,7 +316,11 @@ def _window(
     page: tuple[float, float],
     n_counted: int,
 ) -> tuple[Range, bool]:
-    whole = Range(min(r.sent_s for r in seen), max(r.at_s[-1] for r in ok))
+    served = {r.index for r in ok}
+    whole_s, by_client = max((r.at_s[-1] if r.index in served else r.over_s, r.hung_up) for r in seen)
+    if by_client and whole_s - HUNG_UP_S <= page[1] <= whole_s:  # when the client knows better
+        whole_s = page[1]
+    whole = Range(min(r.sent_s for r in seen), whole_s)
     if load.concurrency is not None:
         ends_s, last_s, c = (
             sorted(ended_s for _, ended_s in lives),

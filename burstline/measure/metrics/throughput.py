@@ -68,9 +68,7 @@ class Lives:
         name, own = np.unique(_names(c, session), return_inverse=True)
         start_s, end_s = np.full(len(name), np.inf), np.full(len(name), -np.inf)
         np.minimum.at(start_s, own, np.where(np.isnan(c.dispatched_s), np.inf, c.due_s))
-        # The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
-        over_s = np.where(c.ok, c.last_s, c.closed_s)
-        np.maximum.at(end_s, own, np.where(np.isnan(over_s), np.inf, over_s))
+        np.maximum.at(end_s, own, np.where(np.isnan(over_s(c)), np.inf, over_s(c)))
         return cls(start_s, end_s, name, session)
 
     @property
@@ -93,10 +91,18 @@ def _names(c: Columns, session: Ints | None) -> Ints:
 
 
 def whole_run(c: Columns) -> Window | None:
-    """From the first request sent to the last token of any success; None where none succeeded."""
+    """From the first request sent until the last was over, if it failed too; None where none succeeded."""
     if not c.ok.any():
         return None
-    return Window(float(np.nanmin(c.sent_s)), float(c.last_s[c.ok].max()))
+    return Window(float(np.nanmin(c.sent_s)), float(np.nanmax(over_s(c))))
+
+
+def over_s(c: Columns) -> Floats:
+    """When each request was over, in seconds; NaN where that is unknown.
+
+    The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
+    """
+    return np.where(c.ok, c.last_s, c.closed_s)
 
 
 def throughputs(c: Columns) -> Throughput:
@@ -378,7 +384,7 @@ def burst(c: Columns) -> Burst:
         first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
         drain_s=Absent("the run ended before the burst had drained", "not-drained")
         if c.having("outcome", [Outcome.CANCELLED.value]).any()
-        else _once(float(c.last_s[c.ok].max()) - due_s, "s", n),
+        else _once(float(np.nanmax(over_s(c))) - due_s, "s", n),
         plateau_tok_per_s=_plateau(c),
         ttft_slope_s_per_request=slope,
         prefill_requests_per_s=_inverse(slope, 1.0, "1/s"),
