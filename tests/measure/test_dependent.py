@@ -105,7 +105,7 @@ def test_a_queues_percentile_says_what_its_requests_are_worth():
     for p in PS:
         found = percentile_in_order(percentile(values, p, "s"), in_time(values), p)
         assert found.low < found.point
-        assert "1,000 correlated values are worth" in found.note
+        assert "1,000 correlated values have an effective sample size of" in found.note
 
 
 def test_a_short_run_at_a_queue_says_that_its_intervals_are_often_too_narrow():
@@ -179,7 +179,7 @@ def test_a_bound_with_99_percent_confidence_needs_662_independent_requests():
     lost = bound_in_order(in_time(queue), 0.99, "s")
     assert isinstance(lost, Absent)
     assert "662" in lost.reason
-    assert "independent" in lost.reason
+    assert "effective sample size" in lost.reason
 
 
 def test_one_token_replies_have_no_time_per_token_and_no_bound_on_it():

@@ -85,7 +85,7 @@ def test_a_ratio_reads_as_1_only_where_it_is_1():
     ("note", "remark"),
     [
         (
-            "1 run; 260 correlated values are worth 12 independent ones (" + NARROW + ")",
+            "1 run; 260 correlated values have an effective sample size of 12 (" + NARROW + ")",
             "too narrow; run longer (--requests, --sessions or --duration-s).",
         ),
         (ONE_RUN, "three runs do (--repeats 3)."),
@@ -93,7 +93,7 @@ def test_a_ratio_reads_as_1_only_where_it_is_1():
             "1 run: the speed stays alike over 3 s; for an interval pass --duration-s 60",
             "No confidence intervals: the speed stays alike over 3 s; for an interval pass --duration-s 60.",
         ),
-        ("1 run; 2,000 correlated values are worth 700 independent ones", ""),
+        ("1 run; 2,000 correlated values have an effective sample size of 700", ""),
     ],
 )
 def test_a_table_of_latencies_says_what_its_intervals_are_not(note, remark):

@@ -87,9 +87,7 @@ def early_stopping_bound(values: Floats, p: float, unit: str, n_effective: float
     effective = n if n_effective is None else min(n, int(n_effective))
     t = early_stopping_discards(effective, p) if effective else 0
     if t < 1:
-        few = f"there are {n:,}" + (
-            f" with the information of {effective:,} independent ones" if effective < n else ""
-        )
+        few = f"there are {n:,}{f' with an effective sample size of {effective:,}' * (effective < n)}"
         return Absent(f"a bound on {label(p)} needs {early_stopping_floor(p):,} samples, {few}")
     bound = float(kept[n - t * n // effective])
     if math.isinf(bound):

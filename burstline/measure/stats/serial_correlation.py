@@ -271,7 +271,7 @@ def _reach(correlation: Floats, n: int) -> int:
 
 
 def _effective(n: int, n_effective: float, n_cosines: int | None = None) -> str:
-    note = f"1 run; {n:,} correlated values are worth {min(n_effective, n):,.0f} independent ones"
+    note = f"1 run; {n:,} correlated values have an effective sample size of {min(n_effective, n):,.0f}"
     is_narrow = n_cosines is None and n < SHORT and n_effective < n / 10
     return f"{note} ({NARROW})" if is_narrow else note
 
