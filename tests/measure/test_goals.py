@@ -85,12 +85,16 @@ def result_of(text, figure, c=None, verdict=VALID, graded=None):
     return judged_of(text, figure, c, verdict, graded).result
 
 
-def judged_of(text, figure, c=None, verdict=VALID, graded=None):
+def judged_of(text, figure, c=None, verdict=VALID, graded=None, planned=100):
     goal = parse_slo(text)
     metrics = {goal.metric: MetricFigures(**{goal.statistic: figure})} if goal.statistic else {}
     whole = {goal.metric: figure} if goal.statistic is None else {}
     summary = Summary(
-        counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole), grades=graded or {}
+        counts={"planned": planned},
+        metrics=metrics,
+        verdict=verdict,
+        throughput=Throughput(**whole),
+        grades=graded or {},
     )
     (judged,) = judge_slos([goal], summary, c if c is not None else COLUMNS)
     return judged
@@ -125,11 +129,22 @@ def test_a_target_far_away_is_decided_where_the_interval_has_no_end():
     assert result_of("tpot.p90<=4ms", open_above) == Result.INCONCLUSIVE
 
 
-def test_an_undecided_target_says_how_many_requests_would_decide():
-    undecided = judged_of("ttft.p90<=1s", between(0.7, 1.1, 0.9))
+@pytest.mark.parametrize(
+    ("text", "figure", "planned", "many"),
+    [
+        ("ttft.p90<=1s", between(0.7, 1.1, 0.9), 100, "about 400 requests"),
+        ("ttft.p90<=1s", between(0.7, 1.1, 0.9), 200, "about 800 requests"),  # 100 of them behind a warm-up
+        ("itl.p90<=1s", replace(between(0.7, 1.1, 0.9), n=6400), 100, "about 400 requests"),  # of tokens
+        ("output_tok_per_s>=1", between(0.7, 1.3, 1.1), 100, "about 1,600 requests"),
+        ("ttft.p90<=1s", between(0.7, 1.001, 0.9), 120, "about 130 requests"),  # never as few as it had
+        ("ttft.p90<=1s", between(0.7, 1.1, 0.9999), 100, "no realistic number"),
+    ],
+)
+def test_an_undecided_target_says_how_many_planned_requests_would_decide(text, figure, planned, many):
+    undecided = judged_of(text, figure, planned=planned)
     assert (undecided.result, undecided.reason) == (
         Result.INCONCLUSIVE,
-        "the interval contains the limit: about 400 requests would decide it",
+        f"the interval contains the limit: {many} would decide it",
     )
 
 

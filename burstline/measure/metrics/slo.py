@@ -227,7 +227,8 @@ def _judge(
     slo: Slo, figure: Figure, c: Columns | None, runs: Sequence[Summary], misses: Floats | None
 ) -> SloResult:
     """The target by its `figure`; `c` are the requests where that is of one run."""
-    result, reason = _held_against(slo, figure, c, misses)
+    planned = sum(run.counts.get("planned", 0) for run in runs)
+    result, reason = _held_against(slo, figure, c, misses, planned)
     if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(slo, runs[0], c)):
         result, reason = Result.FAIL, lower
     waits = slo.metric.startswith(("ttft", "e2e")) and any(run.verdict.has(QUEUE_GREW) for run in runs)
@@ -279,7 +280,7 @@ def _may_cross(criterion: Slo, p: str, summary: Summary) -> bool:
 
 
 def _held_against(
-    slo: Slo, figure: Figure, c: Columns | None, misses: Floats | None = None
+    slo: Slo, figure: Figure, c: Columns | None, misses: Floats | None = None, planned: int = 0
 ) -> tuple[Result, str]:
     if isinstance(figure, Absent):
         if c is not None and _lies_among_failures(slo, c):
@@ -302,9 +303,12 @@ def _held_against(
     side = near if sign * figure.point <= sign * slo.bound else far
     if side is None or figure.point == slo.bound:
         return Result.INCONCLUSIVE, "the interval contains the limit: more requests would decide it"
-    # The half of an interval shrinks with the square root of the number of requests.
-    many = figure.n * ((side - figure.point) / (slo.bound - figure.point)) ** 2
-    decided_by = f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number"
+    # The half of an interval shrinks with the square root of the number of requests: of those planned, for
+    # the figure may be of tokens, or of fewer requests behind a warm-up.
+    many = planned * ((side - figure.point) / (slo.bound - figure.point)) ** 2
+    step = 10 ** max(0, len(f"{many:.0f}") - 2)
+    many = math.ceil(round(many / step, 3)) * step
+    decided_by = f"about {many:,} requests" if many < 1e6 else "no realistic number"
     return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
 
 
