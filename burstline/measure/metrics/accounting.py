@@ -60,7 +60,7 @@ def lengths(c: Columns) -> LengthSummary:
         output_sources=c.tally("output_source"),
         splits=c.tally("split"),
         count_gaps=_reading(gaps, np.sum, "requests", "no reply was counted twice"),
-        beyond_tok=_beyond(c),
+        beyond_tok=_reading(_known(c, "beyond_tok"), np.sum, "tok", "the server stops as asked"),
         hidden_tok=_reading((c.output_tok - c.shown_tok)[counted], np.sum, "tok", absent),
         cut_behind=_reading(cut[c.ok], np.sum, "requests", "no request succeeded"),
     )
@@ -71,17 +71,14 @@ def conservation(c: Columns, watched: Telemetry) -> Conservation:
 
     Tokens that a server made beyond the asked length count here: it counted them.
     """
-    n = len(c)
-    beyond = _beyond(c)
-    beyond_tok = 0.0 if isinstance(beyond, Absent) else beyond.point
     pairs = {
-        "output": ("generation_tokens", c.output_tok, beyond_tok),
+        "output": ("generation_tokens", c.output_tok, float(_known(c, "beyond_tok").sum())),
         "prompt": ("prompt_tokens", c.prompt_tok, 0.0),
     }
     figures: dict[str, Figure] = {}
     for name, (gauge, tok, more) in pairs.items():
         total = None if np.isnan(tok).all() else np.nansum(tok) + more
-        client = measured(total, "tok", "the server did not say how many tokens each reply has", n)
+        client = measured(total, "tok", "the server did not say how many tokens each reply has", len(c))
         server = watched.grown("engine", gauge, "tok")
         figures |= {f"{name}_client_tok": client, f"{name}_server_tok": server}
         figures[f"{name}_residual"] = _residual(client, server)
@@ -107,11 +104,6 @@ def _planned_and_served(planned: Floats, served: Floats, ok: NDArray[np.bool_], 
 
 def _reading(values: NDArray[Any], of: Callable[..., Any], unit: str, absent: str) -> Figure:
     return measured(float(of(values)) if len(values) else None, unit, absent, len(values))
-
-
-def _beyond(c: Columns) -> Figure:
-    """Tokens beyond the planned length, from a server that does not stop there."""
-    return _reading(_known(c, "beyond_tok"), np.sum, "tok", "the server stops as asked")
 
 
 def _known(c: Columns, name: str) -> Floats:
@@ -161,7 +153,7 @@ def _percentiles(summary: Summary) -> Iterator[str]:
 
 def _rates(summary: Summary, planned: Columns) -> Iterator[str]:
     """A rate times its window is at most all that came; what was good is at most what was served."""
-    length_s = _point(summary.window.end_s) - _point(summary.window.start_s)
+    length_s = _point(summary.window.length_s)
     ok = planned.ok
     came = {
         "requests_per_s": float(ok.sum()),

@@ -68,7 +68,9 @@ class Lives:
         name, own = np.unique(_names(c, session), return_inverse=True)
         start_s, end_s = np.full(len(name), np.inf), np.full(len(name), -np.inf)
         np.minimum.at(start_s, own, np.where(np.isnan(c.dispatched_s), np.inf, c.due_s))
-        np.maximum.at(end_s, own, np.where(np.isnan(over_s(c)), np.inf, over_s(c)))
+        # The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
+        over_s = np.where(c.ok, c.last_s, c.closed_s)
+        np.maximum.at(end_s, own, np.where(np.isnan(over_s), np.inf, over_s))
         return cls(start_s, end_s, name, session)
 
     @property
@@ -94,15 +96,8 @@ def whole_run(c: Columns) -> Window | None:
     """From the first request sent until the last was over, if it failed too; None where none succeeded."""
     if not c.ok.any():
         return None
-    return Window(float(np.nanmin(c.sent_s)), float(np.nanmax(over_s(c))))
-
-
-def over_s(c: Columns) -> Floats:
-    """When each request was over, in seconds; NaN where that is unknown.
-
-    The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
-    """
-    return np.where(c.ok, c.last_s, c.closed_s)
+    end_s = Lives.of(c).end_s
+    return Window(float(np.nanmin(c.sent_s)), float(end_s[np.isfinite(end_s)].max()))
 
 
 def throughputs(c: Columns) -> Throughput:
@@ -377,14 +372,15 @@ def burst(c: Columns) -> Burst:
     spread_s = float(np.ptp(c.due_s)) if len(c) else 0.0
     if spread_s > 1e-3:
         return Burst.absent(Absent(f"not a burst: requests were due over {spread_s:.3g} s", "not-a-burst"))
-    if not c.ok.any():
+    window = whole_run(c)
+    if window is None:
         return Burst.absent(NO_SUCCESS)
     due_s, n, slope = float(c.due_s.min()), int(c.ok.sum()), _drain_slope(c)
     return Burst(
         first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
         drain_s=Absent("the run ended before the burst had drained", "not-drained")
         if c.having("outcome", [Outcome.CANCELLED.value]).any()
-        else _once(float(np.nanmax(over_s(c))) - due_s, "s", n),
+        else _once(window.end_s - due_s, "s", n),
         plateau_tok_per_s=_plateau(c),
         ttft_slope_s_per_request=slope,
         prefill_requests_per_s=_inverse(slope, 1.0, "1/s"),

@@ -7,7 +7,7 @@ To add a figure, add its line and compute it; to add a section, add a class and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self, dataclass_transform
 
 from burstline.measure.record import typed_json
@@ -116,6 +116,12 @@ class CountedWindow(Section):
     end_s: Figure = titled("End")
     warm_up_s: Figure = titled("Warm-up left out")
     n_warm_up: Figure = titled("Requests in the warm-up")
+
+    @property
+    def length_s(self) -> Figure:
+        if isinstance(self.start_s, Absent) or isinstance(self.end_s, Absent):
+            return self.end_s
+        return replace(self.end_s, point=self.end_s.point - self.start_s.point)
 
 
 class TurnFigures(Section):

@@ -194,12 +194,7 @@ def _group_cells(row: NamedFigure, key: str) -> Iterator[Cell]:
 
 def whole_run(summary: Summary) -> Table:
     """The length of the window that counts, and what was served in the whole run."""
-    window, lengths, n = summary.window, summary.lengths, summary.counts.get("ok", 0)
-    lasted = (
-        replace(window.end_s, point=window.end_s.point - window.start_s.point)
-        if isinstance(window.end_s, Estimate) and isinstance(window.start_s, Estimate)
-        else window.end_s
-    )
+    lengths, n = summary.lengths, summary.counts.get("ok", 0)
     totals = [
         replace(mean, point=float(round(mean.point * n)), low=None, high=None)
         if isinstance(mean := each.served_mean, Estimate)
@@ -207,7 +202,7 @@ def whole_run(summary: Summary) -> Table:
         for each in (lengths.prompt_tok, lengths.output_tok)
     ]
     rows: list[tuple[str, str, Figure]] = [
-        ("Measured time", "window.length_s", lasted),
+        ("Measured time", "window.length_s", summary.window.length_s),
         ("Prompt tokens served", "lengths.prompt_tok", totals[0]),
         ("Output tokens served", "lengths.output_tok", totals[1]),
         *(
