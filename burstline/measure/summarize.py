@@ -221,10 +221,11 @@ def _cold(
         return False, ()
     if part.steady is not None and cold.until_s < part.steady.window.start_s:
         return False, (cold.left_out(),)
-    rest = samples_of(METRICS["ttft"], c.where(~np.isin(c.index, cold.which)))
+    is_cold = np.isin(c.index, cold.which)
+    rest = samples_of(METRICS["ttft"], c.where(~is_cold))
     printed = {p: ttft.figure(p) for p in map(label, QUANTILES)}
     code = "cold.probe" if manifest.is_probe else "cold.warmed" if manifest.asked.warmup else "cold"
-    return cold.counted(printed, percentiles(rest, QUANTILES, "s"), code)
+    return cold.counted(printed, percentiles(rest, QUANTILES, "s"), int(is_cold.sum()), code)
 
 
 def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
@@ -247,10 +248,8 @@ def _goodput(part: Part, slos: Sequence[Slo], served: Throughput) -> Goodput:
     met = misses <= 1
     if steady is None:
         return Goodput(names, attainment(of_those_due <= 1), *good_rates(inside, met))
-    share = attainment(of_those_due <= 1, steady.too_short)
-    if steady.too_short is None:
-        in_order = OrderedSamples.of(Samples.per_request(of_those_due), c.due_s, steady.n_cosines)
-        share = share_in_order(in_order)
+    in_order = _in_order(Samples.per_request(of_those_due), c, steady)
+    share = share_in_order(in_order) if in_order else attainment(of_those_due <= 1, steady.too_short)
     return Goodput(names, share, *good_rates_in(inside, steady.window, met, share, served))
 
 

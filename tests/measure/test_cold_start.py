@@ -13,7 +13,7 @@ from burstline.workloads.plan import N_BURST_OUTPUT
 from tests.measure.making import conditions, ok, percentile, summarized
 
 C, N, SLOW = 4, 400, 20
-MOVED = re.compile(r"They move TTFT (p\d+) from (.+) to (.+)\.$")
+MOVED = re.compile(r"(?:They move|(\d+) of them are measured: this moves) TTFT (p\d+) from (.+) to (.+)\.$")
 
 
 def loop(**asked):
@@ -40,10 +40,12 @@ def test_what_slow_first_requests_move_is_the_percentile_that_the_page_prints():
     c, given = loop()
     summary = summarized(c, given)
     (cold,) = told(summary)
-    p, without, with_them = MOVED.search(cold["text"]).groups()
+    n_measured, p, without, with_them = MOVED.search(cold["text"]).groups()
     ttft = summary["metrics"]["ttft"]
     assert with_them == time_text(ttft[p]["point"])
     slow = [k for k in range(N) if C <= k < C + SLOW]
+    measured = c.due_s[slow] >= summary["window"]["start_s"]["point"]
+    assert int(n_measured) == measured.sum() < SLOW
     others = c.where([k not in slow for k in range(N)])
     counted = others.due_s >= summary["window"]["start_s"]["point"]
     waits_s = (others.first_s - others.due_s)[counted]

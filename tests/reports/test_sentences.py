@@ -170,7 +170,8 @@ def reasons() -> Iterator[Reason]:
         yield from caveats(warned(prefix_cache=hits), MANIFEST)
     yield from caveats(warned(prefix_cache=CACHES["none"]), off)
     for code in ("cold", "cold.warmed", "cold.probe"):
-        yield from slow_start.counted({"p99": at(1.5)}, {"p99": at(0.41)}, code)[1]
+        yield from slow_start.counted({"p99": at(1.5)}, {"p99": at(0.41)}, 10, code)[1]
+    yield from slow_start.counted({"p99": at(1.5)}, {"p99": at(0.41)}, 7)[1]
     yield slow_start.left_out()
     yield from replies_differ(audit(REPLIES["more"]))
     yield from (reason for each in SECOND for reason in misread(replace(Audit(), second_reader=each)))

@@ -336,18 +336,15 @@ class ColdStart:
     @property
     def size(self) -> str:
         who = f"{self.n} requests after the first {self.after}" if self.after else f"first {self.n} requests"
-        return (
-            f"The {who} waited {time_text(self.slower_s)} longer for their first token "
-            f"than the rest (median {time_text(self.rest_s)})."
-        )
+        return f"The {who} waited {time_text(self.slower_s)} longer for their first token than the rest"
 
     def counted(
-        self, printed: Mapping[str, Figure], rest: Mapping[str, Figure], code: str = "cold"
+        self, printed: Mapping[str, Figure], rest: Mapping[str, Figure], n: int, code: str = "cold"
     ) -> tuple[bool, tuple[Reason, ...]]:
         """Whether they spoil TTFT's `printed` percentiles, which without them were `rest`; what to say of it.
 
-        They do where they raise one by more than 5% and by more than half of its interval. `code` is what is
-        advised: behind a warm-up another changes nothing, and neither does one before a search's probe.
+        They do where they raise one by more than 5% and by more than half of its interval; `n` are counted in
+        it. `code` is the advice: behind a warm-up another changes nothing, nor before a probe of a search.
         """
         pairs = {p: (known(rest[p]), known(figure)) for p, figure in printed.items()}
         moved = {p: (low, high) for p, (low, high) in pairs.items() if low and high and low < high}
@@ -357,11 +354,12 @@ class ColdStart:
         without, with_them = map(time_text, moved.get(p, (0.0, 0.0)))
         if without == with_them:
             return False, ()
-        return bool(spoiled), (Reason.of(code, size=self.size, p=p, without=without, with_them=with_them),)
+        size = f"{self.size}. {'They move' if n == self.n else f'{n} of them are measured: this moves'}"
+        return bool(spoiled), (Reason.of(code, size=size, p=p, without=without, with_them=with_them),)
 
     def left_out(self) -> Reason:
         """Of a run whose figures begin after them."""
-        return Reason.of("cold.left-out", size=self.size)
+        return Reason.of("cold.left-out", size=self.size, rest=time_text(self.rest_s))
 
 
 def _half_width(figure: Figure) -> float:
