@@ -196,12 +196,10 @@ def judge_over_runs(
     """
     results = []
     for slo in (slo for slo in slos if not slo.per_request):
+        own = [row for run in runs for row in run.targets if row.target == slo.text]
+        worst = min(own, key=lambda row: list(WORST_FIRST).index(row.result))
         figure = pooled(_path(slo))
-        if isinstance(figure, Absent):
-            own = [row for run in runs for row in run.targets if row.target == slo.text]
-            results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
-            continue
-        results.append(_judge(slo, figure, None, runs, None))
+        results.append(worst if isinstance(figure, Absent) else _judge(slo, figure, None, runs, None))
     return tuple(results)
 
 
@@ -227,8 +225,7 @@ def _judge(
     slo: Slo, figure: Figure, c: Columns | None, runs: Sequence[Summary], misses: Floats | None
 ) -> SloResult:
     """The target by its `figure`; `c` are the requests where that is of one run."""
-    planned = sum(run.counts.get("planned", 0) for run in runs)
-    result, reason = _held_against(slo, figure, c, misses, planned)
+    result, reason = _held_against(slo, figure, c, misses, sum(run.counts.get("planned", 0) for run in runs))
     if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(slo, runs[0], c)):
         result, reason = Result.FAIL, lower
     waits = slo.metric.startswith(("ttft", "e2e")) and any(run.verdict.has(QUEUE_GREW) for run in runs)
@@ -303,12 +300,9 @@ def _held_against(
     side = near if sign * figure.point <= sign * slo.bound else far
     if side is None or figure.point == slo.bound:
         return Result.INCONCLUSIVE, "the interval contains the limit: more requests would decide it"
-    # The half of an interval shrinks with the square root of the number of requests: of those planned, for
-    # the figure may be of tokens, or of fewer requests behind a warm-up.
-    many = planned * ((side - figure.point) / (slo.bound - figure.point)) ** 2
-    step = 10 ** max(0, len(f"{many:.0f}") - 2)
-    many = math.ceil(round(many / step, 3)) * step
-    decided_by = f"about {many:,} requests" if many < 1e6 else "no realistic number"
+    # An interval shrinks with the square root of the number of requests; the figure's n may be of tokens.
+    many = planned * max(1.1, ((side - figure.point) / (slo.bound - figure.point)) ** 2)
+    decided_by = f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no realistic number"
     return Result.INCONCLUSIVE, f"the interval contains the limit: {decided_by} would decide it"
 
 
