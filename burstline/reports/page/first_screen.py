@@ -228,8 +228,12 @@ def _trend(view: View, name: str) -> str:
     if p is None or change is None:
         return ""
     when = "after the warm-up" if known(view.summary.window.n_warm_up) else "during the run"
-    moved = "rose" if change > 0 else "fell"
-    return f"{name} {moved if p < 0.05 and abs(change) > 0.1 else 'shows no drift'} {when}."
+    if abs(change) > 0.1:
+        return f"{name} {'rose' if change > 0 else 'fell'} {when}." if p < 0.05 else ""
+    # What rises and falls again has no trend, but is not steady either.
+    values = latencies(METRICS["ttft"], view.counted)[np.argsort(view.counted.due_s, kind="stable")]
+    medians = [np.median(part) for part in np.array_split(values[np.isfinite(values)], 8) if len(part)]
+    return f"{name} shows no drift {when}." if max(medians, default=0) <= 2 * min(medians, default=0) else ""
 
 
 def left_out(view: View, end_s: float) -> list[Span]:
