@@ -434,6 +434,7 @@ OF_THE_REST: Final[Mapping[str, Predicate]] = {
     "no-slo": lambda t: not t.summary.targets and not t.summary.goodput.criteria,
     "not-reconciled": lambda t: hasattr(t.summary.roofline, "absent"),
     "rates.of-succeeded": lambda t: t.n("ok") > 0,
+    "rates.few": lambda t: int(t.said.get("n", "0")) < 0.1 * t.n("ok"),
     "rates.apart": lambda t: abs(
         t.most("throughput", "requests_per_s")
         * _point(t.summary.lengths.output_tok.served_mean)
@@ -448,7 +449,7 @@ OF_THE_REST: Final[Mapping[str, Predicate]] = {
     "cut-short": lambda t: t.n_cut_off > 0 or t.manifest.status in ("interrupted", "running"),
     "trend.rose": _moved(1),
     "trend.fell": _moved(-1),
-    "trend.none": lambda t: not _has_trend(t, ["ttft"], p=0.01, change=0.1),
+    "trend.none": lambda t: abs(t.most("stationarity", "ttft_change_fraction")) <= 0.1,
     "queue.rises": lambda t: t.most("burst", "ttft_slope_s_per_request") > 0,
 }  # fmt: skip
 """Of sentences and advice that have no entry of their own in the tables, and of figures."""

@@ -166,8 +166,9 @@ IN_ANSWERS: Final = {
     code: text
     for code, text in sentences.SENTENCES.items()
     if (code.startswith("limit.") and code not in ("limit.not-why", "limit.not-measured"))
-    or code in ("not-reconciled", "no-slo", "rates.of-succeeded", "rates.apart", "tail.burst", "next.looser",
-                "next.room", "next.all", "next.raise", "next.lower", "next.requests", "next.slots")
+    or code in ("not-reconciled", "no-slo", "rates.of-succeeded", "rates.few", "rates.apart", "tail.burst",
+                "next.looser", "next.room", "next.all", "next.raise", "next.lower", "next.requests",
+                "next.slots")
 }  # fmt: skip
 
 

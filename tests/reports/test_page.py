@@ -5,6 +5,7 @@ from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,13 +19,15 @@ from burstline.measure.record.rundir import Run, open_run
 from burstline.measure.record.summary import Goodput, Stationarity, Summary
 from burstline.measure.record.telemetry import Telemetry
 from burstline.measure.record.verdict import Reason, SloResult, State, Verdict
-from burstline.measure.stats.figure import Absent, Result, measured
+from burstline.measure.stats.figure import Absent, Estimate, Result, measured
 from burstline.measure.summarize import summarize_run
 from burstline.measure.verdict.judge import caveats
 from burstline.reports.blocks import Note
 from burstline.reports.figures import drawing
 from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.number_format import number
 from burstline.reports.page import first_screen, sections
+from burstline.reports.page.answer import answer
 from burstline.reports.page.bottleneck import limited_by, next_by
 from burstline.reports.page.digest import instrument_error, run_banner
 from burstline.reports.page.files import figure_files
@@ -283,6 +286,48 @@ def test_a_drift_of_tpot_is_not_one_of_ttft(steady):
     assert first_screen._trend(view, "TTFT") == "TTFT shows no drift after the warm-up."
 
 
+@pytest.mark.parametrize("n", [0, 5, 30])
+def test_a_window_in_which_few_successes_ended_says_what_the_whole_run_gave(steady, n):
+    """The whole run is from the first send to the last end, here of successes alone."""
+    view = view_of(steady)
+    c, ok = view.columns, view.summary.counts["ok"]
+    rate = Estimate(float(n), None, None, None, n, "1/s")
+    summary = replace(view.summary, throughput=replace(view.summary.throughput, requests_per_s=rate))
+    said = answer(alone(replace(view, summary=summary))).sentence
+    assert f"Served {number(n)} req/s" in said
+    lasted_s = float(np.nanmax(c.last_s) - np.nanmin(c.sent_s))
+    whole = (
+        f"{number(ok / lasted_s)} req/s · {number(float(c.output_tok[c.ok].sum()) / lasted_s)} output tok/s"
+    )
+    told = f"Of the {ok} requests that succeeded, {n} ended in the "
+    is_few = n < 0.1 * ok
+    assert (told in said) == is_few
+    assert (f"over the whole run the rates were {whole}." in said) == is_few
+
+
+@pytest.mark.parametrize(
+    ("p", "change", "shape", "finding"),
+    [
+        (0.8, 0.05, "flat", "TTFT shows no drift after the warm-up."),
+        (0.01, 0.05, "flat", "TTFT shows no drift after the warm-up."),
+        (0.01, 1.95, "flat", "TTFT rose after the warm-up."),
+        (0.01, -0.5, "flat", "TTFT fell after the warm-up."),
+        (0.108, 1.95, "flat", ""),  # by much, and not for certain
+        (0.8, -0.003, "hump", ""),  # no trend, but no steady state
+    ],
+)
+def test_no_drift_is_said_only_where_the_latency_stayed_as_it_was(steady, p, change, shape, finding):
+    """A hump's middle half takes 10 s longer."""
+    view = view_of(steady)
+    figures = {"ttft_trend_p": measured(p, "1", ""), "ttft_change_fraction": measured(change, "1", "")}
+    view = replace(view, summary=replace(view.summary, stationarity=Stationarity(**figures)))
+    if shape == "hump":
+        c = view.counted
+        is_middle = np.abs(np.arange(len(c)) / len(c) - 0.5) < 0.25
+        view.__dict__["counted"] = replace(c, first_s=c.first_s + 10 * is_middle)
+    assert first_screen._trend(view, "TTFT") == finding
+
+
 def texts(plot) -> set[str]:
     return set(re.findall(r"[^>]+</text>", plot.drawings[0].body))
 
@@ -299,9 +344,7 @@ def test_what_an_interruption_cut_off_has_not_failed(lossy):
     counts = {"planned": 300, "ok": 151, "cancelled": 149}
     summary = replace(lossy.summary, counts=counts, verdict=Verdict(State.VALID, (), (interrupted,)))
     told = answer_of(lossy, summary)
-    assert "it cut off 149, of which none count as infinitely late" in told.details[0], (
-        "its records have none"
-    )
+    assert "it cut off 149 (counted as infinitely late: 0)" in told.details[0], "its records have none"
     assert not any("failed" in words for words in (told.sentence, *told.details))
     shown = run_banner(summary)
     assert shown.state == "INTERRUPTED"
@@ -311,13 +354,13 @@ def test_what_an_interruption_cut_off_has_not_failed(lossy):
 @pytest.mark.parametrize(
     ("cut", "words"),
     [
-        ((58, 59), "it cut off 2, which count as infinitely late"),
+        ((58, 59), "it cut off 2 (counted as infinitely late: 2)"),
         (
             (3, 59),
-            "it cut off 2, of which 1 counts as infinitely late",
-        ),  # due before the first wave had ended
-        ((3,), "it cut off 1, which does not count as infinitely late"),
-        ((59,), "it cut off 1, which counts as infinitely late"),
+            "it cut off 2 (counted as infinitely late: 1)",
+        ),  # 3 was due before the first wave had ended
+        ((3,), "it cut off 1 (counted as infinitely late: 0)"),
+        ((59,), "it cut off 1 (counted as infinitely late: 1)"),
     ],
 )
 def test_an_interrupted_loop_says_how_many_of_those_cut_off_count(tmp_path, cut, words):

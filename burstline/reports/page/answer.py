@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from burstline.measure.metrics.audit import audit_sentence
+from burstline.measure.metrics.throughput import throughputs
 from burstline.measure.record.manifest import Manifest
 from burstline.measure.record.record import CUT_OFF, Outcome, failed, in_words, outcome_words
 from burstline.measure.record.summary import Summary
@@ -29,7 +30,7 @@ from burstline.reports.model.comparison import (
     better,
 )
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.number_format import duration, number, point, scale_of, with_unit
+from burstline.reports.number_format import changed, duration, number, point, scale_of, with_unit
 from burstline.reports.page.bottleneck import (
     limit_of,
     limits_at_the_top,
@@ -50,6 +51,8 @@ STRAGGLERS: Final = 0.75
 """A burst that had served 95% of its requests in a smaller share of its time ended with stragglers."""
 VISIBLY: Final = 0.01
 """What a reader who multiplies printed numbers takes for more than rounding."""
+FEW: Final = 0.1
+"""A window in which a smaller share of the successes ended says little of the run."""
 MEMORY: Final[Sequence[tuple[str, Path]]] = (
     ("GPU memory", ("memory", "device_peak_bytes")),
     ("host memory", ("memory", "server_peak_bytes")),
@@ -72,10 +75,10 @@ def _of_run(view: View, contender: Contender) -> Answer:
     summary = view.summary
     if not view.has_served:
         return Answer(f"No request succeeded: {cause(view)}")
+    told = f"{served(contender)} {few_ended(view)}".rstrip()
     reasons = [each.text for each in summary.verdict.reasons[:1] if each.code in ("died", "client-failed")]
     if summary.verdict.state == State.FAILED and (why := reasons[0] if reasons else _failed(summary)):
-        ok = counted(summary.counts["ok"], "request")
-        speed = f"{served(contender)} {say('rates.of-succeeded', n=ok)}"
+        speed = f"{told} {say('rates.of-succeeded')}"
         details = [cut_short(view), speed, limit_of(summary, view.manifest)]
         return Answer(why, tuple(filter(None, details)))
     limit, slowest = limit_of(summary, view.manifest), tail(summary, view.manifest)
@@ -85,7 +88,7 @@ def _of_run(view: View, contender: Contender) -> Answer:
     why = say("not-reconciled", why=lacking.absent) if isinstance(lacking, NotReconciled) else ""
     details = [cut_short(view), failures(view), limit, why, slowest, counted_apart(summary)]
     details += [audit_sentence(summary.audit)] if summary.audit else []
-    return Answer(served(contender), tuple(filter(None, details)))
+    return Answer(told, tuple(filter(None, details)))
 
 
 def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
@@ -97,7 +100,7 @@ def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
         rates, waits = (rates[0], (INPUT.path, "input tok/s")), (E2E.path,)
     found = []
     for path, unit in (*rates, *((path, "") for path in waits)):
-        if known(figure := contender.figure(*path)):
+        if known(figure := contender.figure(*path)) is not None:
             scale = scale_of([figure])
             found.append((path, f"{point(figure, scale)} {unit or scale.unit}"))
     return found
@@ -119,6 +122,22 @@ def served(contender: Contender) -> str:
     if not text and isinstance(none := contender.figure(*E2E.path), Absent):
         return f"There are no figures: {none.reason}."
     return f"Served {text}." if rates else f"{text[:1].upper()}{text[1:]}."
+
+
+def rates(view: View) -> str:
+    """`34.0 req/s · 2,170 output tok/s`"""
+    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
+    return " · ".join(text for path, text in known_numbers if path[0] == "throughput")
+
+
+def few_ended(view: View) -> str:
+    """The rates of the whole run, where few of its successes ended in the window; else ""."""
+    summary, ok = view.summary, view.summary.counts.get("ok", 0)
+    rate, lasted = summary.throughput.requests_per_s, summary.window.length_s
+    if isinstance(rate, Absent) or isinstance(lasted, Absent) or rate.n >= FEW * ok:
+        return ""
+    whole = rates(replace(view, summary=replace(summary, throughput=throughputs(view.columns))))
+    return say("rates.few", n=rate.n, ok=counted(ok, "request"), window=with_unit(lasted), whole=whole)
 
 
 def cause(view: View) -> str:
@@ -146,10 +165,7 @@ def cut_short(view: View) -> str:
         return ""
     ok, planned, n_cut = (summary.counts.get(name, 0) for name in ("ok", "planned", Outcome.CANCELLED))
     n_late = int(view.counted.having("outcome", [Outcome.CANCELLED]).sum())
-    count = f"of which {f'{n_late:,}' if n_late else 'none'} {'counts' if n_late == 1 else 'count'}"
-    if n_late == n_cut or n_cut == 1:  # all of them or, of one, none
-        count = f"which {'does not count' if not n_late else 'counts' if n_cut == 1 else 'count'}"
-    late = f"; it cut off {n_cut:,}, {count} as infinitely late" if n_cut else ""
+    late = f"; it cut off {n_cut:,} (counted as infinitely late: {n_late:,})" if n_cut else ""
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}."
 
 
@@ -186,7 +202,7 @@ def counted_apart(summary: Summary) -> str:
     tokens = known(summary.lengths.output_tok.served_mean)
     if not rate or not output or not tokens or abs(rate * tokens / output - 1) <= VISIBLY:
         return ""
-    return say("rates.apart", tokens=number(tokens))
+    return say("rates.apart", tokens=number(tokens), by=changed(output / (rate * tokens) - 1))
 
 
 def _of_cases(comparison: Comparison) -> Answer:

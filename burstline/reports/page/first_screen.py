@@ -16,10 +16,10 @@ from burstline.reports.blocks import MARKS, Banner, Plot, Tile
 from burstline.reports.figures import first_screen, roofline
 from burstline.reports.figures.drawing import WIDE
 from burstline.reports.figures.run_figures import Span
-from burstline.reports.model.comparison import QUANTILES, Case, Contender, View, sending_order
+from burstline.reports.model.comparison import QUANTILES, Case, View, sending_order
 from burstline.reports.model.sweeps import Sweep
 from burstline.reports.number_format import duration, interval, scale_of, with_unit
-from burstline.reports.page.answer import cut_short, failures, headline_numbers, tail
+from burstline.reports.page.answer import cut_short, failures, few_ended, rates, tail
 from burstline.reports.page.bottleneck import (
     limit_of,
     limited_by,
@@ -104,25 +104,19 @@ def speed(view: View, p: str) -> str:
     return ", ".join(f"then {text} per token" if key == "tpot" else text for key, text in told.items())
 
 
-def rates(view: View) -> str:
-    """`34.0 req/s · 2,170 output tok/s`"""
-    known_numbers = headline_numbers(Contender(view.manifest.engine, (view,)))
-    return " · ".join(text for path, text in known_numbers if path[0] == "throughput")
-
-
 def _load(view: View) -> Tile:
     """`34.0 req/s · 2,170 tok/s`, the most in flight, and what failed or was cut short."""
-    summary, window = view.summary, view.summary.window
-    parts = []
+    summary, parts = view.summary, []
     most = counted(known(summary.concurrency.max) or 0, "request")
     if most not in f"0 requests {limit_of(summary, view.manifest)}":  # a number stands once
         parts.append(f"at most {most} in flight")
-    start, end = known(window.start_s), known(window.end_s)
-    if start is not None and end is not None:
-        parts.append(f"{duration(end - start)} measured")
+    if isinstance(lasted := summary.window.length_s, Estimate):
+        parts.append(f"{duration(lasted.point)} measured")
     first = f"{', '.join(parts).capitalize()}." if parts else ""
     is_told = any(reason.code in FAILURES for reason in summary.verdict.reasons)
-    details = " ".join(filter(None, (first, cut_short(view), "" if is_told else failures(view))))
+    details = " ".join(
+        filter(None, (first, few_ended(view), cut_short(view), "" if is_told else failures(view)))
+    )
     told, rate = rates(view), summary.throughput.requests_per_s
     if not told and view.has_served and isinstance(rate, Absent):
         told, details = "Unknown", f"{rate.reason[:1].upper()}{rate.reason[1:]}. {details}".rstrip()
@@ -216,7 +210,7 @@ def _over_time(view: View, latencies: Mapping[str, Floats], bounds: first_screen
 
 
 def _trend(view: View, name: str) -> str:
-    """What the picture shows first: a drift, or that there is none."""
+    """What the picture shows first: a drift, or that there is none; "" where neither is clear."""
     if is_burst(view):
         slope_s, came_s = known(view.summary.burst.ttft_slope_s_per_request), view.latency("ttft")
         came_s = came_s[np.isfinite(came_s)]

@@ -33,10 +33,11 @@ from burstline.reports.figures.scatter import Region
 from burstline.reports.model.comparison import OUTPUT, view_of
 from burstline.reports.model.sweep_load import KINDS, SweepLoad, load_range
 from burstline.reports.number_format import count, duration, number
+from burstline.reports.page.answer import rates
 from burstline.reports.page.bottleneck import limit_at, limited_by, out_of_reach
 from burstline.reports.page.compared import AtLoad, load_figure
 from burstline.reports.page.estimate_tables import title_of
-from burstline.reports.page.first_screen import next_tile, rates, speed
+from burstline.reports.page.first_screen import next_tile, speed
 from burstline.reports.page.page import Page, PageSection, beside
 from burstline.reports.page.sweep_words import slo_words, slos_words
 from burstline.reports.sentences import LIMITS, SEARCH, say, say_next
