@@ -100,7 +100,8 @@ def headline_numbers(contender: Contender) -> list[tuple[Path, str]]:
         rates, waits = (rates[0], (INPUT.path, "input tok/s")), (E2E.path,)
     found = []
     for path, unit in (*rates, *((path, "") for path in waits)):
-        if known(figure := contender.figure(*path)) is not None:
+        figure = contender.figure(*path)
+        if known(figure) or (known(figure) == 0 and path[0] == "throughput"):
             scale = scale_of([figure])
             found.append((path, f"{point(figure, scale)} {unit or scale.unit}"))
     return found
