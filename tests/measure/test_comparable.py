@@ -109,6 +109,23 @@ def test_each_difference_is_a_reason_in_its_own_words(other, code, words):
     assert any(words in reason.text for reason in gate.reasons if reason.code == code)
 
 
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ("A", "The run is DISTURBED. Others used 40%."),
+        ("AA", "2 of 2 runs are DISTURBED (A). The first: Others used 40%."),
+        ("AB", "2 of 2 runs are DISTURBED (A, B). The first (A): Others used 40%."),
+    ],
+)
+def test_a_cause_that_several_runs_share_is_told_of_the_first(labels, text):
+    causes = (Reason("busy-machine", f"Others used {share}%.", "") for share in (40, 58))
+    works = [
+        work(label, served(), verdict="DISTURBED", reasons=(cause,))
+        for label, cause in zip(labels, causes, strict=False)
+    ]
+    assert [each.text for each in comparability(works).reasons if each.code == "verdict"] == [text]
+
+
 def test_a_loop_by_time_is_judged_by_what_both_servers_needed_of_the_plan():
     """The faster one sends more of a plan whose later requests are longer."""
 

@@ -416,7 +416,7 @@ def _unbelievable(works: Sequence[ServedWork], states: Sequence[State]) -> tuple
             many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state}"
             many = f"{many} ({', '.join(who)})"
             own = runs[0].reasons
-            which = f"{runs[0].label}: " if len(who) > 1 and own else ""
+            which = f"The first{f' ({runs[0].label})' * (len(who) > 1)}: " if len(runs) > 1 and own else ""
             state_text = f"The run is {state}" if len(works) == 1 else many
             text = f"{state_text}. {which}{' '.join(reason.text for reason in own)}".rstrip()
             reasons.append(Reason("verdict", text, own[0].advice if own else ""))
