@@ -39,8 +39,7 @@ def agreement(c: Columns, watched: Telemetry) -> Agreement:
         samples, (median, mean_s) = _client(name, c), _of_server(watched, name)
         total, p50_s = int(samples.ranked.total), samples.ranked.quantile(0.5) if len(samples.value) else None
         client = measured(p50_s, "s", "the client has no such latency", total)
-        figures[f"{name}_client_p50_s"] = client
-        figures[f"{name}_server_p50_s"] = median
+        figures |= {f"{name}_client_p50_s": client, f"{name}_server_p50_s": median}
         figures[f"{name}_gap_s"] = _gap(client, median, float((samples.value * samples.weight).sum()), mean_s)
     return Agreement(**figures, **_means(watched))
 

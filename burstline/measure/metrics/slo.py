@@ -47,7 +47,8 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """By stored unit, the units that a person may write and what each is worth."""
 
-SHARES: Final = ("attainment", "goodput_per_s")
+ATTAINMENT: Final = "attainment"
+SHARES: Final = (ATTAINMENT, "goodput_per_s")
 """SLOs on the requests that meet all criteria."""
 MAY_BE_WHY: Final = {
     State.DISTURBED: "other work on this machine may be why it is missed",
@@ -260,7 +261,7 @@ def spoilt_by(slo: Slo, summary: Summary) -> str:
     """What spoilt the SLO's number, or may have changed which requests are good, in words; "" for nothing."""
     places = [_path(slo)]
     if slo.metric in SHARES:
-        most = max(0.5, slo.bound if slo.metric == "attainment" else 0.0)
+        most = max(0.5, slo.bound if slo.metric == ATTAINMENT else 0.0)
         ps = [p for p, share in zip(PERCENTILES, QUANTILES, strict=True) if share <= most]
         criteria = [(each, p) for each in map(parse_slo, summary.goodput.criteria) for p in ps]
         places += [("metrics", each.metric, p) for each, p in criteria if _may_cross(each, p, summary)]
@@ -319,7 +320,7 @@ def _by_margin(slo: Slo, figure: Estimate, misses: Floats | None = None) -> tupl
     if slo.metric.endswith("_bytes"):
         return result, "one value without an interval"
     ends = (reading, slo.bound)
-    if slo.metric == "attainment":
+    if slo.metric == ATTAINMENT:
         low, high = clopper_pearson(reading * n, n)
         if low < slo.bound <= high:
             return Result.INCONCLUSIVE, f"{n:,} requests are too few to decide it"
@@ -344,9 +345,6 @@ def _lies_among_failures(slo: Slo, c: Columns) -> bool:
         return False
     low_rank, _ = order_statistic_ranks(len(c), slo.p)
     return low_rank is not None and low_rank > int(c.ok.sum())
-
-
-ATTAINMENT: Final = "attainment"
 
 
 def bounds_of(slos: Sequence[Slo]) -> tuple[LatencyBound, ...]:

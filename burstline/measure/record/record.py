@@ -220,7 +220,9 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     if outcome == Outcome.OK:
         is_whole = capture.failure in (None, HUNG_UP) or http.body.rstrip().endswith(DONE)
-        is_whole |= _was_left(capture, token_ns)
+        if capture.failure in (Outcome.TIMEOUT, Outcome.CANCELLED):  # ours, and its end may not be overdue
+            slowest_ns = max((after - before for before, after in pairwise(token_ns)), default=0)
+            is_whole |= (capture.closed_ns or 0) <= max(token_ns, default=0) + slowest_ns
         why = None if is_whole else capture.detail or capture.failure
     times = reply.times or ServerTimes()
     return Record(
@@ -247,13 +249,6 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
         server_first_token_s=times.first_token_s,
         first_event_ns=first_ns,
     )
-
-
-def _was_left(capture: Capture, token_ns: Sequence[int]) -> bool:
-    """Whether the client closed, at its deadline or with the run, before the reply's end was overdue."""
-    slowest_ns = max((after - before for before, after in pairwise(token_ns)), default=0)
-    is_ours = capture.failure in (Outcome.TIMEOUT, Outcome.CANCELLED)
-    return is_ours and (capture.closed_ns or 0) <= max(token_ns, default=0) + slowest_ns
 
 
 def _stamps(

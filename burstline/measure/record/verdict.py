@@ -60,9 +60,6 @@ class Reason:
         words, values = _reasons()[name], {**_reasons()["shared"], **values}
         return cls(name.partition(".")[0], words["text"].format(**values), words["advice"].format(**values))
 
-    def to_json(self) -> dict[str, str]:
-        return {"code": self.code, "text": self.text, "advice": self.advice}
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

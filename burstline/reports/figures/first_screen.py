@@ -91,10 +91,7 @@ def over_time(
 
 def _rolled(values: Floats, starts: Ints, size: int) -> Floats:
     """p50 and p90 of `size` neighbours from each start on; +inf among failures, NaN without a value."""
-    found = np.empty((2, len(starts)))
-    for k, start in enumerate(starts):
-        found[:, k] = [quantile_of(values[start : start + size], p) for p in (0.5, 0.9)]
-    return found
+    return np.array([[quantile_of(values[k : k + size], p) for k in starts] for p in (0.5, 0.9)])
 
 
 def _draw_requests(panel: Axes, x: Floats, y: Floats, *, few: bool, named: bool) -> None:

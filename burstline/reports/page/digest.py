@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from burstline.measure.metrics.slo import SHARES
@@ -291,8 +291,8 @@ def _case(case: Case) -> dict[str, Any]:
     return {
         "name": case.name,
         "state": case_state(case),
-        "reasons": [reason.to_json() for reason in case.gate.reasons],
-        "warnings": [reason.to_json() for reason in case.gate.warnings],
+        "reasons": [asdict(reason) for reason in case.gate.reasons],
+        "warnings": [asdict(reason) for reason in case.gate.warnings],
         "facts": [
             {"name": f.name, "values": dict(f.values), "agrees": f.agrees, "tolerance": f.tolerance}
             for f in case.gate.facts

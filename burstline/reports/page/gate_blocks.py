@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import geometric_mean
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -215,7 +215,7 @@ def gate_json(judged: Judged) -> dict[str, Any]:
             number.headline.title: {"outcome": number.outcome, "ratio": look.ratio.to_json()}
             for number, look in judged.known
         },
-        "reasons": [reason.to_json() for reason in judged.reasons],
+        "reasons": [asdict(reason) for reason in judged.reasons],
         "first_bad": {
             number.headline.title: None if number.first_bad is None else judged.runs[number.first_bad].name
             for number in judged.numbers
