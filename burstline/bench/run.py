@@ -209,8 +209,11 @@ def check(settings: Settings, say: Say = lambda _: None) -> tuple[Load, Engine]:
         raise WorkloadError(f"{engine.title} is used through {path}; sessions need --endpoint chat")
     if load.spec.audit is not None:
         check_audit(settings.where)
-    if (named := settings.where.gpus) is not None and not (known := serving_gpus(UNKNOWN, named))[0]:
-        raise WorkloadError(f"--gpus {named}: {known[1]}; expected GPUs of this machine by index or UUID")
+    if settings.where.gpus is not None:
+        gpus, why = serving_gpus(UNKNOWN, settings.where.gpus)
+        if not gpus:
+            what = f"--gpus {settings.where.gpus}: {why}"
+            raise WorkloadError(f"{what}; expected GPUs of this machine by index or UUID")
     ensure_sockets(load.n_connections)
     if settings.ray is None:  # the workers of a cluster have ports of their own
         urls = settings.where.urls

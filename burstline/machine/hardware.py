@@ -245,7 +245,8 @@ def cores_of(manifest: Manifest, dtype: str | None, stored: str, *, named: bool 
 def _fp32_way(engine: str, *, started: bool) -> str:
     """How this engine serves in fp32: by its flag, or by what its weights are stored in; "" if by neither."""
     spelling = ENGINES[engine].settings.get("dtype") if engine in ENGINES else None
-    if not (words := spelling.arguments("float32") if spelling else None):
+    words = spelling.arguments("float32") if spelling else None
+    if not words:
         own = "serve weights that are fp32 (`burstline make-model` writes such with --dtype float32), or "
         return "" if words is None else own
     return f"serve in fp32 ({'--dtype float32' if started else ' '.join(words)}), or "

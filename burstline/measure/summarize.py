@@ -230,7 +230,8 @@ def _cold(
 
 def _ran_out(c: Columns, duration_s: float) -> tuple[Reason, ...]:
     """What to say of a loop by time whose requests were all sent before its time was over."""
-    if np.isnan(c.dispatched_s).all() or (last_s := float(np.nanmax(c.dispatched_s))) > 0.9 * duration_s:
+    last_s = float(np.nanmax(c.dispatched_s, initial=-np.inf))
+    if np.isinf(last_s) or last_s > 0.9 * duration_s:
         return ()
     return (Reason.of("ran-out", n=len(c), last_s=last_s, asked_s=duration_s),)
 

@@ -113,7 +113,8 @@ def reader_sentence(second: SecondReader) -> str:
 
 def misread(audit: Audit | None) -> tuple[Reason, ...]:
     """A reason not to believe a run: another client reads its replies otherwise."""
-    if audit is None or (second := audit.second_reader) is None or not second.differ:
+    second = audit.second_reader if audit else None
+    if second is None or not second.differ:
         return ()
     return (Reason.of("misread", what=reader_sentence(second)),)
 

@@ -227,8 +227,9 @@ def _judge(
 ) -> SloResult:
     """The target by its `figure`; `c` are the requests where that is of one run."""
     result, reason = _held_against(slo, figure, c, misses, sum(run.counts.get("planned", 0) for run in runs))
-    if c is not None and result == Result.INCONCLUSIVE and (lower := _missed_below(slo, runs[0], c)):
-        result, reason = Result.FAIL, lower
+    if c is not None and result == Result.INCONCLUSIVE:
+        lower = _missed_below(slo, runs[0], c)
+        result, reason = (Result.FAIL, lower) if lower else (result, reason)
     waits = slo.metric.startswith(("ttft", "e2e")) and any(run.verdict.has(QUEUE_GREW) for run in runs)
     if waits and result == Result.INCONCLUSIVE and isinstance(figure, Estimate):
         is_beyond = figure.point > slo.bound

@@ -171,14 +171,16 @@ def cut_short(view: View) -> str:
 
 
 def failures(view: View) -> str:
-    if not (text := _failed(view.summary)):
+    text = _failed(view.summary)
+    if not text:
         return ""
     words = next((f" The first error: {error.rstrip('.')}." for error in view.words("error") if error), "")
     return f"{text.rstrip('.')}; their latency counts as infinite.{words}"
 
 
 def _failed(summary: Summary) -> str:
-    if not (kinds := Counter(failed(summary.counts, interrupted=summary.verdict.is_interrupted))):
+    kinds = Counter(failed(summary.counts, interrupted=summary.verdict.is_interrupted))
+    if not kinds:
         return ""
     listed = in_words(dict(kinds.most_common(3)))
     return f"{kinds.total():,} of {counted(summary.counts['planned'], 'request')} failed ({listed})."
@@ -226,7 +228,8 @@ def _of_cases(comparison: Comparison) -> Answer:
         lines.append(" ".join((f"{of}{sentence(case)}", *own)))
     if not lines:
         return Answer(say("nothing"))
-    if not (overall := "" if swept else _overall(comparison.cases)):
+    overall = "" if swept else _overall(comparison.cases)
+    if not overall:
         return Answer(lines[0], tuple(lines[1:]))
     details = [
         *(lines if len(lines) <= MOST_LISTED else ()),
@@ -239,7 +242,8 @@ def _of_cases(comparison: Comparison) -> Answer:
 def _overall(cases: Sequence[Case]) -> str:
     """Who has the lowest E2E p50 in most cases, and in how many for certain; "" where nothing is ranked."""
     ranked = [case for case in cases if case.gate.comparable and len(case.contenders) > 1]
-    if not (leaders := [min(case.contenders, key=lambda each: each.e2e_s).label for case in ranked]):
+    leaders = [min(case.contenders, key=lambda each: each.e2e_s).label for case in ranked]
+    if not leaders:
         return ""
     first = max(dict.fromkeys(leaders), key=leaders.count)
     n, n_sure = leaders.count(first), sum(case.best(E2E) == first for case in ranked)

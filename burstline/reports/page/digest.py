@@ -254,7 +254,8 @@ SHORT: Final = "TTFT", "TPOT", "E2E", "Latency", "Unit", "p50", "p90", "p99", "n
 def in_short(comparison: Comparison, view: View) -> list[Block]:
     """Some ten lines for an issue: answer, verdict and why, a few percentiles, versions, the command."""
     whole = _of_run(comparison, view)
-    if (numbers := next((block for block in whole if isinstance(block, Table)), None)) is None:
+    numbers = next((block for block in whole if isinstance(block, Table)), None)
+    if numbers is None:
         return whole
     kept = [k for k, column in enumerate(numbers.columns) if column.title in SHORT]
     rows = [row.cells for row in numbers.rows if row.cells[0].text.partition("\xa0")[0] in SHORT]

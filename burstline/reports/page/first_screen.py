@@ -308,6 +308,7 @@ def few(view: View) -> str:
     absent = {p: f for p, f in zip(QUANTILES, figures, strict=False) if isinstance(f, Absent)}
     n = int(view.counted.failed.sum() + view.counted.ok.sum())
     floors = {p: early_stopping_floor(QUANTILES[p]) for p in absent}
-    if not (needed := [f"{p} {floor:,}" for p, floor in floors.items() if n < floor]):
+    needed = [f"{p} {floor:,}" for p, floor in floors.items() if n < floor]
+    if not needed:
         return f"{next(iter(absent.values())).reason}." if absent else ""
     return f"{counted(n, 'request')}: {', '.join(needed).replace(' ', ' needs ', 1)}."

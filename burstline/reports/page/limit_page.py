@@ -228,7 +228,8 @@ def limit_page(result: LimitResult, runs: Sequence[Run]) -> str:
 def _how_fast(result: LimitResult, runs: Sequence[Run]) -> Tile:
     """The medians and p90 at the highest load that holds, else at the lowest that misses."""
     low, high = _ends(result)
-    if (probed := _probe_at(high if low is None else low, result, runs)) is None:
+    probed = _probe_at(high if low is None else low, result, runs)
+    if probed is None:
         return Tile("How fast?", "", "")
     view, missed = view_of(probed[1]), ", which misses" if low is None else ""
     slow = speed(view, "p90")

@@ -104,7 +104,8 @@ def next_loads(sweep: Sweep, looser: str) -> str:
 
 def _between(best: Point, sweep: Sweep) -> str:
     """`vllm between concurrency 16 and 32`."""
-    if (higher := next((load for load in sweep.loads if load > best.load), None)) is None:
+    higher = next((load for load in sweep.loads if load > best.load), None)
+    if higher is None:
         return f"{best.label} above {best.load}"
     return f"{best.label} between {KINDS[sweep.kind][1].format(f'{best.load.number} and {higher.number}')}"
 
@@ -135,7 +136,8 @@ def _limit(label: str, sweep: Sweep) -> str:
             return f"{alone} is undecided: its 95% intervals reach across {slos}"
         return f"{label} {kept}; {least.load} {_why_not(least)}"
     reliable = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
-    if (bend := knee(reliable)) is None:
+    bend = knee(reliable)
+    if bend is None:
         return ""
     if bend is reliable[-1]:
         return f"{label} was not at its limit, its output still rises at {bend.load}" * (bend is points[-1])
