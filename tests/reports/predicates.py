@@ -85,7 +85,7 @@ def _slow_start(t: Told) -> bool:
     after = int(t.said.get("after") or 0)
     first, rest = wait[after : after + n], wait[after + n :]
     first, rest = first[np.isfinite(first)], rest[np.isfinite(rest)]
-    return bool(len(first) and len(rest) and np.median(first) > 1.1 * np.median(rest))
+    return bool(len(first) and len(rest) and np.median(first) > np.median(rest))
 
 
 def _gap(sign: int) -> Predicate:
