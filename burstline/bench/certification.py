@@ -47,6 +47,8 @@ TTFT_S: Final = 0.2
 START_S, OUR_START_S, IDLE_S = 900.0, 120.0, 60.0
 """So much longer than its load a client may take: on a busy machine some import for minutes. One
 that neither sends nor computes for `IDLE_S` waits for something that never comes."""
+LOOK_S: Final = 10.0
+"""How often the server is asked whether it still answers."""
 _STARTER: Final = re.compile(r"env|nice|time|sh|bash|uv|uvx|run|python[\d.]*")
 _OWN: Final = ("model", "measured.json", "certificate.json", "truth.jsonl")
 _PERIOD_S: Final = 0.5
@@ -170,16 +172,20 @@ class _Ran:
         self.cpu_s = max(sum(os.times()[2:4]) - before_s, self._watched_cpu_s)
 
     def _wait(self, process: subprocess.Popen[bytes], limit_s: float, truth: TruthRig) -> str:
-        """How the process ended, "" if well; one that waits without a request is not waited for."""
-        used_s = 0.0
+        """How the process ended, "" if well; one that waits without a request is not waited for.
+
+        ChildLostError where the server answers no longer, so that the client would wait in vain.
+        """
+        used_s, idle_from_s = 0.0, self.start_s
         while (left_s := self.start_s + limit_s - time.monotonic()) > 0:
             with suppress(subprocess.TimeoutExpired):
-                code = process.wait(min(left_s, IDLE_S))
+                code = process.wait(min(left_s, LOOK_S, IDLE_S))
                 return f"ended with exit code {code}" if code else ""
-            is_idle = left_s > IDLE_S and self._watched_cpu_s - used_s < 1.0
-            if is_idle and not truth.metrics()["truth:requests_total"]:
+            n_sent = truth.metrics()["truth:requests_total"]
+            if self._watched_cpu_s - used_s >= 1.0:
+                used_s, idle_from_s = self._watched_cpu_s, time.monotonic()
+            if not n_sent and time.monotonic() - idle_from_s >= IDLE_S:
                 return f"has sent nothing for {IDLE_S:.0f} s, in which it used no CPU"
-            used_s = self._watched_cpu_s
         return f"has not ended after {limit_s:.0f} s"
 
     def _watch(self, pid: int, over: threading.Event) -> None:
