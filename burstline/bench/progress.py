@@ -79,7 +79,9 @@ class Snapshot:
         facts.append(f"{self.failed} failed")
         facts += [f"{self.unsent} not {'needed' if self.spare else 'sent'}"] * bool(self.unsent)
         memory_gb = None if self.memory_bytes is None else self.memory_bytes / 1e9
-        rest = {"{:,.0f} tokens": self.tok, "{:,.0f} tok/s": self.tok_per_s, "{:.2f} GB": memory_gb}
+        # The server's count is a second old: at the end it would be read as all tokens.
+        tok = self.tok if self.done + self.failed < self.sent else None
+        rest = {"{:,.0f} tokens": tok, "{:,.0f} tok/s": self.tok_per_s, "{:.2f} GB": memory_gb}
         facts += [form.format(n) for form, n in rest.items() if n is not None]
         return ", ".join(filter(None, [*facts, self.left]))
 

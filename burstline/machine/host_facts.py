@@ -103,7 +103,9 @@ class Beside:
         (all_s, others_s), used = cpu_time(), _used_s()
         all_s = max(all_s - self._all_s, 1e-9)
         parts = {pid: (s - self._used.get(pid, ("", 0.0))[1]) / all_s for pid, (_, s) in used.items()}
-        part_of_ours = sum(parts.pop(pid, 0.0) for pid in ours)
+        # What started a server watches it: the keeper of a `burstline serve`.
+        above = (each.info["ppid"] for each in psutil.process_iter(["ppid"]) if each.pid in ours)
+        part_of_ours = sum(parts.pop(pid, 0.0) for pid in {*ours, *above})
         # The kernel keeps 15 characters of a name; psutil takes more from the arguments, which may be secret.
         named = ((words_of_server(used[pid][0], 15), pid, s) for pid, s in parts.items() if s >= NAMED)
         share = max(0.0, (others_s - self._others_s) / all_s - part_of_ours)

@@ -48,6 +48,8 @@ MOST_REQUESTS: Final = 20_000
 
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """Names of attention in the embedded engine's step log."""
+KEEPS_UP: Final = 0.8
+"""An open loop of which a smaller share is served has a queue that no few requests tell of."""
 MOST_STEADY: Final = 200
 """Of a longer open or closed loop, so many requests stand for all; of many streams, a few each."""
 
@@ -382,6 +384,10 @@ def _forecast(run: Run, plan: Plan) -> Forecast:
     if not whole:
         load = replace(load, requests=load.requests[:most])
     figures, makespan_s, source = predicted_figures(load, setup.clock(), setup.deployment, setup.calibration)
+    served = figures.get("throughput.requests_per_s")
+    if not whole and spec.rate and served and served.point < KEEPS_UP * spec.rate:
+        why = "requests would arrive faster than they are served"
+        raise RooflineError(f"{why}, and only the first {most:,} are simulated")
     return Forecast(
         figures=figures,
         makespan_s=makespan_s if whole else None,

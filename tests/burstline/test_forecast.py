@@ -104,3 +104,15 @@ def test_what_cannot_be_forecast_is_said_once_with_its_reason(run, facts, why):
     assert isinstance(forecast, NoForecast)
     assert len(said) == 1
     assert why in said[0]
+
+
+@pytest.mark.parametrize(("rate", "forecast_is"), [(5.0, Forecast), (2000.0, NoForecast)])
+def test_the_first_requests_of_an_overload_do_not_tell_of_its_end(run, rate, forecast_is):
+    """A page held the E2E of the first 200 of 2,400 requests against that of the last 1,200."""
+    asked = LoadSpec(requests=400, rate=rate, output_tokens="16")
+    run.save_manifest(replace(run.manifest, asked=asked))
+    plan = make_plan(Shape(Lengths(512, 512), Lengths(16, 16)), [k / rate for k in range(400)], ASSUMED, 0)
+    said = []
+    write_forecast(open_run(run.path), plan, said.append)
+    assert isinstance(read_forecast(open_run(run.path)), forecast_is)
+    assert ("faster than they are served" in said[0]) == (forecast_is is NoForecast)

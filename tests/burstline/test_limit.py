@@ -207,7 +207,7 @@ def test_what_is_open_says_what_is_known_and_how_much_more_it_takes(result):
     assert "--budget-s 690; about 5,000 more requests (90.0 s)" in shown
     assert CODES[result.state] == 4
     far = text(limit_blocks(replace(result, more_s=12_200.0)))
-    assert "Next: take 2 req/s as the limit; to confirm both loads takes about 5,000 more requests" in far
+    assert "Next: take 2 req/s as the limit; to confirm the limit takes about 5,000 more requests" in far
 
 
 LOW, HIGH = (LateShare(0.0, 19.0, 2367), LateShare(0.0, 30.0, 2367)), (LateShare(0.7, 19.0, 90),) * 2

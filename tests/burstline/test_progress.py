@@ -17,6 +17,12 @@ def test_a_line_says_what_was_sent_answered_done_and_failed():
     )
 
 
+def test_the_servers_count_of_tokens_is_not_shown_as_that_of_all_replies():
+    last = Snapshot(300, 300, 300, 299, 0, 9.0, tok=4580.0)
+    assert "4,580 tokens" in str(last)
+    assert "tokens" not in str(replace(last, done=300)).replace("first tokens", "")
+
+
 def test_the_bar_of_a_burst_moves_with_its_tokens():
     burst = Snapshot(1000, 1000, 873, 0, 0, 20.0, planned_tok=64_000, tok=16_000)
     assert (burst.share, burst.left) == (0.25, "")  # the first 20 s were mostly prefill

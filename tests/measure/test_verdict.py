@@ -79,6 +79,16 @@ CASES = {
     ),
     "a quota of the client's own": ({"throttled_fraction": 0.02}, State.DISTURBED, ["throttled"]),
     "the client waits for a CPU": ({"waited_fraction": 0.3}, State.DISTURBED, ["cpu-wait"]),
+    "the client waits for a CPU that the server takes, which others started here": (
+        {
+            "waited_fraction": 0.3,
+            "others_cpu_fraction": 0.02,
+            "server_here": False,
+            "server_cpu_s": measured(3.0, "s", ""),
+        },
+        State.DISTURBED,
+        ["server-cpu"],
+    ),
     "the client waits for the one core that it shares with the server": (
         {"waited_fraction": 0.3, "cores_allowed": 1, "server_here": True},
         State.DISTURBED,

@@ -201,7 +201,7 @@ OF_REASONS: Final[Mapping[str, Predicate]] = {
     "cpu-wait": _share("instrument", "client_cpu_wait_fraction", 0.05),
     "server-cpu": lambda t: (
         t.most("instrument", "client_cpu_wait_fraction") > 0.05
-        and t.manifest.server_here
+        and (t.manifest.server_here or t.value("instrument", "server_cpu_s") is not None)
         and t.most("instrument", "others_cpu_fraction") < 0.1
     ),
     "throttled": _share("instrument", "throttled_fraction", 0.005),

@@ -512,7 +512,12 @@ def test_a_full_listen_queue_is_named_as_the_limit(at_a_time):
 
 @pytest.mark.parametrize(
     ("running", "kv", "step"),
-    [(2, 0.561, "to about 3, which"), (2, 0.5, "to about 4, which"), (20, 0.055, "to about 360, which")],
+    [
+        (2, 0.561, "to about 3, which"),
+        (2, 0.5, "to about 4, which"),
+        (20, 0.055, "to about 360, which"),
+        (256, 0.895, "to about 280, which"),
+    ],
 )
 def test_a_batch_is_not_to_be_raised_beyond_what_the_kv_cache_holds(running, kv, step):
     """Two that fill 56% of it leave room for a third, not for a fourth."""

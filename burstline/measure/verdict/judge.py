@@ -189,7 +189,8 @@ def _disturbed(summary: Summary, manifest: Manifest) -> list[Reason]:
     if is_watched(summary, manifest) and others is not None and others > most:
         reasons.append(Reason.of("busy-machine", share=others, who=took(others, manifest.others_cpu)))
     if waited > WAITING:
-        is_server = manifest.server_here and others is not None and others <= STOLEN
+        is_here = manifest.server_here or is_watched(summary, manifest)
+        is_server = is_here and others is not None and others <= STOLEN
         name = "one-core" if has_one_core else "server-cpu" if is_server else "cpu-wait"
         reasons.append(Reason.of(name, share=waited))
     if (throttled := _point(client.throttled_fraction)) > THROTTLED:

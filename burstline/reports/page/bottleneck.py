@@ -367,7 +367,8 @@ def _raise(flags: str, code: str, views: Sequence[View]) -> str:
     in_flight = min(known(view.summary.concurrency.max) or math.inf for view in views)
     room = min(map(_room, views))
     if room < in_flight:
-        n = f"{float(f'{math.floor(room):.2g}'):,.0f}"
+        step = 10 ** max(0, len(f"{int(room)}") - 2)  # two digits, and never more than have room
+        n = f"{int(room) // step * step:,}"
         return say("next.room", flags=flags, n=n) if room else NEXT["limit.kv-cache"]
     return say("next.all" if in_flight < math.inf else "next.raise", flags=flags, n=count(in_flight))
 

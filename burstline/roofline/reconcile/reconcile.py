@@ -259,7 +259,7 @@ def _waterfall(
     if run.paced:
         yield Bar(WAITING, rest_s, "requests arrived over the whole run: no loss of the server's")
         return
-    name = "KV waves" if by_cache else "batching"
+    name = "KV waves" if by_cache and bound_s > ideal_s else "batching"
     yield Bar(name, bound_s - ideal_s, OTHER_STEPS[name])
     what = "queue and idle" if looked[0].measured else "queue and unexplained"
     yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
