@@ -228,7 +228,7 @@ def uses_of(run: Run) -> tuple[CacheUse, ...]:
         for part, column in (
             (0.0, _admitted_s(c)),
             (0.1, c.first_s),
-            (0.2, np.where(c.ok, c.last_s, c.closed_s)),
+            (0.2, c.over_s),
         )
     )
     output_tok = np.where(np.isnan(c.output_tok), c.planned_output_tok, c.output_tok)

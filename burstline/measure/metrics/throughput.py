@@ -68,8 +68,7 @@ class Lives:
         name, own = np.unique(_names(c, session), return_inverse=True)
         start_s, end_s = np.full(len(name), np.inf), np.full(len(name), -np.inf)
         np.minimum.at(start_s, own, np.where(np.isnan(c.dispatched_s), np.inf, c.due_s))
-        # The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
-        over_s = np.where(c.ok, c.last_s, c.closed_s)
+        over_s = c.over_s
         np.maximum.at(end_s, own, np.where(np.isnan(over_s), np.inf, over_s))
         return cls(start_s, end_s, name, session)
 
@@ -96,8 +95,7 @@ def whole_run(c: Columns) -> Window | None:
     """From the first request sent until the last was over, if it failed too; None where none succeeded."""
     if not c.ok.any():
         return None
-    end_s = Lives.of(c).end_s
-    return Window(float(np.nanmin(c.sent_s)), float(end_s[np.isfinite(end_s)].max()))
+    return Window(float(np.nanmin(c.sent_s)), float(np.nanmax(c.over_s)))
 
 
 def throughputs(c: Columns) -> Throughput:

@@ -90,6 +90,14 @@ class Columns:
         return float(np.nan_to_num(self.closed_s).max(initial=0.0))
 
     @property
+    def over_s(self) -> Floats:
+        """When each request was over; NaN where it never was.
+
+        The kernel stamps the last token of a success; when it was closed our own code says, later if busy.
+        """
+        return np.where(self.ok, self.last_s, self.closed_s)
+
+    @property
     def n_events(self) -> Ints:
         return np.diff(self.starts)
 
